@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError
 from ..core.tensor_memory import make_dense
-from .format import CHECKPOINT_NAME, decode_files, read_files
+from .format import CHECKPOINT_NAME
 from .retention import load_checkpoint
 from .serialization import unpack_tensors
 from .sharded import load_whole
@@ -45,8 +45,11 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> s
     if skip is not None:
         skipped.update(name for name in names if re.search(skip, name))
         if not skipped:
-            fact = f"--init-skip {skip!r} matches none of the tensors ({names[0]}, {names[-1]})"
-            raise ConfigError("INIT_FROM", f"{fact}: correct or remove it")
+            raise ConfigError(
+                "INIT_FROM",
+                f"--init-skip {skip!r} matches none of the tensors ({names[0]}, {names[-1]}): "
+                "correct or remove it",
+            )
     head = list(dict(model.named_parameters()))[-1].rpartition(".")[0]
     in_head = [name for name in mine if name.rpartition(".")[0] == head and name in theirs]
     if any(mine[name].shape != theirs[name].shape for name in in_head):
@@ -95,20 +98,23 @@ def _read_weights(path: Path) -> tuple[Mapping[str, Tensor], str]:
         if path.is_file():
             data = filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES)
             return unpack_tensors(data), hashlib.sha256(data).hexdigest()
-        is_run = (path / "checkpoints").is_dir()
-        if not is_run and not CHECKPOINT_NAME.fullmatch(path.resolve().name):
-            raise ValueError("a folder that is neither a run nor a checkpoint")
-        if is_run:
-            loaded = load_checkpoint(path / "checkpoints")
+        folder = path.resolve()
+        if (folder / "checkpoints").is_dir():
+            loaded = load_checkpoint(folder / "checkpoints")
+        elif CHECKPOINT_NAME.fullmatch(folder.name):
+            loaded = load_checkpoint(folder.parent, folder.name)
         else:
-            loaded = decode_files(read_files(path), path)
+            raise ValueError("a folder that is neither a run nor a checkpoint")
         if loaded is None:
-            fact = f"--init-from {path} has no checkpoint"
-            raise CheckpointError("CKPT_NOT_FOUND", f"{fact}: check the path")
+            raise CheckpointError(
+                "CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path"
+            )
         stored = loaded.pieces.get("ema", loaded.pieces["model"])
         weights = {name: load_whole(tensor) for name, tensor in stored.items()}
     except (OSError, ValueError) as error:
-        fact = f"--init-from {path} cannot be read ({error})"
-        fix = "give a safetensors file, a checkpoint or a run"
-        raise CheckpointError("INIT_FROM", f"{fact}: {fix}") from error
+        raise CheckpointError(
+            "INIT_FROM",
+            f"--init-from {path} cannot be read ({error}): give a safetensors file, a checkpoint "
+            "or a run",
+        ) from error
     return weights, hashlib.sha256(safetensors.torch.save(weights)).hexdigest()
