@@ -251,7 +251,6 @@ def ours(
         loader=loader,
         evaluator=Evaluator(loader, task=task, metrics=[MeanLoss()], accelerator=accelerator),
         checkpointer=checkpointer,
-        seed=0,
         callbacks=[MetricLogger(accelerator, history=None, every_n_steps=50), EveryEvent()],
     )
     prepare_checkpoints(trainer, checkpointer)

@@ -28,9 +28,9 @@ from ..distributed.streams import arrival, has_streams
 
 _logger = logging.getLogger(__name__)
 
-_MAX_IN_A_ROW = 3
 _MAX_RECENT = 10
-_RECENT_STEPS = 1000
+# So many skipped steps, within so many steps, end the run.
+_TOO_OFTEN = ((3, 3), (_MAX_RECENT, 1000))
 
 
 class PendingUpdate(NamedTuple):
@@ -82,7 +82,6 @@ class NonfiniteGuard:
         optimizer: Optimizer,
         buffers: BufferHistory,
         task: Task,
-        seed: int,
         folder: Path,
     ) -> None:
         self.skipped_steps: list[int] = []
@@ -94,16 +93,17 @@ class NonfiniteGuard:
         self._parameters = parameters_of(optimizer)
         self._buffers = buffers
         self._task = task
-        self._seed = seed
         self._folder = folder
         # Stays 1 until it is reset: while the check is deferred, no later update is applied either.
         self._found = torch.zeros((), dtype=torch.float32, device=accelerator.device)
         self._one = torch.ones_like(self._found)
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
-        can_defer = (
-            has_streams(accelerator.device) and is_fused and not strategy.has_collective_forward
+        self._may_defer = (
+            not may_skip
+            and is_fused
+            and has_streams(accelerator.device)
+            and not strategy.has_collective_forward
         )
-        self._may_defer = can_defer and not may_skip
         self._pending: tuple[PendingUpdate, Tensor, Callable[[], None]] | None = None
 
     def must_skip(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
@@ -149,7 +149,7 @@ class NonfiniteGuard:
             DivergedError: the update before it was bad.
         """
         self.flush(steps_ago=1)
-        flag = self._found.to("cpu", non_blocking=has_streams(self._found.device), copy=True)
+        flag = self._found.to("cpu", non_blocking=True, copy=True)
         update = update._replace(position=replace(update.position))  # the position moves on
         self._pending = (update, flag, arrival(self._found.device))
 
@@ -167,7 +167,7 @@ class NonfiniteGuard:
             update, flag, wait = pending
             wait()
             if flag:
-                self.report(update, must_stop=True, steps_ago=steps_ago)
+                self.report(update, steps_ago=steps_ago)
 
     def report(self, update: PendingUpdate, *, must_stop: bool = False, steps_ago: int = 0) -> None:
         """Undo and record a step whose gradient is NaN or inf; then warn, or end the run.
@@ -187,8 +187,8 @@ class NonfiniteGuard:
             fix = "fix the data, lower the learning rate, or skip such steps with"
             raise DivergedError("NONFINITE", f"{fact}: {fix} --on-nonfinite skip")
         if skips_too_often(self.skipped_steps):
-            fact = f"{fact}, which happened too often"
-            raise DivergedError("NONFINITE", f"{fact}: lower the learning rate")
+            fix = "lower the learning rate"
+            raise DivergedError("NONFINITE", f"{fact}, which happened too often: {fix}")
         if self._accelerator.is_main_process:
             _logger.warning("%s; training continues", fact)
 
@@ -201,9 +201,11 @@ class NonfiniteGuard:
         samples = "no single sample"
         if ids := record["nonfinite_sample_ids"]:
             samples = f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}"
-        where = f"step {record['optimizer_step']}, epoch {record['position']['epoch'] + 1}"
-        found = f"(loss sum {record['loss_sum']}, {samples}, see {path.name})"
-        return f"{where}: the gradient is NaN or inf and is not applied {found}"
+        return (
+            f"step {record['optimizer_step']}, epoch {record['position']['epoch'] + 1}: the "
+            "gradient is NaN or inf and is not applied "
+            f"(loss sum {record['loss_sum']}, {samples}, see {path.name})"
+        )
 
     def _build_record(self, update: PendingUpdate) -> dict[str, Any]:
         """Return the step and the samples that caused it, as JSON values.
@@ -224,7 +226,6 @@ class NonfiniteGuard:
         return {
             "optimizer_step": update.position.optimizer_step + 1,
             "position": asdict(update.position),
-            "seed": self._seed,
             "loss_sum": total if math.isfinite(total) else str(total),
             "nonfinite_sample_ids": sorted(blamed[:, 0].tolist()),
         }
@@ -242,8 +243,7 @@ class NonfiniteGuard:
 
 def skips_too_often(steps: Sequence[int]) -> bool:
     """Whether a run that skipped `steps`, in order, must end: 3 in a row, or 10 within 1000."""
-    are_in_a_row = (
-        len(steps) >= _MAX_IN_A_ROW and steps[-_MAX_IN_A_ROW] == steps[-1] - _MAX_IN_A_ROW + 1
+    return any(
+        len(steps) >= count and steps[-1] - steps[-count] < num_steps
+        for count, num_steps in _TOO_OFTEN
     )
-    are_recent = len(steps) >= _MAX_RECENT and steps[-_MAX_RECENT] > steps[-1] - _RECENT_STEPS
-    return are_in_a_row or are_recent

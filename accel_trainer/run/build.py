@@ -168,7 +168,6 @@ def build_trainer(
         loader=loader,
         evaluator=evaluator,
         checkpointer=checkpointer,
-        seed=run.config.seed,
         stop_flag=run.stop_flag,
         activity=run.activity,
         callbacks=[*own_callbacks, *callbacks],

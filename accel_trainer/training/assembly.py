@@ -37,7 +37,6 @@ def assemble_trainer(
     loader: Loader,
     evaluator: Evaluator,
     checkpointer: Checkpointer,
-    seed: int,
     stop_flag: StopFlag | None = None,
     activity: Activity | None = None,
     callbacks: Sequence[Callback] = (),
@@ -73,7 +72,6 @@ def assemble_trainer(
         optimizer=optimizer,
         buffers=buffers,
         task=task,
-        seed=seed,
         folder=checkpointer.run_folder,
     )
     step = OptimizerStep(

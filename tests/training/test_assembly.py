@@ -32,7 +32,6 @@ def assemble(
         loader=loader,
         evaluator=Evaluator(loader, task=task, metrics=[], accelerator=accelerator),
         checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
-        seed=0,
         trainer_class=trainer_class,
     )
 

@@ -101,7 +101,6 @@ def train(
         loader=loader,
         evaluator=Evaluator(loader, task=task, metrics=[], accelerator=accelerator),
         checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
-        seed=5,
     )
     step = trainer._step
     assert step.bypass_accelerate == (way != "with a scaler")

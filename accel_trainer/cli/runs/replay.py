@@ -78,8 +78,8 @@ def _show(record: dict[str, Any]) -> None:
     epoch = position["epoch"] + 1
     step_in_epoch = position["step_in_epoch"] + 1
     tell(
-        f"step {record['optimizer_step']} (epoch {epoch}, its step {step_in_epoch}, "
-        f"seed {record['seed']}): loss sum {record['loss_sum']}"
+        f"step {record['optimizer_step']} (epoch {epoch}, its step {step_in_epoch}): "
+        f"loss sum {record['loss_sum']}"
     )
     sample_ids = record["nonfinite_sample_ids"] or "no single one"
     tell(f"sample ids with a loss that is NaN or inf: {sample_ids}")
