@@ -6,7 +6,7 @@ Everything is checked before anything changes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,8 +59,8 @@ class EvaluatedWeights(ModelWeights):
     `TrainedWeights` are the ones with which it goes on training.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, name: str) -> None:
-        super().__init__(model, name=name)
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(model, name="model")
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,9 +108,65 @@ class OptimizerState(Part):
     def fit(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state dict to load.
 
-        Raises CheckpointError for another optimizer, or other parameters.
+        Entries that torch's own optimizers do not have are loaded as they were saved. Raises
+        CheckpointError for another optimizer, or other parameters.
         """
-        return fitted_optimizer_state(self._optimizer, self._model, stored)
+        mine = type(self._optimizer).__name__
+        theirs = stored.get("class")
+        if theirs != mine:
+            raise CheckpointError(
+                "CKPT_OPTIMIZER",
+                f"the checkpoint's optimizer is {theirs}, this run's is {mine}: use the former, or "
+                "start from its weights with --init-from",
+            )
+        parameters = dict(enumerate(parameters_of(self._optimizer)))
+        loaded: dict[str, Any] = {}
+        for name, value in stored.items():
+            if name == "state":
+                loaded[name] = {
+                    key: _fitted_state(each, parameters.get(key)) for key, each in value.items()
+                }
+            elif name == "param_groups":
+                loaded[name] = self._fitted_groups(value, stored["initial_groups"])
+            elif name not in ("class", "initial_groups"):
+                loaded[name] = load_all(value)
+        return loaded
+
+    def _fitted_groups(
+        self, stored: Sequence[dict[str, Any]], initial: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return the parameter groups to load; `initial` are the settings that the run began with.
+
+        A setting that differs from the initial one was changed on purpose: this run's value is
+        kept. All other settings are taken from the checkpoint, since some optimizers change them as
+        they train.
+        """
+        own = self._optimizer.state_dict()["param_groups"]
+        if len(own) != len(stored) or not all(map(self._fits_group, own, stored)):
+            raise CheckpointError(
+                "CKPT_OPTIMIZER",
+                "the checkpoint's optimizer has other parameters: start with the options that it "
+                "was made with, or from its weights with --init-from",
+            )
+        groups = []
+        for mine, theirs, before in zip(self._optimizer.param_groups, stored, initial, strict=True):
+            # These include `param_names`: parameters may have had other names.
+            changed = {
+                name: value
+                for name, value in mine.items()
+                if name not in ("params", "lr") and value != before.get(name)
+            }
+            groups.append(theirs | changed)
+        return groups
+
+    def _fits_group(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+        """Whether a stored group has the parameters and at least the settings of this run's."""
+        names = [_current_name(self._model, name) for name in theirs.get("param_names", ())]
+        return (
+            mine.keys() <= theirs.keys()
+            and list(mine.get("param_names", ())) == names
+            and len(mine["params"]) == len(theirs["params"])
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `fit` returned."""
@@ -181,7 +237,7 @@ def training_state(
     models = {"model": model}
     parts: dict[str, Part] = {}
     if has_evaluation_weights(optimizer):
-        parts["model"] = EvaluatedWeights(model, optimizer, name="model")
+        parts["model"] = EvaluatedWeights(model, optimizer)
         # Loaded into the same module after "model": training continues with these weights.
         parts["training_weights"] = TrainedWeights(model, name="training_weights")
     else:
@@ -227,90 +283,20 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
     for key in mine.keys() & theirs.keys():
         if key.endswith(EXTRA_STATE):
             continue  # Only the module knows its format, and its size may change.
-        here = mine[key]
-        there = theirs[key]
-        if here.shape != there.shape or here.dtype != there.dtype:
-            differences.append(
-                f"{key} is {there.dtype} {list(there.shape)}, here {here.dtype} {list(here.shape)}"
-            )
+        here = f"{mine[key].dtype} {list(mine[key].shape)}"
+        there = f"{theirs[key].dtype} {list(theirs[key].shape)}"
+        if here != there:
+            differences.append(f"{key} is {there}, here {here}")
     if differences:
         more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
         fact = f"the checkpoint's {name} does not fit: {'; '.join(sorted(differences)[:5])}{more}"
         raise CheckpointError("CKPT_WEIGHTS", f"{fact}: use the --model it was made with")
 
 
-def fitted_optimizer_state(
-    optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the state dict to load, checked to be of the same optimizer and parameters.
-
-    A setting that differs from what the saved run started with was changed on purpose: this run's
-    value is kept. All other settings are taken from the checkpoint, since some optimizers change
-    them as they train. Entries that torch's own optimizers do not have are loaded as they were
-    saved.
-    """
-    mine = type(optimizer).__name__
-    theirs = piece.get("class")
-    if theirs != mine:
-        raise CheckpointError(
-            "CKPT_OPTIMIZER",
-            f"the checkpoint's optimizer is {theirs}, this run's is {mine}: use the former, or "
-            "start from its weights with --init-from",
-        )
-    parameters = dict(enumerate(parameters_of(optimizer)))
-    loaded: dict[str, Any] = {}
-    for name, value in piece.items():
-        if name == "state":
-            loaded[name] = {
-                key: _fitted_state(each, parameters.get(key)) for key, each in value.items()
-            }
-        elif name == "param_groups":
-            loaded[name] = _fitted_groups(optimizer, model, piece)
-        elif name not in ("class", "initial_groups"):
-            loaded[name] = load_all(value)
-    return loaded
-
-
-def _fitted_groups(
-    optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    own = optimizer.state_dict()["param_groups"]
-    stored = piece["param_groups"]
-    if len(own) != len(stored) or not all(
-        _fits_group(model, *pair) for pair in zip(own, stored, strict=True)
-    ):
-        raise CheckpointError(
-            "CKPT_OPTIMIZER",
-            "the checkpoint's optimizer has other parameters: start with the options that it was "
-            "made with, or from its weights with --init-from",
-        )
-    groups = []
-    initial = piece["initial_groups"]
-    for mine, theirs, before in zip(optimizer.param_groups, stored, initial, strict=True):
-        # These include `param_names`: parameters may have had other names.
-        changed = {
-            name: value
-            for name, value in mine.items()
-            if name not in ("params", "lr") and value != before.get(name)
-        }
-        groups.append(theirs | changed)
-    return groups
-
-
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group, such as its weight decay."""
     dropped = ("params", "lr", "param_names")
     return {name: value for name, value in group.items() if name not in dropped}
-
-
-def _fits_group(model: nn.Module, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Whether a stored group has the parameters and at least the settings of this run's group."""
-    names = [_current_name(model, name) for name in theirs.get("param_names", ())]
-    return (
-        mine.keys() <= theirs.keys()
-        and list(mine.get("param_names", ())) == names
-        and len(mine["params"]) == len(theirs["params"])
-    )
 
 
 def _fitted_state(values: Any, parameter: Tensor | None) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checkpoint.serialization import decode, encode
-from ..checkpoint.state_dict import EXTRA_STATE, equal_bits, fitted_optimizer_state
+from ..checkpoint.state_dict import EXTRA_STATE, OptimizerState, equal_bits
 from ..core.errors import CheckpointError
 from ..core.parameters import parameters_of
 from ..core.shards import is_shard, local_part
@@ -163,7 +163,7 @@ class Rehearsal:
         parameters = parameters_of(fresh)
         before = [parameter.detach().clone() for parameter in parameters]
         try:
-            fresh.load_state_dict(fitted_optimizer_state(fresh, self._model, piece))
+            fresh.load_state_dict(OptimizerState(fresh, self._model).fit(piece))
             found = fresh.state_dict()
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
