@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
-from typing import Any
 
 # Control characters, which a terminal would obey.
 _CONTROL = re.compile(
@@ -41,15 +40,13 @@ class UserError(Exception):
     exit_code = ExitCode.INTERNAL
 
     def __init__(self, code: str, message: str) -> None:
-        # One line, even if a name contains a newline.
-        super().__init__(_CONTROL.sub(" ", message))
         self.code = code
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.code, self.args[0])
+        # One line, even if a name contains a newline.
+        self.message = _CONTROL.sub(" ", message)
+        super().__init__(code, self.message)
 
     def __str__(self) -> str:
-        return f"error[{self.code}]: {self.args[0]}"
+        return f"error[{self.code}]: {self.message}"
 
 
 class ConfigError(UserError, ValueError):
@@ -97,8 +94,6 @@ class ProcessError(UserError):
 
     def __init__(self, code: str, message: str, rank: int, exit_code: int) -> None:
         super().__init__(code, message)
+        self.args = (code, self.message, rank, exit_code)  # pickle creates the error from these
         self.rank = rank
         self.exit_code = ExitCode(exit_code)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.code, self.args[0], self.rank, self.exit_code)

@@ -55,7 +55,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
 def describe_error(error: BaseException) -> str:
     """Return an error in one line, with its place if it comes from the user's code."""
     if isinstance(error, UserError):
-        return str(error.args[0])
+        return error.message
     text = str(error) if isinstance(error, PartFailed) else f"{type(error).__name__}: {error}"
     text = textwrap.shorten(text, _MAX_LENGTH, placeholder=" ...")
     place = find_user_code(error)

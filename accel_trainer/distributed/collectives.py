@@ -113,7 +113,7 @@ def _capture(action: Callable[[], Any]) -> list[Any]:
         return [action()]
     except UserError as error:
         name = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
-        return [name, error.code, error.args[0]]
+        return [name, error.code, error.message]
 
 
 def _reraise(captured: list[Any]) -> Any:

@@ -390,6 +390,6 @@ def _failure_of(metric: Metric, error: Exception) -> MetricFailed:
     name = type(metric).__name__
     failure = MetricFailed(f"metric {name} failed ({type(error).__name__}: {error})")
     if isinstance(error, UserError):
-        failure = MetricRefused(error.code, f"metric {name}: {error.args[0]}")
+        failure = MetricRefused(error.code, f"metric {name}: {error.message}")
     failure.__cause__ = error
     return failure

@@ -108,7 +108,7 @@ def read(folder: Path, cache: Path) -> dict[str, str]:
             for index in range(len(split)):
                 digest.update(decode_photo(split.encoded_at(index), split.name_of(index)).tobytes())
     except UserError as error:
-        return {"code": error.code, "said": str(error.args[0])}
+        return {"code": error.code, "said": error.message}
     return {"read": digest.hexdigest(), "fingerprint": photos.fingerprint}
 
 

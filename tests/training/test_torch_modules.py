@@ -161,7 +161,7 @@ def train_all(folder: Path, micro: int, accumulation: int) -> None:
         try:
             trained = in_trainer(module, data, folder / str(number), micro, accumulation)
         except UserError as error:
-            found[name] = error.args[0]
+            found[name] = error.message
             continue
         expected = by_hand(module, data)
         differences = [

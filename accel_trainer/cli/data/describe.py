@@ -118,7 +118,7 @@ def examine_photo(split: PhotoSplit, index: int) -> Photo:
         with opened_image(data, name) as image:
             kind = f"{image.format} {image.mode}"
     except DataError as error:
-        return Photo(name, 0, 0, "", b"", str(error.args[0]))
+        return Photo(name, 0, 0, "", b"", error.message)
     return Photo(name, pixels.shape[0], pixels.shape[1], kind, hashlib.sha256(data).digest(), None)
 
 

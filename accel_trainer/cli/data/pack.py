@@ -133,7 +133,7 @@ def pack(source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_worker
     filesystem.write_file_atomic(out / _SUMS, "".join(lines).encode())
     filesystem.write_file_atomic(out / _COMMIT, _json({"splits": list(source.splits)}))
     if left_out:
-        tell(f"left out now: {len(left_out)} photos, the first because {left_out[0].args[0]}")
+        tell(f"left out now: {len(left_out)} photos, the first because {left_out[0].message}")
     num_bytes = sum((out / name).stat().st_size for name in sums)
     packed = load_from_disk(str(out))
     counts = ", ".join(f"{split.num_rows:,} {name}" for name, split in packed.items())
@@ -249,7 +249,7 @@ def _records(
             left_out.append(row)
         else:
             raise DataError(
-                row.code, f"{row.args[0]}, or leave such photos out with --on-bad-image skip"
+                row.code, f"{row.message}, or leave such photos out with --on-bad-image skip"
             )
 
 

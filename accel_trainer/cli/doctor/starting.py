@@ -29,5 +29,5 @@ def examine_start(now: LaunchContext) -> list[Finding]:
         found += [Finding(code, "warning", message, now.rank) for code, message in warned.items()]
         refuse_launch(now.config)
     except ConfigError as error:
-        return [*found, Finding(error.code, "error", str(error.args[0]), now.rank)]
+        return [*found, Finding(error.code, "error", error.message, now.rank)]
     return found

@@ -34,7 +34,7 @@ def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str]
     try:
         accelerator = start_accelerator(replace(now.config.runtime, timeout_s=timeout_s))
     except UserError as error:
-        return [], [*mine, Finding(error.code, "error", str(error.args[0]), now.rank)]
+        return [], [*mine, Finding(error.code, "error", error.message, now.rank)]
     lines = [describe_machine(accelerator)]
     if accelerator.num_processes > 1:
         line, bytes_per_s = _measure(accelerator)

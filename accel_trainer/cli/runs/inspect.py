@@ -80,12 +80,12 @@ def inspect_checkpoint(path: Path) -> CheckpointReport:
                     for stored in read_slices(path / name, files[name]):
                         stored.read()
             except CheckpointError as error:
-                problems[name] = error.args[0]
+                problems[name] = error.message
         problem = next(filter(None, problems.values()), None)
         if problem is None:
             decode_files(files, path)
     except CheckpointError as error:
-        problem = error.args[0]
+        problem = error.message
     return CheckpointReport(path.name, problem, manifest, problems)
 
 

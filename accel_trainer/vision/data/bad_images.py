@@ -64,7 +64,7 @@ class BadImageConfig:
             try:
                 image = split.image_at(index)
             except DataError as error:
-                left_out.append(BadImage(error.code, str(error.args[0])))
+                left_out.append(BadImage(error.code, error.message))
                 self.check(left_out, num_images=len(split.labels))
             else:
                 yield index, image

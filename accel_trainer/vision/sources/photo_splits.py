@@ -68,7 +68,7 @@ def load_splits(
             raise
         columns = read(list(needed.values()), [source] * len(needed))
         left_out = ", ".join(chosen.keys() - needed.keys())
-        _logger.warning("left out: %s (%s)", left_out, error.args[0])
+        _logger.warning("left out: %s (%s)", left_out, error.message)
         chosen = needed
     images = dict(zip(chosen, columns.images, strict=True))
     splits = {
