@@ -19,9 +19,8 @@ from torch.utils.data import default_collate
 from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
 from ..core.errors import ConfigError, DataError
 from ..core.types import Batch, StepBatch
-from ..core.user_code import describe_error
 from .dataloader import DeviceCopy, read_steps
-from .workers import Collate, inputs_and_targets, name_samples, unusable_samples
+from .workers import Collate, SampleError, make_batch
 
 
 class StreamLoader:
@@ -156,12 +155,9 @@ def _read_batches(
                 fact = f"the stream ended before sample {wanted}, counted from 0"
                 fix = "lower num_train or num_test, or yield more samples"
                 raise DataError("DATA_STREAM", f"{fact}: {fix}")
-            rows.append(latest[1])
-        sample_ids = batch_positions if len(batch_positions) else torch.arange(len(rows))
+            rows.append(latest)
         try:
-            inputs, targets = inputs_and_targets(collate(rows))
-        except Exception as error:
-            fact = f"{name_samples(sample_ids.tolist())} cannot be collated into a batch"
-            raise unusable_samples(f"{fact} ({describe_error(error)})") from error
-        batch = Batch(inputs, targets, sample_ids)
+            batch = make_batch(rows, collate=collate)
+        except SampleError as error:
+            raise error.as_data_error() from error
         yield batch if len(batch_positions) else batch.map(lambda tensor: tensor[:0])

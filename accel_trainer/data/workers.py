@@ -59,7 +59,7 @@ class SampleReader:
         self.device = device
         self._samples = _SeededSamples(dataset, num_workers=num_workers)
         self._order = _Order()
-        self._make_batch = partial(_make_batch, collate=collate, num_classes=num_classes)
+        self._make_batch = partial(make_batch, collate=collate, num_classes=num_classes)
         self._loader: DataLoader[Batch] = DataLoader(
             # The batch sampler has the ids, so only __getitem__ is needed.
             self._samples,  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ class SampleReader:
             try:
                 with worker_deaths.raised():
                     batch = next(filled) if len(batch_ids) else self._empty_batch(key)
-            except (_SampleError, RuntimeError, EOFError, ConnectionError) as error:
+            except (SampleError, RuntimeError, EOFError, ConnectionError) as error:
                 # Otherwise torch would wait for its workers, and forever for one that is stuck.
                 self._samples.is_closed.value = 1
                 if (explained := _explain(error, self._samples)) is None:
@@ -119,9 +119,8 @@ class SampleReader:
         """Return a hash of some samples."""
         try:
             return fingerprint_samples(lambda index: self._samples[0, index], len(self))
-        except _SampleError as error:
-            # This kind is always explained.
-            raise _explain(error, self._samples) from error  # type: ignore[misc]
+        except SampleError as error:
+            raise error.as_data_error() from error
 
     def _empty_batch(self, key: int) -> Batch:
         return self._make_batch([self._samples[key, 0]]).map(lambda tensor: tensor[:0])
@@ -141,12 +140,15 @@ class _Order:
         return ([(self.key, sample_id) for sample_id in batch.tolist()] for batch in self.ids)
 
 
-class _SampleError(Exception):
-    """The dataset or the collate function failed: one line says for which samples and why."""
+class SampleError(Exception):
+    """Some samples cannot be used: one line says which ones and why."""
 
-
-def _sample_error(fact: str, error: Exception) -> _SampleError:
-    return _SampleError(f"{fact} ({describe_error(error)})")
+    def as_data_error(self) -> DataError:
+        """Return the error to show. torch cannot take one with a code out of a data worker."""
+        # An error from a worker contains a whole traceback.
+        fact = str(self).rstrip().rpartition("SampleError: ")[2]
+        fix = "fix it or leave it out; --debug shows the traceback"
+        return DataError("DATA_SAMPLE", f"{fact}: {fix}")
 
 
 class _SeededSamples:
@@ -183,31 +185,39 @@ class _SeededSamples:
         try:
             return sample_id, self._dataset[sample_id]
         except Exception as error:
-            raise _sample_error(f"sample {sample_id} cannot be read", error) from error
+            fact = f"sample {sample_id} cannot be read ({describe_error(error)})"
+            raise SampleError(fact) from error
 
 
-def _make_batch(
-    samples: list[tuple[int, Any]], *, collate: Collate, num_classes: int | None
+def make_batch(
+    samples: list[tuple[int, Any]], *, collate: Collate, num_classes: int | None = None
 ) -> Batch:
-    """Return the `Batch` of `(id, sample)` pairs. Labels are checked here, on the host."""
+    """Return the `Batch` of `(id, sample)` pairs. Labels are checked here, on the host.
+
+    Raises SampleError if the samples cannot be collated, or a label is not below `num_classes`.
+    """
     ids = [sample_id for sample_id, _ in samples]
     try:
         inputs, targets = inputs_and_targets(collate([sample for _, sample in samples]))
     except Exception as error:
-        fact = f"{name_samples(ids)} cannot be collated into a batch"
-        raise _sample_error(fact, error) from error
+        fact = f"{_named(ids)} cannot be collated into a batch ({describe_error(error)})"
+        raise SampleError(fact) from error
     if num_classes is not None:
         if not isinstance(targets, Tensor):
-            raise _SampleError(
-                f"{name_samples(ids)} have labels that are a {type(targets).__name__}, "
+            raise SampleError(
+                f"{_named(ids)} have labels that are a {type(targets).__name__}, "
                 "not a tensor: number the classes from 0"
             )
         for sample_id, label in zip(ids, targets.tolist(), strict=True):
             if not 0 <= label < num_classes:
-                raise _SampleError(
+                raise SampleError(
                     f"sample {sample_id} has label {label}, the classes are 0 to {num_classes - 1}"
                 )
     return Batch(inputs, targets, torch.tensor(ids))
+
+
+def _named(ids: Sequence[int]) -> str:
+    return f"samples {', '.join(map(str, ids))}"
 
 
 def inputs_and_targets(collated: Any) -> tuple[Any, Any]:
@@ -224,22 +234,10 @@ def inputs_and_targets(collated: Any) -> tuple[Any, Any]:
     return inputs, targets
 
 
-def name_samples(ids: Sequence[int]) -> str:
-    """Return the subject of an error message about the samples `ids`."""
-    return f"samples {', '.join(map(str, ids))}"
-
-
-def unusable_samples(fact: str) -> DataError:
-    """Return the error for samples that cannot be read or collated."""
-    return DataError("DATA_SAMPLE", f"{fact}: fix it or leave it out; --debug shows the traceback")
-
-
 def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:
     """Return the DataError that explains a missing batch; None if the data is not the cause."""
-    if isinstance(error, _SampleError):
-        # An error from a worker contains a whole traceback.
-        fact = str(error).rstrip().rpartition("_SampleError: ")[2]
-        return unusable_samples(fact)
+    if isinstance(error, SampleError):
+        return error.as_data_error()
     texts = (str(error.__cause__), str(error))
     reasons = [text for text in texts if text.startswith("DataLoader")]
     try:
