@@ -49,9 +49,11 @@ class BatchPlan:
             largest = num_samples - num_samples % num_processes
             raise ConfigError("BATCH_SIZE", f"{fact}: set it to at most {largest}")
         if batch_size % num_processes:
-            fact = f"global batch {batch_size} is not divisible by {num_processes} processes"
-            fix = f"set --global-batch-size to a multiple of {num_processes}"
-            raise ConfigError("BATCH_SIZE", f"{fact}: {fix}")
+            raise ConfigError(
+                "BATCH_SIZE",
+                f"global batch {batch_size} is not divisible by {num_processes} processes: "
+                f"set --global-batch-size to a multiple of {num_processes}",
+            )
         check_reducible(self.reduce, batch_size, self.per_device_batch_size, num_processes)
 
     @cached_property
@@ -147,19 +149,21 @@ def check_reducible(
     if reduce == "float":
         return
     num_parts, rest = divmod(global_batch_size, per_device_batch_size)
-    split = f"global batch {global_batch_size} / --batch-size {per_device_batch_size}"
     if rest or num_parts & (num_parts - 1):
-        fact = f"--reduce exact needs 1, 2, 4, 8, ... micro-batches per step, and {split} is"
-        value = global_batch_size / per_device_batch_size
-        fix = "set --global-batch-size to a power of two times --batch-size"
-        raise ConfigError("REDUCE", f"{fact} {value:g}: {fix}")
-    if num_processes & (num_processes - 1) or num_processes > num_parts:
-        fact = (
-            "--reduce exact needs 1, 2, 4, 8, ... processes, "
-            f"and at most {num_parts}, the micro-batches per step"
+        raise ConfigError(
+            "REDUCE",
+            "--reduce exact needs 1, 2, 4, 8, ... micro-batches per step, and "
+            f"global batch {global_batch_size} / --batch-size {per_device_batch_size} is "
+            f"{global_batch_size / per_device_batch_size:g}: "
+            "set --global-batch-size to a power of two times --batch-size",
         )
+    if num_processes & (num_processes - 1) or num_processes > num_parts:
         fewer = min(num_parts, 1 << num_processes.bit_length() - 1)
-        raise ConfigError("REDUCE", f"{fact}, but there are {num_processes}: launch {fewer}")
+        raise ConfigError(
+            "REDUCE",
+            f"--reduce exact needs 1, 2, 4, 8, ... processes, and at most {num_parts}, the "
+            f"micro-batches per step, but there are {num_processes}: launch {fewer}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +203,11 @@ class BatchConfig:
         AT_LEAST_ONE.check(self, "batch", *names)
         NOT_NEGATIVE.check(self, "batch", "num_workers")
         if self.reduce == "exact" and self.accumulation_steps > 1:
-            fact = "--reduce exact does not work with --accumulate, which changes the micro-batches"
-            fix = "leave it out, and choose --batch-size and --global-batch-size"
-            raise ConfigError("REDUCE", f"{fact}: {fix}")
+            raise ConfigError(
+                "REDUCE",
+                "--reduce exact does not work with --accumulate, which changes the micro-batches: "
+                "leave it out, and choose --batch-size and --global-batch-size",
+            )
 
     def resolved_global_batch_size(self, num_processes: int) -> int:
         """Return the samples of one optimizer step on `num_processes`."""

@@ -127,12 +127,6 @@ def write_file_atomic(path: Path, data: bytes) -> None:
     replace_file(path, [data])
 
 
-def copy_file_atomic(source: Path, target: Path) -> None:
-    """Replace `target` by a copy of a regular file of any size."""
-    with open_file(source) as file:
-        replace_file(target, iter(lambda: file.read(_CHUNK_BYTES), b""))
-
-
 def replace_file(path: Path, chunks: Iterable[Chunk]) -> None:
     """Replace `path` by a file of `chunks`, which are consumed while the file is written."""
     temporary = temporary_path(path, "tmp")
@@ -240,12 +234,17 @@ def read_file(path: Path, *, max_bytes: int) -> bytes:
         return file.read(size)
 
 
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a regular file of any size, a part at a time. Raises OSError."""
+    with open_file(path) as file:
+        yield from iter(lambda: file.read(_CHUNK_BYTES), b"")
+
+
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a regular file of any size. Raises OSError."""
     digest = hashlib.sha256()
-    with open_file(path) as file:
-        while data := file.read(_CHUNK_BYTES):
-            digest.update(data)
+    for chunk in read_chunks(path):
+        digest.update(chunk)
     return digest.hexdigest()
 
 

@@ -38,8 +38,10 @@ def prepare_directory(path: Path) -> Path:
     Raises OutputError for an impossible name, a file in the way, or a missing permission.
     """
     if re.search(r"[\x00-\x1f\x7f]", str(path)):
-        fact = f"the output folder {str(path)!r} contains a control character"
-        raise OutputError("OUT_DIR_NAME", f"{fact}: rename it")
+        raise OutputError(
+            "OUT_DIR_NAME",
+            f"the output folder {str(path)!r} contains a control character: rename it",
+        )
     with writes_to(path):
         path = path.resolve()
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -55,8 +57,10 @@ def expand_home(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:
-        fact = f"the home folder in {path} is unknown"
-        raise ConfigError("HOME", f"{fact}: set HOME, or give an absolute path") from None
+        raise ConfigError(
+            "HOME",
+            f"the home folder in {path} is unknown: set HOME, or give an absolute path",
+        ) from None
 
 
 @contextmanager
@@ -94,9 +98,11 @@ def refuse_strange_entries(folder: Path) -> None:
         return
     for name in (*_FILES, "export/config.json", "export/model.safetensors"):
         if (folder / name).exists():
-            fact = f"{folder / name} would be overwritten"
-            no_run = "the folder has no run.lock or checkpoint of a run"
-            raise OutputError("OUT_DIR_ENTRY", f"{fact}, and {no_run}: {fix}")
+            raise OutputError(
+                "OUT_DIR_ENTRY",
+                f"{folder / name} would be overwritten, "
+                f"and the folder has no run.lock or checkpoint of a run: {fix}",
+            )
 
 
 def remove_new_folder(folder: Path) -> None:
@@ -169,8 +175,12 @@ class RunLock:
 
 def _not_locked(folder: Path, error: OSError, owner: bytes) -> OutputError:
     if error.errno not in (errno.EACCES, errno.EAGAIN):
-        fact = f"{folder} cannot be locked ({error.strerror})"
-        return OutputError("NO_LOCKS", f"{fact}: choose another --output-dir")
+        return OutputError(
+            "NO_LOCKS",
+            f"{folder} cannot be locked ({error.strerror}): choose another --output-dir",
+        )
     who = owner.decode(errors="replace")[:200] or "another process"
-    fix = "wait for that run or choose another --output-dir"
-    return OutputError("LOCKED", f"{folder} is locked by {who}: {fix}")
+    return OutputError(
+        "LOCKED",
+        f"{folder} is locked by {who}: wait for that run or choose another --output-dir",
+    )

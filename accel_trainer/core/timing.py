@@ -1,4 +1,4 @@
-"""Clocks for the time spent waiting for items, and for one-time work."""
+"""A clock for the time spent waiting for items, or on one-time work."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class WaitClock:
-    """Measures how long the host has waited for items, in `seconds`."""
+class Stopwatch:
+    """Adds up the `seconds` that were spent on something."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -24,13 +24,6 @@ class WaitClock:
             self.seconds += clock() - start_s
             yield item
             start_s = clock()
-
-
-class Stopwatch:
-    """Counts the `seconds` of one-time work, which the throughput does not include."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:

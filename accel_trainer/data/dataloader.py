@@ -31,8 +31,9 @@ class DatasetLoader:
         self, reader: SampleReader, plan: BatchPlan, *, seed: int, process_index: int = 0
     ) -> None:
         if plan.num_samples != len(reader):
-            fact = f"the plan is for {plan.num_samples} samples, the dataset has {len(reader)}"
-            raise ValueError(fact)
+            raise ValueError(
+                f"the plan is for {plan.num_samples} samples, the dataset has {len(reader)}"
+            )
         self.plan = plan
         self._reader = reader
         self._seed = seed

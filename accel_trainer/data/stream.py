@@ -111,9 +111,11 @@ def build_stream_loaders(
     """
     for call, stream in (("train(epoch)", train), ("test()", test)):
         if not callable(stream):
-            fact = f"a {type(stream).__name__} cannot start a stream"
-            fix = f"pass a function for which {call} yields samples"
-            raise ConfigError("DATA_STREAM", f"{fact}: {fix}")
+            raise ConfigError(
+                "DATA_STREAM",
+                f"a {type(stream).__name__} cannot start a stream: "
+                f"pass a function for which {call} yields samples",
+            )
     num_processes = accelerator.num_processes
     index = accelerator.process_index
     plan = batch.plan(num_train, num_processes=num_processes)
@@ -147,9 +149,11 @@ def _read_batches(
             if latest[0] < wanted:
                 latest = next(islice(samples, wanted - latest[0] - 1, None), None)
             if latest is None:
-                fact = f"the stream ended before sample {wanted}, counted from 0"
-                fix = "lower num_train or num_test, or yield more samples"
-                raise DataError("DATA_STREAM", f"{fact}: {fix}")
+                raise DataError(
+                    "DATA_STREAM",
+                    f"the stream ended before sample {wanted}, counted from 0: "
+                    "lower num_train or num_test, or yield more samples",
+                )
             rows.append(latest)
         try:
             batch = make_batch(rows, collate=collate)

@@ -108,12 +108,12 @@ class SampleReader:
         except Exception as error:  # pickle raises many kinds
             if "pickle" not in str(error):
                 raise
-            fact = f"data workers cannot be given the dataset ({error})"
-            fix = (
+            raise ConfigError(
+                "DATASET",
+                f"data workers cannot be given the dataset ({error}): "
                 "define it at the top level of a file, without lambdas and open files, "
-                "or use --batch.num-workers 0"
-            )
-            raise ConfigError("DATASET", f"{fact}: {fix}") from error
+                "or use --batch.num-workers 0",
+            ) from error
 
     def fingerprint(self) -> str:
         """Return a hash of some samples."""
@@ -147,8 +147,9 @@ class SampleError(Exception):
         """Return the error to show. torch cannot take one with a code out of a data worker."""
         # An error from a worker contains a whole traceback.
         fact = str(self).rstrip().rpartition("SampleError: ")[2]
-        fix = "fix it or leave it out; --debug shows the traceback"
-        return DataError("DATA_SAMPLE", f"{fact}: {fix}")
+        return DataError(
+            "DATA_SAMPLE", f"{fact}: fix it or leave it out; --debug shows the traceback"
+        )
 
 
 class _SeededSamples:
@@ -185,8 +186,9 @@ class _SeededSamples:
         try:
             return sample_id, self._dataset[sample_id]
         except Exception as error:
-            fact = f"sample {sample_id} cannot be read ({describe_error(error)})"
-            raise SampleError(fact) from error
+            raise SampleError(
+                f"sample {sample_id} cannot be read ({describe_error(error)})"
+            ) from error
 
 
 def make_batch(
@@ -200,8 +202,9 @@ def make_batch(
     try:
         inputs, targets = inputs_and_targets(collate([sample for _, sample in samples]))
     except Exception as error:
-        fact = f"{_named(ids)} cannot be collated into a batch ({describe_error(error)})"
-        raise SampleError(fact) from error
+        raise SampleError(
+            f"{_named(ids)} cannot be collated into a batch ({describe_error(error)})"
+        ) from error
     if num_classes is not None:
         if not isinstance(targets, Tensor):
             raise SampleError(
@@ -250,6 +253,8 @@ def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:
     if not reasons:
         return None
     last = ", ".join(str(sample_id) for sample_id in samples.last_begun if sample_id >= 0) or "none"
-    fix = "look at these, or read them with --batch.num-workers 0 to see the error itself"
-    fact = f"{reasons[0].partition('. ')[0]} (the last samples begun: {last})"
-    return DataError("DATA_WORKER", f"{fact}: {fix}")
+    return DataError(
+        "DATA_WORKER",
+        f"{reasons[0].partition('. ')[0]} (the last samples begun: {last}): "
+        "look at these, or read them with --batch.num-workers 0 to see the error itself",
+    )

@@ -117,7 +117,7 @@ def _copy_history(run: Path, folder: Path) -> None:
     path = run / "metrics.jsonl"
     if path.is_symlink() or not path.is_file():
         raise CheckpointError("RUN_HISTORY", f"{path} is not a file: restore it")
-    filesystem.copy_file_atomic(path, folder / "metrics.jsonl")
+    filesystem.replace_file(folder / "metrics.jsonl", filesystem.read_chunks(path))
 
 
 @contextmanager

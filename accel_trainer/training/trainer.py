@@ -14,7 +14,7 @@ from torch import nn
 from ..core.activity import Activity
 from ..core.callback import Callback, RunResult
 from ..core.learning_rate import Schedule, set_learning_rate
-from ..core.timing import WaitClock
+from ..core.timing import Stopwatch
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.training_mode import set_training_mode
 from ..core.types import Loader, StepBatch, StepReport, Task
@@ -82,7 +82,7 @@ class Trainer:
         self._stop_flag = stop_flag or StopFlag(num_processes=self.accelerator.num_processes)
         self._activity = activity or Activity()
         self._activity.position = self.state
-        self._data_wait = WaitClock()
+        self._data_wait = Stopwatch()
         self._callback_runner = CallbackRunner(callbacks)
         self.result: RunResult | None = None
         """How the run ended; None while it runs."""

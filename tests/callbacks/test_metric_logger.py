@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from accel_trainer.callbacks.metric_logger import Meters
-from accel_trainer.core.timing import WaitClock
+from accel_trainer.core.timing import Stopwatch
 from accel_trainer.core.types import StepReport
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
 
@@ -180,7 +180,7 @@ def test_a_clock_counts_the_waiting_and_not_what_is_done_with_the_items(
     monkeypatch.setattr(
         "accel_trainer.core.timing.time", SimpleNamespace(perf_counter=lambda: now_s)
     )
-    clock, seen = WaitClock(), []
+    clock, seen = Stopwatch(), []
     for item in clock.around(items()):
         now_s += 100.0
         seen.append(item)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from accel_trainer.core import timing
-from accel_trainer.core.timing import Stopwatch, WaitClock
+from accel_trainer.core.timing import Stopwatch
 
 
 class Clock:
@@ -31,7 +31,7 @@ def test_a_wait_clock_counts_the_wait_and_not_the_work(clock: Clock) -> None:
             clock.now_s += 2
             yield item
 
-    waited = WaitClock()
+    waited = Stopwatch()
     taken = []
     for item in waited.around(items()):
         clock.now_s += 10  # the work on an item
@@ -44,7 +44,7 @@ def test_a_wait_clock_goes_on_in_the_next_loop(clock: Clock) -> None:
         clock.now_s += 1
         yield 0
 
-    waited = WaitClock()
+    waited = Stopwatch()
     for _ in range(2):
         assert list(waited.around(one())) == [0]
     assert waited.seconds == 2
