@@ -51,8 +51,6 @@ class BufferCopy:
 
     def take(self) -> None:
         """Copy the current buffers."""
-        if not self._places:
-            return
         buffers = buffers_at(self._places)
         if not are_same(buffers, self._buffers):
             self._allocate(buffers)

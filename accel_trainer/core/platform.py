@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
-import sys
 from pathlib import Path
 
 try:
@@ -58,22 +56,18 @@ def take_lock(descriptor: int) -> None:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Return whether another process has locked an open file.
+    """Return whether another process has locked an open file, or its file system has no locks.
 
     On Windows, this takes the lock if it is free.
     """
-    if fcntl is None:
-        try:
+    try:
+        if fcntl is not None:
+            os.lockf(descriptor, os.F_TEST, 0)
+        else:
             _lock_on_windows(descriptor, waits=False)
-        except OSError:
-            return True
-        return False
-    # In fcntl.h, the type is the first field of `struct flock` on Linux, and the fourth elsewhere.
-    layout, type_index = ("hhlli4x", 0) if sys.platform.startswith("linux") else ("llihh", 3)
-    fields = [0] * 5
-    fields[type_index] = fcntl.F_WRLCK
-    reply = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(layout, *fields))
-    return bool(struct.unpack(layout, reply)[type_index] != fcntl.F_UNLCK)
+    except OSError:
+        return True
+    return False
 
 
 def wait_for_lock(descriptor: int) -> None:

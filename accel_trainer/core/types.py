@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from accelerate.utils import recursively_apply
@@ -65,11 +65,7 @@ class LazyBatches(Sequence[Batch]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    @overload
-    def __getitem__(self, index: int) -> Batch: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
-    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
+    def __getitem__(self, index: Any) -> Any:
         found = self._indices[index]
         return self._make(found) if isinstance(found, int) else [self._make(each) for each in found]
 

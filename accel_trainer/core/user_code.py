@@ -89,23 +89,18 @@ def find_user_code(error: BaseException) -> str | None:
             # mypy checks calls within this package: the signature of the user's function is wrong.
             if isinstance(_cause(error), TypeError) and "() " in str(error):
                 return "as accel_trainer calls it"
-            return None if is_lost_peer(error) else model or None
+            return None if is_lost_peer(error) else model
         if model is None:
             model = _find_model(frame)
     return None
 
 
 def _find_model(frame: FrameType) -> str | None:
-    """Return the part of the model that a frame of torch runs.
-
-    An empty text means that it runs a collective, and None that it runs neither.
-    """
-    module = str(frame.f_globals.get("__name__"))
-    if module.startswith(("torch.distributed", "torch.nn.parallel")):
-        return ""
+    """Return the part of the model that a frame of torch runs, or None."""
     if frame.f_code.co_name == "_call_impl":
         return f"in {type(frame.f_locals.get('self')).__name__} of the model"
-    return "in the backward of the loss" if module == "torch.autograd.graph" else None
+    is_backward = frame.f_globals.get("__name__") == "torch.autograd.graph"
+    return "in the backward of the loss" if is_backward else None
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -15,8 +15,6 @@ _logger = logging.getLogger(__name__)
 
 NUM_HASHED = 32
 SAMPLED = "sampled:"
-SAMPLED_OBJECTS = "sampled-objects:"
-"""The prefix for samples with objects, whose content version 0.2.0 did not hash."""
 
 
 def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
@@ -25,14 +23,13 @@ def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
     `read(index)` returns a sample that `hash_value` accepts. Returns an empty string, after a
     warning, if a sample cannot be hashed, or if sample 0 differs when it is read again.
     """
-    kinds = set[type]()
     num_hashed = min(NUM_HASHED, num_samples)
     hashes: list[bytes] = []
     others = [position * num_samples // num_hashed for position in range(1, num_hashed)]
     for index in (0, 0, *others):
         sample = read(index)
         try:
-            hashes.append(hash_value(sample, kinds))
+            hashes.append(hash_value(sample))
         except Exception as error:  # Pickling an object may raise anything.
             return _without_hash(f"a sample cannot be hashed ({type(error).__name__}: {error})")
     if hashes[0] != hashes[1]:
@@ -41,7 +38,7 @@ def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
             "also with the same seed and in a resume"
         )
     digest = hashlib.sha256(str(num_samples).encode() + b"".join(hashes[1:]))
-    return f"{SAMPLED_OBJECTS if kinds else SAMPLED}{digest.hexdigest()}"
+    return f"{SAMPLED}{digest.hexdigest()}"
 
 
 def _without_hash(reason: str) -> str:
@@ -53,40 +50,27 @@ def join_fingerprints(parts: Sequence[str]) -> str:
     """Return the fingerprint of several sets of samples, empty if that of any set is empty."""
     if not all(parts):
         return ""
-    prefix = SAMPLED_OBJECTS if any(part.startswith(SAMPLED_OBJECTS) for part in parts) else SAMPLED
-    return prefix + hashlib.sha256("".join(parts).encode()).hexdigest()
+    return SAMPLED + hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def is_same_data(stored: str, now: str) -> bool:
-    """Return whether the data may be the same.
-
-    That includes fingerprints that cannot be compared: one is missing, or of an earlier version.
-    """
-    is_earlier = stored.startswith(SAMPLED) and now.startswith(SAMPLED_OBJECTS)
-    if is_earlier:
-        _logger.warning(
-            "the checkpoint has no hash of the objects in the samples: "
-            "only their number is compared"
-        )
-    return is_earlier or stored == now or "" in (stored, now)
+    """Return whether the data may be the same: the fingerprints are, or one is missing."""
+    return stored == now or "" in (stored, now)
 
 
 def describe_fingerprint(fingerprint: str) -> str:
     """Return a description of what a resume compares."""
     if not fingerprint:
         return "only their number"
-    if fingerprint.startswith((SAMPLED, SAMPLED_OBJECTS)):
-        return "a hash of some samples"
-    return "a hash of all samples"
+    return f"a hash of {'some' if fingerprint.startswith(SAMPLED) else 'all'} samples"
 
 
-def hash_value(value: Any, kinds: set[type] | None = None) -> bytes:
+def hash_value(value: Any) -> bytes:
     """Return the SHA-256 of nested tensors, arrays, pictures, text, numbers and objects.
 
-    Of an object, what pickle would store is hashed, and its class is added to `kinds`. Raises any
-    error of an object that cannot be pickled.
+    Of an object, what pickle would store is hashed. Raises any error of an object that cannot be
+    pickled.
     """
-    kinds = set() if kinds is None else kinds
     digest = hashlib.sha256(type(value).__name__.encode())
     if isinstance(value, Tensor):
         data = value.detach().cpu().contiguous()
@@ -94,18 +78,17 @@ def hash_value(value: Any, kinds: set[type] | None = None) -> bytes:
         digest.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, Mapping):
         for key in value:
-            digest.update(hash_value(key, kinds) + hash_value(value[key], kinds))
+            digest.update(hash_value(key) + hash_value(value[key]))
     elif isinstance(value, list | tuple):
         for item in value:
-            digest.update(hash_value(item, kinds))
+            digest.update(hash_value(item))
     elif hasattr(value, "tobytes") and not _holds_objects(value):  # An array or a picture.
         shape = getattr(value, "shape", None) or getattr(value, "size", None)
         digest.update(f"{shape} {getattr(value, 'dtype', None)}".encode() + value.tobytes())
     elif isinstance(value, str | bytes | int | float | None):
         digest.update(repr(value).encode())
     else:
-        kinds.add(type(value))
-        digest.update(_hash_object(value, kinds))
+        digest.update(_hash_object(value))
     return digest.digest()
 
 
@@ -114,14 +97,14 @@ def _holds_objects(value: Any) -> bool:
     return bool(getattr(getattr(value, "dtype", None), "hasobject", False))
 
 
-def _hash_object(value: Any, kinds: set[type]) -> bytes:
+def _hash_object(value: Any) -> bytes:
     if isinstance(value, type | FunctionType | BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}".encode()
     if isinstance(value, set | frozenset):  # The order differs between processes.
-        return b"".join(sorted(hash_value(item, kinds) for item in value))
+        return b"".join(sorted(hash_value(item) for item in value))
     if _holds_objects(value):
-        return hash_value([value.shape, value.tolist()], kinds)
+        return hash_value([value.shape, value.tolist()])
     parts = value.__reduce_ex__(4)
     if not isinstance(parts, str):
         parts = [list(part) if isinstance(part, Iterator) else part for part in parts]
-    return hash_value(parts, kinds)
+    return hash_value(parts)
