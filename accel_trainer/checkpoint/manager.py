@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ import torch
 from ..core import filesystem
 from ..core.config import AT_LEAST_ONE, Range, short_flag
 from ..core.errors import CheckpointError, DivergedError
-from ..core.run_dir import free_bytes
+from ..core.run_dir import free_bytes, writes_to
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..distributed.collectives import SINGLE_PROCESS, Peers
 from . import retention
@@ -88,7 +88,7 @@ class Checkpointer:
         self.last_committed: str | None = None
         self.num_failed_saves = 0
         # The commit marks of the checkpoints that retention may delete: those that the run had at
-        # its start or saved itself, not those that somebody puts beside them. On main only.
+        # its start or saved itself, not those that somebody puts beside them.
         self._own: set[bytes | None] = set()
         self._metadata = dict(metadata)
         self._before_commit = before_commit
@@ -106,10 +106,10 @@ class Checkpointer:
     def prepare(self, pieces: Mapping[str, object]) -> None:
         """Create and clean the directory; `pieces` as for `save`.
 
-        Call it on main before the first step, under the run lock. Raises CheckpointError if the
-        pieces cannot be stored or have no room.
+        Call it on main before the first step, under the run lock. Raises OutputError if the
+        directory cannot be written, CheckpointError if the pieces cannot be stored or have no room.
         """
-        with _can_be_used(self.directory):
+        with writes_to(self.directory):
             filesystem.make_directory(self.directory)
             filesystem.sweep(self.directory)
             self._own = set(map(commit_mark, list_checkpoints(self.directory)))
@@ -123,7 +123,7 @@ class Checkpointer:
         """
         encoded = [encode(value, name=name) for name, value in pieces.items()]
         needed = sum(tensor.nbytes for each in encoded for tensor in each.tensors.values())
-        with _can_be_used(self.directory):
+        with writes_to(self.directory):
             free = free_bytes(self.directory)
             num_missing = 1 if list_checkpoints(self.directory) else 2
         if free < num_missing * needed:
@@ -190,7 +190,7 @@ class Checkpointer:
             self._commit(name, copies, header)
             if index == 0:
                 _logger.info("checkpoint %s saved", name)
-                self._tidy_up(name, best)
+                self.record_best(best, saved=name)
 
         self._pending = self._executor.submit(commit)
 
@@ -245,45 +245,35 @@ class Checkpointer:
                     )
             if self.peers.process_index > 0:
                 return False
-            is_known = name == self.last_committed
-            return retention.has_valid(path, self._metadata, trust_slices=is_known)
+            return retention.has_valid(
+                path, self._metadata, trust_slices=name == self.last_committed
+            )
 
         if not self.peers.agree(check)[0]:
             write_checkpoint(
                 path, pieces, header=header, before_commit=self._before_commit, peers=self.peers
             )
         self.last_committed = name
+        self._own.add(commit_mark(path))
 
-    def _tidy_up(self, name: str, best: BestCheckpoint | None) -> None:
-        """Record the best checkpoint, then delete old ones: in this order a crash loses nothing."""
-        config = self.config
-        try:
-            self._own.add(commit_mark(self.directory / name))
-            retention.update_best(self.directory, best)
-            retention.apply_retention(
-                self.directory,
-                name,
-                config.keep_last_n,
-                config.keep_every_n_steps,
-                is_own=lambda path: commit_mark(path) in self._own,
-            )
-        except OSError as error:
-            # The checkpoint is safe; the next save tidies up again.
-            _logger.warning(
-                "cannot tidy up %s after saving %s: %s", self.directory, name, error.strerror
-            )
+    def record_best(self, best: BestCheckpoint | None, *, saved: str | None = None) -> None:
+        """Name the best checkpoint so far in best.json; once `saved` is, delete old ones.
 
-    def record_best(self, best: BestCheckpoint | None) -> None:
-        """Name the best checkpoint so far in best.json, without a save.
-
-        Call it on main, after `wait`.
+        In this order a crash loses nothing. Call it on main, after `wait`.
         """
         try:
             retention.update_best(self.directory, best)
+            if saved is not None:
+                retention.apply_retention(
+                    self.directory,
+                    saved,
+                    self.config.keep_last_n,
+                    self.config.keep_every_n_steps,
+                    self._own,
+                )
         except OSError as error:
-            _logger.warning(
-                "cannot write %s: %s", self.directory / retention.BEST_FILE, error.strerror
-            )
+            # The checkpoint is safe; the next save tidies up again.
+            _logger.warning("cannot tidy up %s: %s", self.directory, error.strerror)
 
     def close(self) -> None:
         """Wait for the last save and end the thread."""
@@ -291,13 +281,3 @@ class Checkpointer:
             self.wait()
         finally:
             self._executor.shutdown()
-
-
-@contextmanager
-def _can_be_used(directory: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a CheckpointError that names `directory`."""
-    try:
-        yield
-    except OSError as error:
-        message = f"{directory} cannot be used ({error.strerror}): choose another folder"
-        raise CheckpointError("CKPT_PREFLIGHT", message) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from .format import (
     CHECKPOINT_NAME,
     Files,
     LoadedCheckpoint,
+    commit_mark,
     decode_files,
     is_committed,
     list_checkpoints,
@@ -153,14 +154,13 @@ def apply_retention(
     newest: str,
     keep_last_n: int,
     keep_every_n_steps: int | None,
-    *,
-    is_own: Callable[[Path], bool] = lambda path: True,
+    own: Collection[bytes | None],
 ) -> None:
     """Delete old checkpoints once `newest` is committed.
 
     Kept are the last `keep_last_n`, the best one, and those at multiples of `keep_every_n_steps`.
-    Only complete checkpoints for which `is_own` is true are counted and deleted. Checkpoints later
-    than `newest` date from before the run resumed from an older one: they are quarantined.
+    Only complete checkpoints whose commit mark is in `own` are counted and deleted. Checkpoints
+    later than `newest` date from before the run resumed from an older one: they are quarantined.
     """
     candidates = list_checkpoints(directory)
     for path in candidates:
@@ -170,7 +170,9 @@ def apply_retention(
             )
             quarantine(path, "superseded")
     committed = [
-        path for path in candidates if path.name <= newest and is_own(path) and is_committed(path)
+        path
+        for path in candidates
+        if path.name <= newest and commit_mark(path) in own and is_committed(path)
     ]
     kept = {newest, best_name(directory), *(path.name for path in committed[-keep_last_n:])}
     if keep_every_n_steps is not None:

@@ -54,7 +54,11 @@ class DeletesFirst(Checkpointer):
         self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]
     ) -> None:
         retention.apply_retention(
-            self.directory, name, keep_last_n=KEEP_LAST_N - 1, keep_every_n_steps=None
+            self.directory,
+            name,
+            keep_last_n=KEEP_LAST_N - 1,
+            keep_every_n_steps=None,
+            own=self._own,
         )
         super()._commit(name, pieces, header)
 
