@@ -99,7 +99,7 @@ def write_checkpoint(
         def begin() -> str:
             temporary = stack.enter_context(filesystem.new_directory(final))
             for piece, encoded in pieces.items():
-                if encoded.wholes is not None:
+                if encoded.places is not None:
                     filesystem.disk.make_directory(temporary / piece)
             return temporary.name
 
@@ -125,7 +125,7 @@ def _write_pieces(
     for piece, encoded in pieces.items():
         if encoded.skeleton is not None and process_index == 0:
             files[f"{piece}.json"] = _write(folder / f"{piece}.json", [encoded.skeleton])
-        if encoded.wholes is not None and encoded.tensors:
+        if encoded.places is not None and encoded.tensors:
             name = f"{piece}/r{process_index:05d}.safetensors"
             files[name] = write_slices(folder / name, encoded)
         elif encoded.tensors and process_index == 0:

@@ -164,13 +164,13 @@ class Encoded:
     """A value as JSON, called the skeleton, and the tensors that it refers to by key.
 
     A flat, non-empty dict of tensors has no skeleton: any other program can load its file as a
-    state dict. If the tensors are slices, `wholes` has the shape of each whole tensor and the
-    offsets at which the slice begins; None: the tensors are whole.
+    state dict. If the tensors are slices, `places` has the `shape` of each whole tensor and the
+    `saved_offsets` at which the slice begins; None: the tensors are whole.
     """
 
     skeleton: bytes | None
     tensors: Mapping[str, Tensor]
-    wholes: Mapping[str, tuple[list[int], list[int]]] | None = None
+    places: Mapping[str, Mapping[str, list[int]]] | None = None
 
 
 def encode(value: object, *, name: str) -> Encoded:

@@ -43,26 +43,22 @@ def local_slices(encoded: Encoded, process_index: int) -> Encoded:
     if not any(map(is_shard, encoded.tensors.values())):
         return encoded
     tensors = {}
-    wholes = {}
+    places = {}
     for key, tensor in encoded.tensors.items():
         local = local_part(tensor.detach())
         offsets = place_in_whole(tensor)[0] if is_shard(tensor) else [0] * tensor.ndim
         if process_index == 0 or (is_shard(tensor) and local.numel()):
             tensors[key] = local
-            wholes[key] = (list(tensor.shape), offsets)
-    return replace(encoded, tensors=tensors, wholes=wholes)
+            places[key] = {"saved_offsets": offsets, "shape": list(tensor.shape)}
+    return replace(encoded, tensors=tensors, places=places)
 
 
 def write_slices(path: Path, encoded: Encoded) -> dict[str, object]:
     """Write this process's file durably, and return its entry for the manifest."""
-    assert encoded.wholes is not None
+    assert encoded.places is not None
     places = {
-        key: {
-            "saved_offsets": offsets,
-            "shape": shape,
-            "sha256": _sha256(memory_of(encoded.tensors[key])),
-        }
-        for key, (shape, offsets) in encoded.wholes.items()
+        key: {**place, "sha256": _sha256(memory_of(encoded.tensors[key]))}
+        for key, place in encoded.places.items()
     }
     chunks = pack_tensors(encoded.tensors, {"format": "pt", _PLACES: json.dumps(places)})
     filesystem.create_file(path, chunks)
