@@ -140,18 +140,17 @@ class _Report:
 
 def _find_first(folder: Path, mine: Failure, num_processes: int) -> Failure:
     """Return the failure of another process that caused `mine`; `mine` if none is found."""
-    silent: list[Failure] = []
+    silent: Failure | None = None
     for _ in range(_NUM_LOOKS):
         records = [_read_record(folder, rank) for rank in range(num_processes)]
         if failures := [record["failure"] for record in records if record.get("failure")]:
             return Failure(**min(failures, key=itemgetter("time_s")))
-        # These processes were gone before the records were read again: they report nothing more.
-        if silent:
-            return silent[0]
-        reasons = [_find_reason(record) for record in records]
-        silent = [
-            replace(mine, rank=rank, error=reason) for rank, reason in enumerate(reasons) if reason
-        ]
+        # This process was gone before the records were read again: it reports nothing more.
+        if silent is not None:
+            return silent
+        for rank, reason in enumerate(map(_find_reason, records)):
+            if reason is not None:
+                silent = silent or replace(mine, rank=rank, error=reason)
         time.sleep(_LOOK_INTERVAL_S)
     return mine
 

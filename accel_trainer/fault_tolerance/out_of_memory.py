@@ -30,10 +30,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _peak(accelerator: Accelerator) -> str:
-    device = torch.get_device_module(accelerator.device)
-    reserved_bytes = (
-        device.max_memory_reserved(accelerator.device) if accelerator.device.type == "cuda" else 0
-    )
+    device = accelerator.device
+    reserved_bytes = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
     return describe_peak(peak_memory_bytes(accelerator), reserved_bytes)
 
 
