@@ -28,20 +28,13 @@ def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Mod
     """Make every BatchNorm in `model` normalise over all processes in training mode.
 
     Parameters and names stay. Returns the model, or its replacement if it is itself a BatchNorm.
-
-    Raises ConfigError for a subclass of torch's SyncBatchNorm without a GPU.
     """
     for name, child in model.named_children():
         setattr(model, name, convert_sync_batch_norm(child, device=device))
     is_cuda = device.type == "cuda"
-    is_synced = isinstance(model, nn.SyncBatchNorm)
     if type(model) in _TORCH_NORMS and is_cuda:
         return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
-    if is_synced and not is_cuda and type(model) is not nn.SyncBatchNorm:
-        raise ConfigError(
-            "SYNC_BATCH_NORM", f"{type(model).__name__} needs a GPU: use BatchNorm in the model"
-        )
-    if isinstance(model, _BatchNorm) and not (is_synced and is_cuda):
+    if isinstance(model, _BatchNorm) and not (is_cuda and isinstance(model, nn.SyncBatchNorm)):
         # Not compiled, since torch.compile loses the mode (torch 2.13). A method, so that a deep
         # copy of the module, such as the one for averaged weights, calls its own.
         forward = torch.compiler.disable(_forward_over_processes)
@@ -51,7 +44,8 @@ def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Mod
 
 def _forward_over_processes(norm: _BatchNorm, *inputs: Any, **options: Any) -> Any:
     """Call the forward of a BatchNorm's class. **Collective** in training mode."""
-    forward = _BatchNorm.forward if isinstance(norm, nn.SyncBatchNorm) else type(norm).forward
+    # torch's SyncBatchNorm itself refuses to train on a CPU.
+    forward = _BatchNorm.forward if type(norm) is nn.SyncBatchNorm else type(norm).forward
     if not norm.training or not dist.is_initialized():
         return forward(norm, *inputs, **options)
     with _BatchNormOverProcesses() as mode:
@@ -95,9 +89,18 @@ def batch_norm(
     if not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if input.device.type == "cuda":
-        statistics = (running_mean, running_var, eps, momentum)
-        group = (dist.group.WORLD, dist.get_world_size())
-        return cast(Tensor, FusedSyncBatchNorm.apply(input, weight, bias, *statistics, *group))
+        output = FusedSyncBatchNorm.apply(
+            input,
+            weight,
+            bias,
+            running_mean,
+            running_var,
+            eps,
+            momentum,
+            dist.group.WORLD,
+            dist.get_world_size(),
+        )
+        return cast(Tensor, output)
     over = [dim for dim in range(input.dim()) if dim != 1]
     shape = [1, -1] + [1] * (input.dim() - 2)
     # Sums in float64, so that mean and variance do not depend on the split over processes.

@@ -231,9 +231,6 @@ def check_copy() -> None:
 
 
 def test_what_a_norm_becomes_depends_on_its_class_and_the_device() -> None:
-    class OfTorch(nn.SyncBatchNorm):
-        pass
-
     def kinds(device: str) -> list[type]:
         model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm2d(4), NormAct(4), nn.SyncBatchNorm(4))
         return [
@@ -242,10 +239,6 @@ def test_what_a_norm_becomes_depends_on_its_class_and_the_device() -> None:
 
     assert kinds("cpu") == [nn.BatchNorm1d, nn.BatchNorm2d, NormAct, nn.SyncBatchNorm]
     assert kinds("cuda") == [nn.SyncBatchNorm, nn.SyncBatchNorm, NormAct, nn.SyncBatchNorm]
-    theirs = OfTorch(4)
-    assert convert_sync_batch_norm(theirs, device=torch.device("cuda")) is theirs
-    with pytest.raises(ConfigError, match="OfTorch needs a GPU: use BatchNorm in the model"):
-        convert_sync_batch_norm(theirs, device=CPU)
 
 
 def test_the_fused_norm_of_torch_takes_what_it_is_given() -> None:
