@@ -37,7 +37,6 @@ from .machine import available_cpus
 from .process_group import init_process_group
 
 _THREADS = Range(f"to 1 to {MAX_THREADS}", lambda number: 1 <= number <= MAX_THREADS)
-_Precision = Literal["no", "bf16", "fp16"]
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -47,7 +46,9 @@ _M_MMAP_THRESHOLD = -3
 class RuntimeConfig:
     """Precision, devices and processes."""
 
-    mixed_precision: Annotated[_Precision | None, short_flag("--mixed-precision")] = None
+    mixed_precision: Annotated[
+        Literal["no", "bf16", "fp16"] | None, short_flag("--mixed-precision")
+    ] = None
     """Precision of the forward and backward passes; weights stay float32. None: the launcher's
     setting, else `no`."""
     sync_batch_norm: bool = True

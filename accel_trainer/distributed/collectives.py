@@ -131,8 +131,6 @@ def broadcast_files(
 
     **Collective.** No shared disk is needed.
     """
-    if accelerator.num_processes == 1:
-        return dict(files or {})
     names = json.loads(broadcast_bytes(json.dumps(list(files or {})).encode(), accelerator))
     return {name: broadcast_bytes(files[name] if files else None, accelerator) for name in names}
 

@@ -89,11 +89,11 @@ def nondeterminism_named(*, says_it: bool) -> Iterator[set[str]]:
     except RuntimeError as error:
         if (found := _NO_KERNEL.search(str(error))) is None:
             raise
-        fact = f"{found[1]} has no deterministic kernel here, and --runtime.deterministic is strict"
-        fix = (
+        raise ConfigError(
+            "NONDETERMINISTIC",
+            f"{found[1]} has no deterministic kernel here, and --runtime.deterministic is strict: "
             "replace it in the model, or set --runtime.deterministic True, without the promise of "
-            "the same bits"
-        )
-        raise ConfigError("NONDETERMINISTIC", f"{fact}: {fix}") from error
+            "the same bits",
+        ) from error
     finally:
         warnings.showwarning = show

@@ -104,8 +104,9 @@ def reject_optimizer(optimizer: Optimizer) -> None:
     # (torch 2.13).
     if optimizer.state or name in ("Adafactor", "Rprop"):
         why = "has state before its first step" if optimizer.state else "needs whole weights"
-        fact = f"{name} {why}, and does not work with FSDP"
-        raise ConfigError("FSDP", f"{fact}: use another optimizer, or {_FIX}")
+        raise ConfigError(
+            "FSDP", f"{name} {why}, and does not work with FSDP: use another optimizer, or {_FIX}"
+        )
 
 
 def make_shardable(model: nn.Module, accelerator: Accelerator) -> None:
@@ -115,15 +116,14 @@ def make_shardable(model: nn.Module, accelerator: Accelerator) -> None:
         ConfigError: a parameter cannot be sharded, or the model has no module of the class by which
             it is to be divided.
     """
-    ties = tied_by_memory(model)
-    if ties:
-        (tied,) = (name for name, parameter in model.named_parameters() if parameter is ties[0][0])
-        raise ConfigError(
-            "FSDP",
-            f"{tied} shares its memory with another parameter, which shards cannot: "
-            "let both modules have one parameter, as in b.weight = a.weight",
-        )
+    tied = {parameter for parameter, _ in tied_by_memory(model)}
     for name, parameter in model.named_parameters():
+        if parameter in tied:
+            raise ConfigError(
+                "FSDP",
+                f"{name} shares its memory with another parameter, which shards cannot: "
+                "let both modules have one parameter, as in b.weight = a.weight",
+            )
         if parameter.ndim == 0:
             raise ConfigError(
                 "FSDP", f"{name} has no dimension, and cannot be sharded: give it the shape [1]"
@@ -133,8 +133,9 @@ def make_shardable(model: nn.Module, accelerator: Accelerator) -> None:
     try:
         plugin.set_auto_wrap_policy(model)
     except ValueError as error:
-        message = f"fsdp_transformer_layer_cls_to_wrap does not fit: {error}"
-        raise ConfigError("LAUNCH", message) from error
+        raise ConfigError(
+            "LAUNCH", f"fsdp_transformer_layer_cls_to_wrap does not fit: {error}"
+        ) from error
     if accelerator.native_amp:
         # accelerate 1.15 would cast the weights instead: the weights of norms would not fit their
         # buffers.

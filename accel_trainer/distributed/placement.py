@@ -46,11 +46,15 @@ def _refuse_untrainable(model: nn.Module) -> None:
     """Raise ConfigError for a parameter that has no shape yet, or sparse gradients."""
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
-            fix = "call the model with a batch before you pass it on"
-            raise ConfigError("MODEL", f"{name} has no shape yet: {fix}")
+            raise ConfigError(
+                "MODEL",
+                f"{name} has no shape yet: call the model with a batch before you pass it on",
+            )
     for name, module in model.named_modules():
         is_embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
         if is_embedding and module.sparse and module.weight.requires_grad:
             name = name or type(module).__name__
-            fact = f"{name} has sparse gradients, which cannot be checked for NaN"
-            raise ConfigError("MODEL", f"{fact}: set sparse=False")
+            raise ConfigError(
+                "MODEL",
+                f"{name} has sparse gradients, which cannot be checked for NaN: set sparse=False",
+            )

@@ -25,7 +25,7 @@ _stores: dict[tuple[str, int], Store] = {}
 
 
 def init_process_group(
-    backend: str | None, *, timeout_s: float, device: torch.device | None = None
+    backend: str, *, timeout_s: float, device: torch.device | None = None
 ) -> None:
     """Form the process group of this launch, also after a shutdown or a restart. **Collective.**
 
@@ -150,12 +150,12 @@ def _unused_prefix(store: Store, rank: int, num_processes: int, *, timeout_s: fl
         store.set(f"joined/{part}/{rank}", "")
         return PrefixStore(part, store)
     deadline_s = time.monotonic() + timeout_s
-    missing = set(range(1, num_processes))
+    missing = list(range(1, num_processes))
     while missing:
-        for other in [other for other in missing if store.check([f"here/{other}"])]:
-            store.set(f"part/{store.get(f'here/{other}').decode()}", name)
-            if store.check([f"joined/{name}/{other}"]):
-                missing.remove(other)
+        for other in missing:
+            if store.check([f"here/{other}"]):
+                store.set(f"part/{store.get(f'here/{other}').decode()}", name)
+        missing = [other for other in missing if not store.check([f"joined/{name}/{other}"])]
         if time.monotonic() > deadline_s:
             raise dist.DistStoreError(f"{len(missing)} processes are missing")
         time.sleep(0.01)

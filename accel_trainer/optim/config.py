@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -95,6 +96,18 @@ class OptimizerConfig:
             return self
         default = inspect.signature(optimizer_class_of(self.name)).parameters["lr"].default
         return replace(self, learning_rate=_LEARNING_RATES.get(self.name, float(default)))
+
+    def peak_learning_rate(self, *, global_batch_size: int) -> float:
+        """Return the learning rate, which was tuned at `base_batch_size`, for another batch size.
+
+        Linear: Goyal et al. 2017 (arXiv 1706.02677), for SGD. Square root: Krizhevsky 2014
+        (arXiv 1404.5997) and Malladi et al. 2022 (arXiv 2205.10287), for adaptive optimizers.
+        """
+        learning_rate = self.with_learning_rate().learning_rate
+        assert learning_rate is not None
+        ratio = global_batch_size / self.base_batch_size
+        factors = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
+        return learning_rate * factors[self.learning_rate_scaling]
 
 
 def pattern_values(config: OptimizerConfig, setting: str) -> dict[str, float]:

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..core.config import FRACTION, INSIDE_ONE, NOT_NEGATIVE
 from ..core.errors import ConfigError
 from ..core.learning_rate import Schedule
+from ..core.user_code import describe_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +53,11 @@ class ScheduleConfig:
         (NOT_NEGATIVE if self.shape == "exponential" else FRACTION).check(self, "schedule", "gamma")
         INSIDE_ONE.check(self, "schedule", "milestones")
         if self.shape == "triangular" and self.warmup_epochs:
-            fact = "schedule.warmup_epochs has no effect with triangular"
-            raise ConfigError("CONFIG", f"{fact}: set schedule.peak_fraction instead")
+            raise ConfigError(
+                "CONFIG",
+                "schedule.warmup_epochs has no effect with triangular: "
+                "set schedule.peak_fraction instead",
+            )
 
     def warmup_steps(self, *, total_steps: int, steps_per_epoch: int) -> int:
         """Return the number of steps in which the learning rate rises."""
@@ -72,8 +76,11 @@ def build_schedule(
     """
     warmup_steps = config.warmup_steps(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     if warmup_steps > total_steps > 0:
-        fact = f"schedule.warmup_epochs is {config.warmup_epochs}, longer than the run"
-        raise ConfigError("CONFIG", f"{fact}: set it to at most --epochs")
+        raise ConfigError(
+            "CONFIG",
+            f"schedule.warmup_epochs is {config.warmup_epochs}, longer than the run: "
+            "set it to at most --epochs",
+        )
     decay_steps = max(1, total_steps - warmup_steps)
     floor = config.min_fraction
 
@@ -134,23 +141,26 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
         ConfigError: it raises an error, or returns something else than a number of 0 or more.
     """
     if isinstance(schedule, LRScheduler):
-        fact = f"schedule= is torch's {type(schedule).__name__}"
         raise ConfigError(
             "SCHEDULE",
-            f"{fact}: give schedule_from_torch(lambda optimizer: ..., learning_rate=...)",
+            f"schedule= is torch's {type(schedule).__name__}: "
+            "give schedule_from_torch(lambda optimizer: ..., learning_rate=...)",
         )
     for step in (0, max(0, num_steps - 1)):
         try:
             rate = float(schedule(step))
         except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-            fix = f"return a number for each step from 0 to {num_steps - 1}"
             raise ConfigError(
-                "SCHEDULE", f"the recipe's schedule fails at step {step} ({reason}): {fix}"
+                "SCHEDULE",
+                f"the recipe's schedule fails at step {step} ({describe_error(error)}): "
+                f"return a number for each step from 0 to {num_steps - 1}",
             ) from error
         if not 0 <= rate < math.inf:
-            fact = f"the recipe's schedule returns {rate:g} at step {step}"
-            raise ConfigError("SCHEDULE", f"{fact}: return a learning rate of 0 or more")
+            raise ConfigError(
+                "SCHEDULE",
+                f"the recipe's schedule returns {rate:g} at step {step}: "
+                "return a learning rate of 0 or more",
+            )
 
     def rate_at(step: int) -> float:
         if (rate := schedule(step)) is None:
@@ -160,19 +170,3 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
         return float(rate)
 
     return rate_at
-
-
-def scale_learning_rate(
-    learning_rate: float,
-    *,
-    rule: Literal["none", "linear", "sqrt"],
-    global_batch_size: int,
-    base_batch_size: int,
-) -> float:
-    """Scale a learning rate that was tuned at `base_batch_size` to `global_batch_size`.
-
-    Linear: Goyal et al. 2017 (arXiv 1706.02677), for SGD. Square root: Krizhevsky 2014
-    (arXiv 1404.5997) and Malladi et al. 2022 (arXiv 2205.10287), for adaptive optimizers.
-    """
-    ratio = global_batch_size / base_batch_size
-    return learning_rate * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]

@@ -91,11 +91,12 @@ def fill_momentum(optimizer: Optimizer) -> None:
     a first step that a NaN skips leaves uninitialised memory (torch 2.13). The buffer is -0.0, so
     that the first step has the same bits as without it.
     """
-    groups = [group for group in optimizer.param_groups if group["fused"] and group["momentum"]]
-    for parameter in (parameter for group in groups for parameter in group["params"]):
-        state = optimizer.state[parameter]
-        if state.get("momentum_buffer") is None:
-            state["momentum_buffer"] = torch.full_like(parameter, -0.0)
+    for group in optimizer.param_groups:
+        if group["fused"] and group["momentum"]:
+            for parameter in group["params"]:
+                state = optimizer.state[parameter]
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.full_like(parameter, -0.0)
 
 
 def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Module) -> Optimizer:
@@ -111,9 +112,10 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
     optimizer = build(model) if is_function else build
     if not is_function or not isinstance(optimizer, Optimizer):
         verb = "returns" if is_function else "is"
-        fact = f"optimizer= {verb} an object of type {type(optimizer).__name__}"
         raise ConfigError(
-            "CONFIG", f"{fact}: pass a function that takes the model and returns a torch optimizer"
+            "CONFIG",
+            f"optimizer= {verb} an object of type {type(optimizer).__name__}: "
+            "pass a function that takes the model and returns a torch optimizer",
         )
     if reason := UNSUITABLE.get(type(optimizer).__name__):
         raise ConfigError(
@@ -124,9 +126,10 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
         # Of the class, since a scheduler replaces the `step` of the instance.
         inspect.signature(type(optimizer).step).bind(optimizer)
     except TypeError as error:
-        fact = f"{type(optimizer).__name__}.step cannot be called without arguments ({error})"
         raise ConfigError(
-            "CONFIG", f"{fact}: a step is one forward and backward, so use another optimizer"
+            "CONFIG",
+            f"{type(optimizer).__name__}.step cannot be called without arguments ({error}): "
+            "a step is one forward and backward, so use another optimizer",
         ) from error
     _check_parameters(optimizer, model)
     _check_fused(optimizer, model)
@@ -144,8 +147,11 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     """Raise ConfigError unless the optimizer has exactly the parameters that the model trains."""
     theirs = set(parameters_of(optimizer))
     if not theirs <= set(model.parameters()):
-        fact = "the recipe's optimizer has parameters that are not the model's"
-        raise ConfigError("CONFIG", f"{fact}: build it from the model that the function receives")
+        raise ConfigError(
+            "CONFIG",
+            "the recipe's optimizer has parameters that are not the model's: "
+            "build it from the model that the function receives",
+        )
     # The gradients of the others would add up over all steps, and count in the clipped norm.
     if left_out := [
         name for name, p in model.named_parameters() if p.requires_grad and p not in theirs

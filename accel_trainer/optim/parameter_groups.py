@@ -113,8 +113,11 @@ def freeze(model: nn.Module, pattern: str) -> None:
     if not found or len(found) == len(parameters):
         which = "all" if found else "none"
         names = ", ".join([*parameters][:3])
-        fact = f"--freeze {pattern!r} matches {which} of the {len(parameters)} parameters ({names})"
-        raise ConfigError("FREEZE", f"{fact}: it must match some, not all")
+        raise ConfigError(
+            "FREEZE",
+            f"--freeze {pattern!r} matches {which} of the {len(parameters)} parameters ({names}): "
+            "it must match some, not all",
+        )
     for name in found:
         parameters[name].requires_grad_(False)
 

@@ -13,12 +13,7 @@ from ..core.config import config_to_dict, diff_config
 from ..core.errors import ConfigError
 from ..core.learning_rate import Schedule
 from ..optim.config import OptimizerConfig
-from ..optim.lr_scheduler import (
-    ScheduleConfig,
-    build_schedule,
-    checked_schedule,
-    scale_learning_rate,
-)
+from ..optim.lr_scheduler import ScheduleConfig, build_schedule, checked_schedule
 from ..optim.optimizers import build_optimizer, build_own_optimizer
 from .config import RecipeConfig, with_defaults
 
@@ -80,13 +75,8 @@ def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> 
 
 def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
     """Return the peak learning rate, scaled to the global batch, and the schedule with it."""
-    optimizer = config.optimizer.with_learning_rate()
-    assert optimizer.learning_rate is not None
-    peak_learning_rate = scale_learning_rate(
-        optimizer.learning_rate,
-        rule=optimizer.learning_rate_scaling,
-        global_batch_size=plan.global_batch_size,
-        base_batch_size=optimizer.base_batch_size,
+    peak_learning_rate = config.optimizer.peak_learning_rate(
+        global_batch_size=plan.global_batch_size
     )
     schedule = build_schedule(
         config.schedule,

@@ -23,6 +23,16 @@ def test_a_learning_rate_that_is_given_is_kept() -> None:
     )
 
 
+@pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
+def test_the_learning_rate_follows_the_global_batch_by_the_chosen_rule(
+    rule: str, expected: float
+) -> None:
+    config = OptimizerConfig(learning_rate=0.1, learning_rate_scaling=rule, base_batch_size=256)
+    scaled = config.peak_learning_rate(global_batch_size=1024)
+    assert scaled == pytest.approx(expected, rel=1e-15)
+    assert config.peak_learning_rate(global_batch_size=256) == 0.1
+
+
 def test_an_optimizer_is_found_by_name_here_or_in_torch() -> None:
     found = [optimizer_class_of(name) for name in ("sgd", "muon", "RMSprop")]
     assert found == [SGD, Muon, torch.optim.RMSprop]

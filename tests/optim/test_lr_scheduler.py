@@ -6,12 +6,7 @@ import pytest
 
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.optim.lr_scheduler import (
-    Schedule,
-    ScheduleConfig,
-    build_schedule,
-    scale_learning_rate,
-)
+from accel_trainer.optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule
 
 SHAPES = ("constant", "cosine", "exponential", "linear", "polynomial", "step", "triangular")
 
@@ -131,13 +126,3 @@ def test_a_warmup_longer_than_the_run_is_refused() -> None:
         ConfigError, match="warmup_epochs is 11.0, longer than the run: set it to at most --epochs"
     ):
         schedule(warmup_epochs=11.0)
-
-
-@pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
-def test_the_learning_rate_follows_the_global_batch_by_the_chosen_rule(
-    rule: str, expected: float
-) -> None:
-    scaled = scale_learning_rate(0.1, rule=rule, global_batch_size=1024, base_batch_size=256)
-    assert scaled == pytest.approx(expected, rel=1e-15)
-    unscaled = scale_learning_rate(0.1, rule=rule, global_batch_size=256, base_batch_size=256)
-    assert unscaled == 0.1
