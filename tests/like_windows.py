@@ -118,7 +118,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     become_windows()
     import accel_trainer
-    from accel_trainer.core.run_dir import RunLock
+    from accel_trainer.core.run_dir import run_lock
     from recipes import cifar
 
     for module in pkgutil.walk_packages(accel_trainer.__path__, "accel_trainer."):
@@ -147,7 +147,7 @@ def main() -> None:
             cifar.Config, [*flags, "--max-steps", num_steps], description=""
         )
         print(cifar.train(config).position)
-    with RunLock(folder / "run" / "run.lock"):
+    with run_lock(folder / "run" / "run.lock"):
         try:
             cifar.train(config)
         except accel_trainer.UserError as error:

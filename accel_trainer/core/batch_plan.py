@@ -194,13 +194,14 @@ class BatchConfig:
     """Data workers per training process, for data that is not already decoded in memory."""
 
     def __post_init__(self) -> None:
-        names = (
+        AT_LEAST_ONE.check(
+            self,
+            "batch",
             "per_device_batch_size",
             "global_batch_size",
             "accumulation_steps",
             "eval_batch_size",
         )
-        AT_LEAST_ONE.check(self, "batch", *names)
         NOT_NEGATIVE.check(self, "batch", "num_workers")
         if self.reduce == "exact" and self.accumulation_steps > 1:
             raise ConfigError(

@@ -10,12 +10,11 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from . import filesystem, platform
 from .errors import ConfigError, OutputError
-from .guards import guarded
 
 # The files and folders that a run writes into its folder.
 _FILES = (
@@ -132,45 +131,33 @@ def is_in_use(folder: Path) -> bool:
         return not isinstance(error, FileNotFoundError)
 
 
-class RunLock:
-    """An exclusive lock on a run's folder, held until the end of the block or of the process.
+@contextmanager
+def run_lock(path: Path) -> Iterator[int]:
+    """Lock a run's folder by the file `path`, until the end of the block or of the process.
 
-    The kernel frees it when the process dies, and a forked data worker does not inherit it: there
-    is no age, timeout or takeover. The content of the file only tells people who holds the lock.
+    The kernel frees the lock when the process dies, and a forked data worker does not inherit it:
+    there is no age, timeout or takeover. The content of the file only tells people who has the
+    lock. Yields the descriptor of the file, the only one: closing any would free the lock.
+
+    Raises OutputError if another run has the lock, or if the file system has no locks.
     """
-
-    def __init__(self, path: Path) -> None:
-        """Take the lock.
-
-        Raises OutputError if another run has it, or if the file system has no locks.
-        """
-        self._path = path
-        # Closing any descriptor of the file would free the lock, so this is the only one.
-        with writes_to(path.parent):
-            self._descriptor = filesystem.open_regular(path, os.O_RDWR | os.O_CREAT)
+    with writes_to(path.parent):
+        descriptor = filesystem.open_regular(path, os.O_RDWR | os.O_CREAT)
+    try:
         try:
-            platform.take_lock(self._descriptor)
+            platform.take_lock(descriptor)
         except OSError as error:
-            os.lseek(self._descriptor, 0, os.SEEK_SET)
-            owner = os.read(self._descriptor, 4096)
-            os.close(self._descriptor)
-            raise _not_locked(path.parent, error, owner) from error
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            raise _not_locked(path.parent, error, os.read(descriptor, 4096)) from error
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        owner = f"pid {os.getpid()} on {socket.gethostname()} since {since}".encode()
+        owner = f"pid {os.getpid()} on {socket.gethostname()} since {since}"
         with writes_to(path.parent):
-            os.ftruncate(self._descriptor, 0)
-            os.lseek(self._descriptor, 0, os.SEEK_SET)
-            os.write(self._descriptor, owner)
-
-    def guarded_folder(self) -> AbstractContextManager[None]:
-        """Refuse writes to the run's folder once the lock file was moved or replaced."""
-        return guarded(self._path.parent, self._path, self._descriptor)
-
-    def __enter__(self) -> RunLock:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        os.close(self._descriptor)
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, owner.encode())
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _not_locked(folder: Path, error: OSError, owner: bytes) -> OutputError:

@@ -203,24 +203,16 @@ def make_batch(
         inputs, targets = inputs_and_targets(collate([sample for _, sample in samples]))
     except Exception as error:
         raise SampleError(
-            f"{_named(ids)} cannot be collated into a batch ({describe_error(error)})"
+            f"samples {', '.join(map(str, ids))} cannot be collated into a batch "
+            f"({describe_error(error)})"
         ) from error
-    if num_classes is not None:
-        if not isinstance(targets, Tensor):
-            raise SampleError(
-                f"{_named(ids)} have labels that are a {type(targets).__name__}, "
-                "not a tensor: number the classes from 0"
-            )
+    if num_classes is not None and isinstance(targets, Tensor):
         for sample_id, label in zip(ids, targets.tolist(), strict=True):
             if not 0 <= label < num_classes:
                 raise SampleError(
                     f"sample {sample_id} has label {label}, the classes are 0 to {num_classes - 1}"
                 )
     return Batch(inputs, targets, torch.tensor(ids))
-
-
-def _named(ids: Sequence[int]) -> str:
-    return f"samples {', '.join(map(str, ids))}"
 
 
 def inputs_and_targets(collated: Any) -> tuple[Any, Any]:

@@ -23,12 +23,12 @@ from ..core.errors import (
     ProcessError,
     UserError,
 )
-from ..core.guards import guarded_folder
+from ..core.guards import guarded, guarded_folder
 from ..core.run_dir import (
-    RunLock,
     prepare_directory,
     refuse_strange_entries,
     remove_new_folder,
+    run_lock,
     writes_to,
 )
 from ..fault_tolerance.preemption import StopFlag
@@ -84,11 +84,12 @@ def open_folder(
     is_new = not os.path.exists(wanted)
     folder = prepare_directory(wanted)
     refuse_strange_entries(folder)
-    run_lock = lock.enter_context(RunLock(folder / "run.lock"))
+    path = folder / "run.lock"
+    descriptor = lock.enter_context(run_lock(path))
     with writes_to(folder):
         lock.enter_context(guarded_folder(folder))
     lock.enter_context(_undone_if_refused(folder, stop_flag, is_new=is_new))
-    lock.enter_context(run_lock.guarded_folder())
+    lock.enter_context(guarded(folder, path, descriptor))
     _sweep(folder)
     source = find_source(folder, config.run)
     stored = None if source is None else read_stored_config(source)

@@ -17,7 +17,7 @@ from accel_trainer.cli.runs import run_reader
 from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.cli.runs.status import read_status
 from accel_trainer.core.batch_plan import BatchConfig
-from accel_trainer.core.run_dir import RunLock, is_in_use
+from accel_trainer.core.run_dir import is_in_use, run_lock
 from accel_trainer.run.parser import save_config
 from recipes import cifar
 from tests import processes
@@ -278,7 +278,7 @@ def test_checking_whether_a_run_is_alive_never_blocks_a_start(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    with RunLock(run / "run.lock"):
+    with run_lock(run / "run.lock"):
         processes.run(look_at_a_run_that_is_alive, run, folder=tmp_path / "logs")
     assert "state: killed" in run_command(capsys, ["status", run])[1]
     assert run_command(capsys, ["status", run, "--exit-code"])[0] == 70

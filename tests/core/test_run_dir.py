@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from accel_trainer.core.errors import CheckpointError, ExitCode, OutputError
-from accel_trainer.core.run_dir import RunLock, prepare_directory, refuse_strange_entries
+from accel_trainer.core.run_dir import prepare_directory, refuse_strange_entries, run_lock
 from tests.workload import make_config, train
 
 fcntl = pytest.importorskip("fcntl")
@@ -21,8 +21,9 @@ fcntl = pytest.importorskip("fcntl")
 HOLDER = """
 import os, sys
 from pathlib import Path
-from accel_trainer.core.run_dir import RunLock
-lock = RunLock(Path(sys.argv[1]))
+from accel_trainer.core.run_dir import run_lock
+lock = run_lock(Path(sys.argv[1]))
+lock.__enter__()
 child = os.fork()
 if child == 0:
     os.close(1)
@@ -43,12 +44,12 @@ def test_a_second_run_learns_who_holds_the_lock_until_its_process_is_dead(tmp_pa
             with pytest.raises(
                 OutputError, match=rf"LOCKED.*pid {holder.pid} on .* since 20"
             ) as raised:
-                RunLock(path)
+                run_lock(path).__enter__()
             assert raised.value.exit_code == ExitCode.OUTPUT
             os.kill(holder.pid, signal.SIGKILL)
             holder.wait()
             # Its forked worker is still alive and must not hold the lock.
-            with RunLock(path):
+            with run_lock(path):
                 pass
         finally:
             os.kill(orphan, signal.SIGKILL)
@@ -62,7 +63,7 @@ def test_a_file_system_without_locks_is_refused(
 
     monkeypatch.setattr(fcntl, "lockf", fail)
     with pytest.raises(OutputError, match="NO_LOCKS"):
-        RunLock(tmp_path / "run.lock")
+        run_lock(tmp_path / "run.lock").__enter__()
 
 
 @pytest.mark.parametrize("name", ["with space", "ünï☃", "-leading", "a" * 255, "x/y/z", "a/../b"])

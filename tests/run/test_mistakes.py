@@ -373,8 +373,8 @@ FITS_NOT = [
     (having(num_classes=2), "DATA_SAMPLE", "sample 2 has label 2, the classes are 0 to 1: ..."),
     (
         having(train_set=m.NamesAreStrings(), num_classes=3),
-        "DATA_SAMPLE",
-        "samples ... have labels that are a tuple, not a tensor: number the classes from 0: ...",
+        "SHAPES",
+        "... for targets a tuple: the labels are texts, such as 'c': number the classes from 0",
     ),
     (
         with_model(lambda: nn.Linear(6, 2)),

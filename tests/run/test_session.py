@@ -154,11 +154,11 @@ def test_a_damaged_newest_checkpoint_is_passed_over_loudly(
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    from accel_trainer.core.run_dir import RunLock
+    from accel_trainer.core.run_dir import run_lock
 
     from .. import processes
 
-    with RunLock(tmp_path / "run.lock"):
+    with run_lock(tmp_path / "run.lock"):
         job = processes.start(run, tmp_path, num_processes=1, folder=tmp_path / "logs")
         assert job.wait() == [1]
         assert "is locked by pid" in job.output()
