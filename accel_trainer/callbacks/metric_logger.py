@@ -197,8 +197,10 @@ class Meters:
         Raises ConfigError if a sum has a reserved name.
         """
         if reserved := _RESERVED.intersection(report.sums):
-            fact = f"train_step returned a sum named {min(reserved)}, which is reserved"
-            raise ConfigError("SUMS", f"{fact}: rename it")
+            raise ConfigError(
+                "SUMS",
+                f"train_step returned a sum named {min(reserved)}, which is reserved: rename it",
+            )
         self._pending.append(report)
         if len(self._pending) >= _MAX_PENDING:
             self._sum_pending()

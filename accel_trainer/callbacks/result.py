@@ -68,7 +68,7 @@ class ResultWriter(Callback):
             "epoch": result.position.epoch,
             "samples_seen": result.position.samples_seen,
             "metrics": _listed(result.metrics),
-            "best": None if result.best is None else vars(result.best),
+            "best": result.best and vars(result.best),
             "num_eval_samples": self._num_eval_samples,
         }
         if self._nondeterministic:

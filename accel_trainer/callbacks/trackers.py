@@ -69,12 +69,11 @@ class Trackers(Callback):
         filesystem.make_directory(self._run / "trackers")
         for name in self._names:
             folder = self._run / "trackers" / name
-            defaults = {
-                key: value.format(folder)
-                for key, value in _VARIABLES.get(name, {}).items()
-                if key not in os.environ
+            variables = {
+                key: os.environ.get(key, default.format(folder))
+                for key, default in _VARIABLES.get(name, {}).items()
             }
-            self._variables.enter_context(patch_environment(**defaults))
+            self._variables.enter_context(patch_environment(**variables))
             with self._dropped_on_error(name):
                 self._trackers[name] = _start(name, self._run, self._config)
         for row in read_history(self._run):

@@ -39,9 +39,9 @@ def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -
             shown = f" ({next(iter(lines.values()))})" if "\n" in value else ""
             listed.append(f"{name} on {', '.join(map(str, lines))}{shown}")
     if listed:
-        fix = (
-            "Install the same software, copy the same code and data to every machine, start all "
-            "in the same way, and let no part of the recipe depend on the process"
+        raise ConfigError(
+            "PROCESSES_DIFFER",
+            f"not the same as on process 0: {'; '.join(listed)}. Install the same software, copy "
+            "the same code and data to every machine, start all in the same way, and let no part "
+            "of the recipe depend on the process",
         )
-        fact = f"not the same as on process 0: {'; '.join(listed)}"
-        raise ConfigError("PROCESSES_DIFFER", f"{fact}. {fix}")

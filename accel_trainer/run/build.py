@@ -139,7 +139,7 @@ def build_trainer(
             eval_loader, num_parts=num_parts, accelerator=run.accelerator
         )
         parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
-        callbacks = [*callbacks, UnseenRecorder(run.folder, parts, model=model)]
+        callbacks = [*callbacks, UnseenRecorder(run.folder, parts)]
     evaluator = Evaluator(
         eval_loader,
         task=task,
@@ -211,9 +211,10 @@ def _refuse_wrapped(model: nn.Module) -> None:
     """Raise ConfigError for a model that another wrapper spreads over devices."""
     for module in model.modules():
         if isinstance(module, nn.DataParallel | DistributedDataParallel):
-            fact = f"the model is, or has, a {type(module).__name__}"
             raise ConfigError(
-                "MODEL", f"{fact}: give the plain module, and start a process for each device"
+                "MODEL",
+                f"the model is, or has, a {type(module).__name__}: give the plain module, and "
+                "start a process for each device",
             )
 
 

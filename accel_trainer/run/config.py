@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -103,9 +103,11 @@ class RunConfig:
                 "CONFIG", "--init-skip has no effect without --init-from: add that, or leave it out"
             )
         if self.init_from is not None and self.resume not in ("auto", "never"):
-            flags = f"--resume {self.resume} and --init-from {self.init_from}"
-            fact = f"{flags} both set the initial weights"
-            raise ConfigError("CONFIG", f"{fact}: remove one of them")
+            raise ConfigError(
+                "CONFIG",
+                f"--resume {self.resume} and --init-from {self.init_from} both set the initial "
+                "weights: remove one of them",
+            )
         for name in ("output_dir", "init_from", "runs_dir", "cache_dir"):
             if (path := getattr(self, name)) is not None:
                 # A shell leaves `--output-dir=~/run` as it is.
@@ -119,13 +121,13 @@ class RecipeConfig:
 
     seed: int = 0
     """Decides the initial weights, the order of the data, and every augmentation and dropout."""
-    batch: BatchConfig = field(default_factory=BatchConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
-    run: RunConfig = field(default_factory=RunConfig)
+    batch: BatchConfig = BatchConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    run: RunConfig = RunConfig()
 
 
 C = TypeVar("C", bound=RecipeConfig)

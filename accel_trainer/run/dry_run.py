@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
-from torch import nn
 
 from ..core import filesystem
 from ..core.callback import Callback, TrainerView
@@ -65,10 +64,9 @@ def limit_evaluation(
 class UnseenRecorder(Callback):
     """Writes hashes of state that no checkpoint holds, when a dry run ends and when it resumes."""
 
-    def __init__(self, folder: Path, parts: Mapping[str, object], *, model: nn.Module) -> None:
+    def __init__(self, folder: Path, parts: Mapping[str, Any]) -> None:
         self._folder = folder
         self._parts = parts
-        self._model = model
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Record the state that a resume begins with."""
@@ -83,7 +81,7 @@ class UnseenRecorder(Callback):
     def _record(self, trainer: TrainerView) -> None:
         if not trainer.accelerator.is_main_process:
             return
-        marks = mark_unseen(self._parts, model=self._model)
+        marks = mark_unseen(self._parts, model=self._parts["model"])
         marks |= {name: state() for name, state in GENERATORS.items()}
         hashes = {
             name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in marks.items()

@@ -37,6 +37,8 @@ def _check(name: str, part: Any) -> None:
             f"{name}= has the class {part.__name__}: give an instance of it, {part.__name__}()",
         )
     if missing := [attribute for attribute in _NEEDED[name] if not hasattr(part, attribute)]:
-        kind = f"an object of type {type(part).__name__}, without {' and '.join(missing)}"
-        fix = "see the documentation of build_trainer for what it can be"
-        raise ConfigError("CONFIG", f"{name}= has {kind}: {fix}")
+        raise ConfigError(
+            "CONFIG",
+            f"{name}= has an object of type {type(part).__name__}, without "
+            f"{' and '.join(missing)}: see the documentation of build_trainer for what it can be",
+        )

@@ -28,13 +28,18 @@ def refuse_launch(config: RecipeConfig) -> None:
     if num_processes == 1 or is_switched_on("ACCELERATE_USE_CPU"):
         return
     if torch.backends.mps.is_available():
-        fact = f"{num_processes} processes cannot share the GPU of a Mac"
-        raise ConfigError("MPS_PROCESSES", f"{fact}: launch one with `python`, or use the CPU")
+        raise ConfigError(
+            "MPS_PROCESSES",
+            f"{num_processes} processes cannot share the GPU of a Mac: launch one with `python`, "
+            "or use the CPU",
+        )
     needs_nccl = torch.cuda.device_count() > 0 and config.runtime.backend != "gloo"
     if needs_nccl and not dist.is_nccl_available():
-        fact = f"{num_processes} processes on GPUs, and this torch {torch.__version__} has no NCCL"
-        fix = "install torch for CUDA on Linux, or use --runtime.backend gloo"
-        raise ConfigError("NCCL_MISSING", f"{fact}: {fix}")
+        raise ConfigError(
+            "NCCL_MISSING",
+            f"{num_processes} processes on GPUs, and this torch {torch.__version__} has no NCCL: "
+            "install torch for CUDA on Linux, or use --runtime.backend gloo",
+        )
 
 
 def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict[str, str]:
@@ -43,24 +48,29 @@ def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict
     num_gpus = 0 if is_switched_on("ACCELERATE_USE_CPU") else torch.cuda.device_count()
     found = {}
     if not torch.__version__.startswith(tuple(f"{tried}." for tried in TRIED_TORCH)):
-        fact = f"torch {torch.__version__} has not been tried"
-        found["TORCH_UNTRIED"] = f"{fact}: the tests ran with {', '.join(TRIED_TORCH)}"
+        found["TORCH_UNTRIED"] = (
+            f"torch {torch.__version__} has not been tried: the tests ran with "
+            f"{', '.join(TRIED_TORCH)}"
+        )
     if num_gpus and runtime.deterministic and is_too_late_for_cublas:
-        fact = "CUDA was in use before the run, so matrix products may differ in their last bits"
-        fix = (
+        found["CUBLAS_LATE"] = (
+            "CUDA was in use before the run, so matrix products may differ in their last bits: "
             "set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts, or use no GPU before the run"
         )
-        found["CUBLAS_LATE"] = f"{fact}: {fix}"
     precision = runtime.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     is_float32 = precision == "no" and not runtime.tf32
     if num_gpus and is_float32 and torch.cuda.get_device_capability() >= _HAS_TF32:
-        fact = "float32 without TF32 does not use this GPU's tensor cores"
-        found["TENSOR_CORES"] = f"{fact}: add --mixed-precision bf16, or --runtime.tf32"
+        found["TENSOR_CORES"] = (
+            "float32 without TF32 does not use this GPU's tensor cores: "
+            "add --mixed-precision bf16, or --runtime.tf32"
+        )
     num_used = _count("LOCAL_WORLD_SIZE")
     if num_gpus > num_used:
-        fact = f"{num_gpus} GPUs are visible but {num_used} is used, since each needs a process"
-        command = f"`accelerate launch --multi_gpu --num_processes {num_gpus} RECIPE`"
-        found["IDLE_GPUS"] = f"{fact}: {command}, or hide them (CUDA_VISIBLE_DEVICES)"
+        found["IDLE_GPUS"] = (
+            f"{num_gpus} GPUs are visible but {num_used} is used, since each needs a process: "
+            f"`accelerate launch --multi_gpu --num_processes {num_gpus} RECIPE`, "
+            "or hide them (CUDA_VISIBLE_DEVICES)"
+        )
     if message := _find_large_batch(config):
         found["LEARNING_RATE"] = message
     return found
@@ -83,9 +93,11 @@ def _find_large_batch(config: RecipeConfig) -> str | None:
     )
     if optimizer.learning_rate_scaling == "none":
         scaling = "linear" if optimizer.name == "sgd" else "sqrt"
-        rule = f"--optimizer.learning-rate-scaling {scaling}"
-        fix = f"set {rule}, or --optimizer.base-batch-size {batch} if it was tuned for this batch"
-        return f"{large} and --lr {optimizer.learning_rate:g} is not scaled: {fix}"
+        return (
+            f"{large} and --lr {optimizer.learning_rate:g} is not scaled: "
+            f"set --optimizer.learning-rate-scaling {scaling}, "
+            f"or --optimizer.base-batch-size {batch} if it was tuned for this batch"
+        )
     if schedule.warmup_epochs == 0 and schedule.shape != "triangular":
         return (
             f"{large} and the learning rate starts at its peak: "

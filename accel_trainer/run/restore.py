@@ -68,9 +68,10 @@ def _data_changes(
     change = f"{old[:16]} -> {new[:16]}"
     if before != after:
         change = f"{tuple(before)} -> {tuple(after)} samples"
-    fix = "restore it, choose another --output-dir, or continue on purpose with --allow-change data"
     raise CheckpointError(
-        "DATA_CHANGED", f"the data is not what this run was trained on ({change}): {fix}"
+        "DATA_CHANGED",
+        f"the data is not what this run was trained on ({change}): restore it, choose another "
+        "--output-dir, or continue on purpose with --allow-change data",
     )
 
 

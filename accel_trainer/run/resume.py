@@ -141,9 +141,11 @@ def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Sourc
     if refused:
         listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
         flags = " ".join(name for name, _, _ in refused)
-        fact = f"{source.run} was made with another config ({listed})"
-        fix = "set it back, choose another --output-dir, or change it on purpose with"
-        raise ConfigError("CONFIG_CHANGED", f"{fact}: {fix} --allow-change {flags}")
+        raise ConfigError(
+            "CONFIG_CHANGED",
+            f"{source.run} was made with another config ({listed}): set it back, choose another "
+            f"--output-dir, or change it on purpose with --allow-change {flags}",
+        )
     return [name for name, _, _ in changes]
 
 
@@ -175,9 +177,10 @@ def load_for_all(
             directory, source.checkpoint, trust_slices=True, known_damaged=known_damaged
         )
         if found is None:
-            fix = "restore one, or choose another --output-dir"
             raise CheckpointError(
-                "CKPT_NOT_FOUND", f"{directory} has no checkpoint any more: {fix}"
+                "CKPT_NOT_FOUND",
+                f"{directory} has no checkpoint any more: restore one, or choose another "
+                "--output-dir",
             )
         return found
 
