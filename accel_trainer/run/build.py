@@ -133,11 +133,8 @@ def build_trainer(
         history = MetricsFile(run.folder / "metrics.jsonl")
         run.resources.enter_context(closing(history))
     checkpointer = _build_checkpointer(run, strategy, metadata, history)
-    num_parts = loader.plan.num_parts if loader.plan.reduce == "exact" else None
     if run.config.run.dry_run:
-        eval_loader = limit_evaluation(
-            eval_loader, num_parts=num_parts, accelerator=run.accelerator
-        )
+        eval_loader = limit_evaluation(eval_loader, run.accelerator)
         parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
         callbacks = [*callbacks, UnseenRecorder(run.folder, parts)]
     evaluator = Evaluator(
@@ -145,7 +142,7 @@ def build_trainer(
         task=task,
         metrics=metrics,
         accelerator=run.accelerator,
-        num_parts=num_parts,
+        num_parts=loader.plan.num_parts if loader.plan.reduce == "exact" else None,
         seed=run.config.seed,
         has_collective_forward=strategy.has_collective_forward,
     )

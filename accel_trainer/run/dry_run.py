@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +43,20 @@ class FewSamples:
         for batch in self._loader.batches():
             ids = left[: len(batch)]
             left = left[len(batch) :]
-            cut = batch.map(lambda tensor, own=ids: tensor[: len(own)])  # type: ignore[misc]  # a default
+            cut = batch.map(itemgetter(slice(len(ids))))
             yield replace(cut, sample_ids=cut.sample_ids.new_tensor(ids))
             if not left:
                 return
 
 
-def limit_evaluation(
-    loader: EvalLoader, *, num_parts: int | None, accelerator: Accelerator
-) -> EvalLoader:
+def limit_evaluation(loader: EvalLoader, accelerator: Accelerator) -> EvalLoader:
     """Return a loader of at most `MAX_EVAL_SAMPLES` samples, if `loader` is one of this package."""
     is_ours = type(loader).__module__.startswith(f"{__name__.partition('.')[0]}.")
-    num_parts = num_parts or accelerator.num_processes
-    if not is_ours or loader.num_samples <= MAX_EVAL_SAMPLES or num_parts > MAX_EVAL_SAMPLES:
-        return loader
-    num_samples = loader.num_samples // num_parts * num_parts  # the same number in each part
-    num_samples = min(num_samples, MAX_EVAL_SAMPLES)
-    return FewSamples(loader, num_samples // accelerator.num_processes, accelerator)
+    # No process has fewer: a loader of this package shares its samples out evenly.
+    num_local = MAX_EVAL_SAMPLES // accelerator.num_processes
+    if is_ours and num_local and loader.num_samples > MAX_EVAL_SAMPLES:
+        return FewSamples(loader, num_local, accelerator)
+    return loader
 
 
 class UnseenRecorder(Callback):

@@ -113,7 +113,7 @@ def test_a_dry_run_evaluates_at_most_512_samples_each_once(
     for index in range(num_processes):
         where = {"num_processes": num_processes, "process_index": index}
         whole = DatasetEvalLoader(reader, batch_size=64, num_parts=num_parts, **where)
-        few = limit_evaluation(whole, num_parts=num_parts, accelerator=SimpleNamespace(**where))  # type: ignore[arg-type]
+        few = limit_evaluation(whole, SimpleNamespace(**where))  # type: ignore[arg-type]
         batches.append(list(few.batches()))
     ids = torch.cat([batch.sample_ids for own in batches for batch in own])
     assert sorted(ids.tolist()) == list(range(few.num_samples))
