@@ -48,11 +48,12 @@ def plan_optimization(
         optimizer = build_own_optimizer(build_own, model)
         learning_rate = float(optimizer.param_groups[0]["lr"])
         config = replace(config, optimizer=OptimizerConfig(learning_rate=learning_rate))
-    if schedule is not None:
-        checked = checked_schedule(schedule, num_steps=num_steps)
-        return Optimization(optimizer, checked, "the recipe's learning rates", num_steps)
-    peak_learning_rate, schedule = plan_learning_rate(config, plan)
-    description = f"peak learning rate {peak_learning_rate:g}"
+    if schedule is None:
+        peak_learning_rate, schedule = plan_learning_rate(config, plan)
+        description = f"peak learning rate {peak_learning_rate:g}"
+    else:
+        schedule = checked_schedule(schedule, num_steps=num_steps)
+        description = "the recipe's learning rates"
     return Optimization(optimizer, schedule, description, num_steps)
 
 
@@ -90,8 +91,7 @@ def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Sc
 def count_steps(config: RecipeConfig, plan: BatchPlan) -> int:
     """Return the number of steps of the whole run, up to `max_steps`."""
     num_steps = config.trainer.num_epochs * plan.steps_per_epoch
-    max_steps = config.trainer.max_steps
-    return num_steps if max_steps is None else min(num_steps, max_steps)
+    return min(num_steps, config.trainer.max_steps or num_steps)
 
 
 def describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
