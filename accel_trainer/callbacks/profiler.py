@@ -28,7 +28,6 @@ class Profile(Callback):
         self._folder = folder
         self._show = show
         self._profiler: torch.profiler.profile | None = None
-        self._num_steps = 0
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Start the profiler, which does not record the first steps."""
@@ -44,23 +43,23 @@ class Profile(Callback):
 
         **Host sync** when it does.
         """
-        if self._profiler is None:
+        profiler = self._profiler
+        if profiler is None:
             return
-        self._num_steps += 1
-        self._profiler.step()
-        if self._num_steps == _WARMUP_STEPS + _STEPS:
-            profiler = self._profiler
+        profiler.step()
+        if profiler.step_num == _WARMUP_STEPS + _STEPS:
             self._profiler = None
             profiler.stop()
             trace = self._folder / "trace.json"
             check_not_moved(trace)  # here, since torch writes the file
             profiler.export_chrome_trace(str(trace))
-            self._show(f"profile: steps {_WARMUP_STEPS + 1} to {self._num_steps} are in {trace}")
+            self._show(f"profile: steps {_WARMUP_STEPS + 1} to {profiler.step_num} are in {trace}")
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Report that there were too few steps."""
         if self._profiler is not None:
             self._profiler.stop()
             self._show(
-                f"no profile: it needs {_WARMUP_STEPS + _STEPS} steps, there were {self._num_steps}"
+                f"no profile: it needs {_WARMUP_STEPS + _STEPS} steps, "
+                f"there were {self._profiler.step_num}"
             )
