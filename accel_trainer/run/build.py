@@ -102,7 +102,14 @@ def build_trainer(
         callbacks=callbacks,
     )
     _refuse_wrapped(model)
-    strategy = _choose_strategy(run, loader.plan)
+    strategy = choose_strategy(loader.plan, run.accelerator, seed=run.config.seed)
+    strategy.refuse(
+        {
+            "--compile": run.config.runtime.compile,
+            "--optimizer.name muon": run.config.optimizer.name == "muon",
+            "--mixed-precision fp16": run.accelerator.scaler,
+        }
+    )
     data = _identify_data(run, loader, eval_loader, data_fingerprint)
 
     origin = _load_weights(run, model)
@@ -187,21 +194,6 @@ def build_trainer(
 
 
 # --- 1. parts and data ---
-
-
-def _choose_strategy(run: Run, plan: BatchPlan) -> Strategy:
-    """Return how the processes train together.
-
-    Raises ConfigError for settings that it does not support.
-    """
-    strategy = choose_strategy(plan, run.accelerator, seed=run.config.seed)
-    options = {
-        "--compile": run.config.runtime.compile,
-        "--optimizer.name muon": run.config.optimizer.name == "muon",
-        "--mixed-precision fp16": run.accelerator.scaler,
-    }
-    strategy.refuse(options)
-    return strategy
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
