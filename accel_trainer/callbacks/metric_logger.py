@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,21 +15,15 @@ from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import ConfigError
 from ..core.run_dir import writes_to
 from ..core.types import StepReport
-from ..data.dataloader import DatasetLoader
 from ..distributed.machine import peak_memory_bytes
 from ..training.metrics import is_number, sums_device
 from .metrics_file import MetricsFile
 
 Row = Mapping[str, Any]
 
-_logger = logging.getLogger(__name__)
-
 _MAX_PENDING = 256  # step reports kept before they are summed
 _ITEMS = "num_items"  # the column of what a Task divides its sums by, if not by samples
 _RESERVED = {"loss", "grad_norm", _ITEMS}
-# Waiting for data is warned of above this fraction of the time, once it has taken this long.
-_MAX_WAIT_FRACTION = 0.2
-_MAX_WAIT_S = 10.0
 
 
 class MetricLogger(Callback):
@@ -59,7 +52,6 @@ class MetricLogger(Callback):
         self._sinks = sinks
         self._total_s = 0.0
         self._total_samples = 0
-        self._has_warned = False
 
     @property
     def samples_per_s(self) -> float | None:
@@ -105,7 +97,6 @@ class MetricLogger(Callback):
             self._total_samples += self._timed_samples
             values["perf/samples_per_s"] = self._timed_samples / training_s
             values["perf/data_wait_fraction"] = spent_s["data"] / training_s
-            self._warn_of_data_wait(trainer, values["perf/data_wait_fraction"])
         values["perf/peak_memory_gib"] = peak_memory_bytes(trainer.accelerator) / 2**30
         if spent_s["compile"]:
             values["perf/compile_s"] = spent_s["compile"]
@@ -143,15 +134,6 @@ class MetricLogger(Callback):
     def _restart_timer(self, trainer: TrainerView) -> None:
         self._before_s = self._read_clocks(trainer)
         self._timed_samples = 0
-
-    def _warn_of_data_wait(self, trainer: TrainerView, fraction: float) -> None:
-        """Warn once if training has waited long for data."""
-        is_long = fraction > _MAX_WAIT_FRACTION and trainer.data_wait_s > _MAX_WAIT_S
-        if is_long and trainer.accelerator.is_main_process and not self._has_warned:
-            self._has_warned = True
-            has_workers = isinstance(trainer.loader, DatasetLoader)
-            advice = ": raise --batch.num-workers" * has_workers
-            _logger.warning("training waits for data %.0f %% of the time%s", 100 * fraction, advice)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums since the last row and the length of the history.
