@@ -30,7 +30,7 @@ def setup_launch_env() -> int:
     environment = os.environ
     if not {"RANK", "WORLD_SIZE"} & environment.keys():
         if set(_SRUN) <= environment.keys():
-            environment.update(_translate_srun())
+            _translate_srun()
         elif {environment.get(name, "1") for name in _MPI} != {"1"}:
             raise ConfigError("LAUNCH", f"the variables of mpirun and mpiexec are not read: {_FIX}")
     if not set(_NAMES[:3]) & environment.keys():
@@ -95,8 +95,8 @@ def _number(name: str) -> int:
     return int(value)
 
 
-def _translate_srun() -> dict[str, str]:
-    """Return srun's variables under torch's names."""
+def _translate_srun() -> None:
+    """Set torch's variables from those of srun; an address or a port that is set stays."""
     environment = os.environ
     rank, num_processes, local_rank = map(_number, _SRUN[:3])
     local_processes = _tasks_of_node(environment[_SRUN[3]], _number("SLURM_NODEID"))
@@ -105,10 +105,10 @@ def _translate_srun() -> dict[str, str]:
         first = _first_host(environment["SLURM_STEP_NODELIST"])
     # All processes choose the same port, and jobs that share a machine different ones.
     job = environment.get("SLURM_JOB_ID", "") + environment.get("SLURM_STEP_ID", "")
-    port = environment.get("MASTER_PORT") or str(20_000 + zlib.crc32(job.encode()) % 10_000)
     values = map(str, (rank, num_processes, local_rank, local_processes))
-    address = environment.get("MASTER_ADDR") or first
-    return dict(zip(_NAMES, values, strict=True), MASTER_ADDR=address, MASTER_PORT=port)
+    environment.update(zip(_NAMES, values, strict=True))
+    environment.setdefault("MASTER_ADDR", first)
+    environment.setdefault("MASTER_PORT", str(20_000 + zlib.crc32(job.encode()) % 10_000))
 
 
 def _tasks_of_node(counts: str, node: int) -> int:

@@ -6,7 +6,6 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -35,17 +34,16 @@ def init_process_group(
     """
     rank = int(os.environ["RANK"])
     num_processes = int(os.environ["WORLD_SIZE"])
-    timeout = timedelta(seconds=timeout_s)
     _choose_interface(os.environ["MASTER_ADDR"])
     try:
-        met = _before_deadline(lambda: _meet(rank, timeout), deadline_s=2 * timeout_s)
+        met = _meet_in_time(rank, timeout_s=timeout_s)
         store = _unused_prefix(met, rank, num_processes, timeout_s=timeout_s)
         dist.init_process_group(
             backend,
             store=store,
             rank=rank,
             world_size=num_processes,
-            timeout=timeout,
+            timeout=timedelta(seconds=timeout_s),
             device_id=device,
         )
     except (RuntimeError, OSError) as error:
@@ -97,8 +95,8 @@ def _meet(rank: int, timeout: timedelta) -> Store:
     return store
 
 
-def _before_deadline(meet: Callable[[], Store], *, deadline_s: float) -> Store:
-    """Return the store that `meet` returns. Raises DistStoreError if that takes too long.
+def _meet_in_time(rank: int, *, timeout_s: float) -> Store:
+    """Return the store of the rendezvous. Raises DistStoreError if that takes twice `timeout_s`.
 
     torch's own timeout has no effect while another program at the port accepts connections and
     stays silent (torch 2.13). The waiting thread cannot be stopped, and ends with the process.
@@ -107,13 +105,13 @@ def _before_deadline(meet: Callable[[], Store], *, deadline_s: float) -> Store:
 
     def run() -> None:
         try:
-            met.set_result(meet())
+            met.set_result(_meet(rank, timedelta(seconds=timeout_s)))
         except BaseException as error:
             met.set_exception(error)
 
     waiting = Thread(target=run, daemon=True)
     waiting.start()
-    waiting.join(deadline_s)
+    waiting.join(2 * timeout_s)
     if not met.done():
         raise dist.DistStoreError("the program at that port does not answer")
     return met.result()
