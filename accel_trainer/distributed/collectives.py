@@ -185,16 +185,13 @@ class Peers:
         except OSError as error:
             reason = f"process {self.process_index}: {error.strerror or error}"
             captured = ["OSError", error.errno, reason]
-        gathered = self._all_gather(json.dumps(captured).encode())
-        return [_reraise(json.loads(data)) for data in gathered]
-
-    def _all_gather(self, data: bytes) -> list[bytes]:
+        data = json.dumps(captured).encode()
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_processes)]
         dist.all_gather(sizes, torch.tensor([len(data)]), self.group)
         rows = [torch.zeros(int(max(sizes)), dtype=torch.uint8) for _ in sizes]
         padded = bytearray(data.ljust(len(rows[0])))  # with spaces, in which JSON may end
         dist.all_gather(rows, torch.frombuffer(padded, dtype=torch.uint8), self.group)
-        return [row.numpy().tobytes() for row in rows]
+        return [_reraise(json.loads(row.numpy().tobytes())) for row in rows]
 
 
 SINGLE_PROCESS = Peers()

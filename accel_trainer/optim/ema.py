@@ -36,9 +36,11 @@ class Ema:
         # A forward may have assigned a new tensor to a buffer.
         if self._has_shards or not are_same(buffers, self._buffers):
             self._look_up()
-        torch._foreach_lerp_(self._averaged, self._sources, 1 - decay)
-        if self._counted:
-            torch._foreach_copy_(self._counted, self._counters)
+        averages, sources = zip(*self._numbers, strict=True)
+        torch._foreach_lerp_(averages, sources, 1 - decay)
+        if self._counters:
+            averages, sources = zip(*self._counters, strict=True)
+            torch._foreach_copy_(averages, sources)
 
     def _look_up(self) -> None:
         """Collect the tensors that the model and its average have now.
@@ -57,7 +59,5 @@ class Ema:
         self._buffers = averages + sources
         pairs = [(local_part(average), local_part(source)) for average, source in self._parameters]
         pairs += zip(averages, sources, strict=True)
-        self._averaged = [average for average, _ in pairs if average.is_floating_point()]
-        self._sources = [source for _, source in pairs if source.is_floating_point()]
-        self._counted = [average for average, _ in pairs if not average.is_floating_point()]
-        self._counters = [source for _, source in pairs if not source.is_floating_point()]
+        self._numbers = [pair for pair in pairs if pair[0].is_floating_point()]
+        self._counters = [pair for pair in pairs if not pair[0].is_floating_point()]
