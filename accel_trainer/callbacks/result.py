@@ -94,9 +94,10 @@ class ResultWriter(Callback):
                 "event": event,
                 "time": time.time(),
                 "optimizer_step": trainer.state.optimizer_step,
+                **values,
             }
             with closing(MetricsFile(self._folder / "attempts.jsonl")) as file:
-                file.append({**row, **values})
+                file.append(row)
 
 
 def _listed(metrics: Mapping[str, Any]) -> dict[str, Any]:

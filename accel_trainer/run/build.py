@@ -31,7 +31,6 @@ from ..training.assembly import assemble_trainer
 from ..training.compile import Compiler
 from ..training.evaluator import Evaluator
 from ..training.strategy import choose_strategy
-from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
 from .agreement import check_same_everywhere
 from .config import identity_sha256
@@ -139,7 +138,14 @@ def build_trainer(
     if run.accelerator.is_main_process:
         history = MetricsFile(run.folder / "metrics.jsonl")
         run.resources.enter_context(closing(history))
-    checkpointer = _build_checkpointer(run, strategy, metadata, history)
+    checkpointer = Checkpointer(
+        run.folder / "checkpoints",
+        config=run.config.checkpoint,
+        metadata=metadata,
+        before_commit=history.sync if history is not None else lambda: None,
+        peers=strategy.checkpoint_peers(timeout_s=run.config.runtime.timeout_s),
+    )
+    run.resources.callback(checkpointer.close)
     if run.config.run.dry_run:
         eval_loader = limit_evaluation(eval_loader, run.accelerator)
         parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
@@ -313,21 +319,6 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
 
 
 # --- 6. checkpoints and callbacks ---
-
-
-def _build_checkpointer(
-    run: Run, strategy: Strategy, metadata: Mapping[str, Any], history: MetricsFile | None
-) -> Checkpointer:
-    """Return the checkpointer, which is closed with the run. **Collective.**"""
-    checkpointer = Checkpointer(
-        run.folder / "checkpoints",
-        config=run.config.checkpoint,
-        metadata=metadata,
-        before_commit=history.sync if history is not None else lambda: None,
-        peers=strategy.checkpoint_peers(timeout_s=run.config.runtime.timeout_s),
-    )
-    run.resources.callback(checkpointer.close)
-    return checkpointer
 
 
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:

@@ -35,7 +35,13 @@ def restore_checkpoint(
         CheckpointError: the data or the task has changed, or this run cannot load the state.
     """
     changes = [*changes, *_data_changes(checkpoint.manifest, metadata, allowed)]
-    _check_task(checkpoint, metadata["task_fingerprint"])
+    task = metadata["task_fingerprint"]
+    if checkpoint.manifest.get("task_fingerprint", task) != task:
+        raise CheckpointError(
+            "TASK_CHANGED",
+            "the task is not what this run was trained with, such as its class weights or its "
+            "teacher: restore it, or choose another --output-dir",
+        )
     _warn_of_changes(checkpoint, metadata)
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
@@ -73,15 +79,6 @@ def _data_changes(
         f"the data is not what this run was trained on ({change}): restore it, choose another "
         "--output-dir, or continue on purpose with --allow-change data",
     )
-
-
-def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
-    if checkpoint.manifest.get("task_fingerprint", fingerprint) != fingerprint:
-        raise CheckpointError(
-            "TASK_CHANGED",
-            "the task is not what this run was trained with, such as its class weights or its "
-            "teacher: restore it, or choose another --output-dir",
-        )
 
 
 def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) -> None:

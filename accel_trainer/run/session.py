@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -130,10 +131,9 @@ def _open_on_main(
     lock: ExitStack,
 ) -> OpenedFolder:
     """Open the run folder on the main process; return what it found there. **Collective.**"""
-
-    def open_it() -> OpenedFolder:
-        return open_folder(config, recipe, accelerator=accelerator, stop_flag=stop_flag, lock=lock)
-
+    open_it = partial(
+        open_folder, config, recipe, accelerator=accelerator, stop_flag=stop_flag, lock=lock
+    )
     opened = OpenedFolder(*run_on_main(open_it, accelerator))
     folder = Path(opened.path)
     if not accelerator.is_main_process and folder.is_dir():  # perhaps on another machine's disk
