@@ -194,6 +194,7 @@ def ours(
     )
     from accel_trainer.callbacks.metric_logger import MetricLogger
     from accel_trainer.checkpoint.manager import Checkpointer
+    from accel_trainer.core.activity import Activity
     from accel_trainer.run.build import prepare_checkpoints
     from accel_trainer.training.assembly import assemble_trainer
     from accel_trainer.training.strategy.plain import PlainStrategy
@@ -251,7 +252,10 @@ def ours(
         loader=loader,
         evaluator=Evaluator(loader, task=task, metrics=[MeanLoss()], accelerator=accelerator),
         checkpointer=checkpointer,
-        callbacks=[MetricLogger(accelerator, history=None, every_n_steps=50), EveryEvent()],
+        callbacks=[
+            MetricLogger(accelerator, history=None, every_n_steps=50, activity=Activity()),
+            EveryEvent(),
+        ],
     )
     prepare_checkpoints(trainer, checkpointer)
     trainer.fit()

@@ -42,13 +42,13 @@ class MetricLogger(Callback):
         *,
         history: MetricsFile | None,
         every_n_steps: int,
-        activity: Activity | None = None,
+        activity: Activity,
         sinks: Sequence[Callable[[Row], None]] = (),
     ) -> None:
         self._meters = Meters(accelerator)
         self._history = history
         self._every_n_steps = every_n_steps
-        self._activity = activity or Activity()
+        self._activity = activity
         self._sinks = sinks
         self._total_s = 0.0
         self._total_samples = 0
@@ -243,9 +243,9 @@ class Meters:
         So the state can be loaded by any number of processes.
         """
         self._clear()
-        zero = torch.zeros((), dtype=torch.float64, device=self._device)
         is_main = self._accelerator.is_main_process
         self._local = {
-            name: zero + value if is_main else zero for name, value in state["sums"].items()
+            name: torch.tensor(value if is_main else 0.0, dtype=torch.float64, device=self._device)
+            for name, value in state["sums"].items()
         }
         self._counts = {name: state[name] for name in self._counts}

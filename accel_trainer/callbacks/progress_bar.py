@@ -30,7 +30,7 @@ class ProgressBar(Callback):
     and evaluations. With `is_quiet`, as on all processes but the main one, it shows nothing.
     """
 
-    def __init__(self, config: TrainerConfig, *, banner: str, is_quiet: bool = False) -> None:
+    def __init__(self, config: TrainerConfig, *, banner: str, is_quiet: bool) -> None:
         self._config = config
         self._banner = banner
         self._is_quiet = is_quiet
