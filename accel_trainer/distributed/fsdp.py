@@ -22,7 +22,6 @@ from ..core.errors import ConfigError
 from ..core.shards import is_shard
 from ..core.tensor_memory import copy_model, tied_by_memory
 
-_FIX = "launch with multi_gpu.yaml"
 # Their forwards use the weights of submodules without calling them: `out_proj`, in evaluation all.
 _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 _EMBEDDINGS = ("get_input_embeddings", "get_output_embeddings")
@@ -105,7 +104,9 @@ def reject_optimizer(optimizer: Optimizer) -> None:
     if optimizer.state or name in ("Adafactor", "Rprop"):
         why = "has state before its first step" if optimizer.state else "needs whole weights"
         raise ConfigError(
-            "FSDP", f"{name} {why}, and does not work with FSDP: use another optimizer, or {_FIX}"
+            "FSDP",
+            f"{name} {why}, and does not work with FSDP: "
+            "use another optimizer, or launch with multi_gpu.yaml",
         )
 
 
@@ -156,13 +157,3 @@ def gather_shards(state: Any) -> Any:
         return state
     whole = state.full_tensor()
     return whole.cpu() if dist.get_rank() == 0 else state
-
-
-def reject_options(options: Mapping[str, object]) -> None:
-    """Raise ConfigError for the first of `options`, values by flag, that is on.
-
-    All of them need whole weights.
-    """
-    for flag, value in options.items():
-        if value:
-            raise ConfigError("FSDP", f"{flag} does not work with FSDP: leave it out, or {_FIX}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...core.buffers import BufferHistory, buffer_places, buffers_at
+from ...core.errors import ConfigError
 from ...core.shards import local_part
 from ...distributed import fsdp
 from ...distributed.collectives import SINGLE_PROCESS, Peers, copy_from_main, join_peers
@@ -30,7 +31,12 @@ class ShardedStrategy(Strategy):
 
     def refuse(self, options: Mapping[str, object]) -> None:
         """Raise ConfigError for the first of `options` that is on: they need whole weights."""
-        fsdp.reject_options(options)
+        for flag, value in options.items():
+            if value:
+                raise ConfigError(
+                    "FSDP",
+                    f"{flag} does not work with FSDP: leave it out, or launch with multi_gpu.yaml",
+                )
 
     def place(self, model: nn.Module, config: RuntimeConfig) -> nn.Module:
         """Return `model` on the device, ready to be sharded.
