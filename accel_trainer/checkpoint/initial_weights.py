@@ -41,15 +41,13 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> s
     found, sha256 = _read_weights(path)
     theirs = _cast_and_tie(rename_weights(model, found), mine)
     names = list(theirs | mine)
-    skipped: set[str] = set()
-    if skip is not None:
-        skipped.update(name for name in names if re.search(skip, name))
-        if not skipped:
-            raise ConfigError(
-                "INIT_FROM",
-                f"--init-skip {skip!r} matches none of the tensors ({names[0]}, {names[-1]}): "
-                "correct or remove it",
-            )
+    skipped = {name for name in names if skip is not None and re.search(skip, name)}
+    if skip is not None and not skipped:
+        raise ConfigError(
+            "INIT_FROM",
+            f"--init-skip {skip!r} matches none of the tensors ({names[0]}, {names[-1]}): "
+            "correct or remove it",
+        )
     head = list(dict(model.named_parameters()))[-1].rpartition(".")[0]
     in_head = [name for name in mine if name.rpartition(".")[0] == head and name in theirs]
     if any(mine[name].shape != theirs[name].shape for name in in_head):

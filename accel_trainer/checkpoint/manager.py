@@ -243,9 +243,7 @@ class Checkpointer:
                         f"{self.last_committed} stays the newest: lower the learning rate and "
                         "resume from it",
                     )
-            if self.peers.process_index > 0:
-                return False
-            return retention.has_valid(
+            return self.peers.process_index == 0 and retention.has_valid(
                 path, self._metadata, trust_slices=name == self.last_committed
             )
 

@@ -86,21 +86,21 @@ def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoin
     return None if found is None else found[1]
 
 
-def _read(
-    path: Path, *, trust_slices: bool, num_failures: int = 0
-) -> tuple[Files, LoadedCheckpoint]:
-    try:
-        files = read_files(path)
-        loaded = decode_files(files, path)
-        if not trust_slices:
-            for stored in loaded.slices:
-                stored.read()
-        return files, loaded
-    except CheckpointError as error:
-        if error.code != "CKPT_DAMAGED" or num_failures == len(RETRY_DELAYS_S):
-            raise
-    time.sleep(RETRY_DELAYS_S[num_failures])  # until the content of a network file arrives
-    return _read(path, trust_slices=trust_slices, num_failures=num_failures + 1)
+def _read(path: Path, *, trust_slices: bool) -> tuple[Files, LoadedCheckpoint]:
+    delays_s = iter(RETRY_DELAYS_S)
+    while True:
+        try:
+            files = read_files(path)
+            loaded = decode_files(files, path)
+            if not trust_slices:
+                for stored in loaded.slices:
+                    stored.read()
+            return files, loaded
+        except CheckpointError as error:
+            delay_s = next(delays_s, None)
+            if error.code != "CKPT_DAMAGED" or delay_s is None:
+                raise
+        time.sleep(delay_s)  # until the content of a network file arrives
 
 
 def has_valid(path: Path, metadata: Mapping[str, object], *, trust_slices: bool = False) -> bool:

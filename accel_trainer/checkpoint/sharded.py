@@ -146,26 +146,22 @@ def read_header(path: Path, entry: Mapping[str, Any]) -> bytes:
     return header
 
 
-def read_slices(path: Path, header: bytes) -> list[StoredSlice]:
-    """Return the slices that the verified `header` of a file describes."""
+def read_slices(path: Path, header: bytes) -> Iterator[StoredSlice]:
+    """Yield the slices that the verified `header` of a file describes."""
     entries = parse_json(header[8:])
     places = parse_json(entries.pop("__metadata__")[_PLACES].encode())
-    slices = []
     for key, entry in entries.items():
         place = places[key]
-        slices.append(
-            StoredSlice(
-                path,
-                key,
-                dtype=DTYPES[entry["dtype"]],
-                shape=torch.Size(entry["shape"]),
-                whole=torch.Size(place["shape"]),
-                offsets=place["saved_offsets"],
-                start=len(header) + entry["data_offsets"][0],
-                sha256=place["sha256"],
-            )
+        yield StoredSlice(
+            path,
+            key,
+            dtype=DTYPES[entry["dtype"]],
+            shape=torch.Size(entry["shape"]),
+            whole=torch.Size(place["shape"]),
+            offsets=place["saved_offsets"],
+            start=len(header) + entry["data_offsets"][0],
+            sha256=place["sha256"],
         )
-    return slices
 
 
 def stored_tensors(slices: Iterable[StoredSlice]) -> dict[str, StoredTensor]:

@@ -221,7 +221,16 @@ class UnlistedBuffers(Part):
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore the buffers."""
         for name, model in self._models.items():
-            _restore_buffers(model, state.get(name, {}))
+            live = unlisted_buffers(model)
+            device = next((tensor.device for tensor in model.parameters()), None)
+            for key, stored in state.get(name, {}).items():
+                path, _, attribute = key.rpartition(".")
+                whole = load_whole(stored)
+                if key in live and live[key].shape == whole.shape:
+                    live[key].copy_(whole)
+                else:
+                    owner = model.get_submodule(path)
+                    owner.register_buffer(attribute, whole.to(device), persistent=False)
 
 
 def training_state(
@@ -235,13 +244,11 @@ def training_state(
     Parts are loaded in the order in which they stand here.
     """
     models = {"model": model}
-    parts: dict[str, Part] = {}
+    parts: dict[str, Part] = {"model": ModelWeights(model, name="model")}
     if has_evaluation_weights(optimizer):
         parts["model"] = EvaluatedWeights(model, optimizer)
         # Loaded into the same module after "model": training continues with these weights.
         parts["training_weights"] = TrainedWeights(model, name="training_weights")
-    else:
-        parts["model"] = ModelWeights(model, name="model")
     parts["optimizer"] = OptimizerState(optimizer, model)
     if average is not None:
         models["ema"] = average
@@ -339,19 +346,6 @@ def unlisted_buffers(module: nn.Module) -> dict[str, Tensor]:
     """
     listed = module.state_dict().keys()
     return {name: buffer for name, buffer in module.named_buffers() if name not in listed}
-
-
-def _restore_buffers(module: nn.Module, stored: Mapping[str, Any]) -> None:
-    """Restore the buffers that are not in the module's state dict."""
-    live = unlisted_buffers(module)
-    device = next((tensor.device for tensor in module.parameters()), None)
-    for key, value in stored.items():
-        path, _, name = key.rpartition(".")
-        whole = load_whole(value)
-        if key in live and live[key].shape == whole.shape:
-            live[key].copy_(whole)
-        else:
-            module.get_submodule(path).register_buffer(name, whole.to(device), persistent=False)
 
 
 def equal_bits(one: Tensor, other: Tensor) -> bool:

@@ -120,7 +120,10 @@ class NonfiniteGuard:
         found = self._find_nonfinite(grad_norm)
         if self._may_defer:
             self._optimizer.found_inf = found  # type: ignore[attr-defined]  # as GradScaler does
-            self._defer(update)
+            self.flush(steps_ago=1)
+            flag = self._found.to("cpu", non_blocking=True, copy=True)
+            update = update._replace(position=replace(update.position))  # the position moves on
+            self._pending = (update, flag, arrival(self._found.device))
             return False
         if not found:
             return False
@@ -141,17 +144,6 @@ class NonfiniteGuard:
         gradients = self._strategy.local_parts(gradients)
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
         return self._strategy.is_found_anywhere(self._found)
-
-    def _defer(self, update: PendingUpdate) -> None:
-        """Start to copy the flag of `update` to the host; read the flag of the update before it.
-
-        Raises:
-            DivergedError: the update before it was bad.
-        """
-        self.flush(steps_ago=1)
-        flag = self._found.to("cpu", non_blocking=True, copy=True)
-        update = update._replace(position=replace(update.position))  # the position moves on
-        self._pending = (update, flag, arrival(self._found.device))
 
     def flush(self, *, steps_ago: int = 0) -> None:
         """Wait for the flag of a deferred check, if one is pending, and read it.
@@ -213,10 +205,11 @@ class NonfiniteGuard:
         **Collective. Host sync.**
         """
         # A row for each sample of a bad micro-batch: its id, and whether it is a cause.
-        rows: list[Tensor] = []
-        for batch, loss_sum in zip(update.step_batch.micro_batches, update.losses, strict=True):
-            if not torch.isfinite(loss_sum):
-                rows.append(torch.stack([batch.sample_ids, self._are_suspect(batch).long()], dim=1))
+        rows = [
+            torch.stack([batch.sample_ids, self._are_suspect(batch).long()], dim=1)
+            for batch, loss_sum in zip(update.step_batch.micro_batches, update.losses, strict=True)
+            if not torch.isfinite(loss_sum)
+        ]
         none = torch.zeros(0, 2, dtype=torch.int64, device=self._found.device)
         found = gather_rows(torch.cat([none, *rows]), self._accelerator)
         # Norm layers spread a NaN to good samples and processes. If no sample is known to be a
