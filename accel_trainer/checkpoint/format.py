@@ -93,28 +93,31 @@ def write_checkpoint(
 
     **Collective** over `peers`: the main process commits once all have written their files.
     """
-    is_main = peers.process_index == 0
     with ExitStack() as stack:
 
         def begin() -> str:
+            if peers.process_index > 0:
+                return ""
             temporary = stack.enter_context(filesystem.new_directory(final))
             for piece, encoded in pieces.items():
                 if encoded.places is not None:
                     filesystem.disk.make_directory(temporary / piece)
             return temporary.name
 
-        temporary = final.with_name(peers.agree(lambda: begin() if is_main else "")[0])
+        temporary = final.with_name(peers.agree(begin)[0])
         written = peers.agree(lambda: _write_pieces(temporary, pieces, peers.process_index))
         files = {name: entry for entries in written for name, entry in entries.items()}
 
         def finish() -> None:
+            if peers.process_index > 0:
+                return
             manifest = dump_json({"format": FORMAT, **header, "files": files}, indent=1)
             _write(temporary / MANIFEST, [manifest])
             before_commit()
             _write(temporary / COMMIT, [_commit_mark(manifest)])
             filesystem.publish(temporary, final)
 
-        peers.agree(lambda: finish() if is_main else None)
+        peers.agree(finish)
 
 
 def _write_pieces(

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..core import filesystem
 from ..core.errors import CheckpointError
 from ..core.shards import as_shard, is_shard, local_part, place_in_whole
+from ..distributed.collectives import Peers
 from .serialization import (
     DTYPES,
     Encoded,
@@ -172,14 +173,14 @@ def stored_tensors(slices: Iterable[StoredSlice]) -> dict[str, StoredTensor]:
     return tensors
 
 
-def keep_slices(slices: Iterable[StoredSlice], process_index: int, num_processes: int) -> None:
-    """Verify and keep the slices of every `num_processes`-th file, from `process_index` on.
+def keep_slices(slices: Iterable[StoredSlice], peers: Peers) -> None:
+    """Verify and keep this process's part of the slices; the peers divide the files among them.
 
     If the same number of processes wrote them, these are the slices that this process needs. Raises
     CheckpointError if one is damaged.
     """
     for stored in slices:
-        if int(stored.path.stem[1:]) % num_processes == process_index:
+        if int(stored.path.stem[1:]) % peers.num_processes == peers.process_index:
             stored.kept = stored.read()
 
 

@@ -102,8 +102,11 @@ class OptimizerState(Part):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state dict, its class, and its settings before the first step."""
-        settings = {"class": type(self._optimizer).__name__, "initial_groups": self._initial_groups}
-        return settings | self._optimizer.state_dict()
+        return {
+            "class": type(self._optimizer).__name__,
+            "initial_groups": self._initial_groups,
+            **self._optimizer.state_dict(),
+        }
 
     def fit(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state dict to load.
@@ -185,8 +188,9 @@ class LossScale(Part):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the scale; the settings of its growth stay those of this run."""
-        current = {name: state[name] for name in ("scale", "_growth_tracker")}
-        self._scaler.load_state_dict({**self._scaler.state_dict(), **current})
+        settings = self._scaler.state_dict()
+        current = {"scale": state["scale"], "_growth_tracker": state["_growth_tracker"]}
+        self._scaler.load_state_dict(settings | current)
 
 
 class UnlistedBuffers(Part):

@@ -193,9 +193,7 @@ def load_for_all(
     if loaded.slices:
         peers = join_peers(accelerator, timeout_s=timeout_s)
         try:
-            peers.agree(
-                lambda: keep_slices(loaded.slices, peers.process_index, peers.num_processes)
-            )
+            peers.agree(lambda: keep_slices(loaded.slices, peers))
         except CheckpointError as error:
             if source.checkpoint is not None or error.code != "CKPT_DAMAGED":
                 raise
