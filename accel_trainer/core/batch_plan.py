@@ -54,7 +54,7 @@ class BatchPlan:
                 f"global batch {batch_size} is not divisible by {num_processes} processes: "
                 f"set --global-batch-size to a multiple of {num_processes}",
             )
-        check_reducible(self.reduce, batch_size, self.per_device_batch_size, num_processes)
+        _check_reducible(self.reduce, batch_size, self.per_device_batch_size, num_processes)
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -142,7 +142,7 @@ def parts_of_process(
     return [positions[start:stop] for start, stop in pairwise(cuts)]
 
 
-def check_reducible(
+def _check_reducible(
     reduce: Reduce, global_batch_size: int, per_device_batch_size: int, num_processes: int
 ) -> None:
     """For `exact`, raise ConfigError unless micro-batches and processes can be added in pairs."""
@@ -228,7 +228,7 @@ class BatchConfig:
 
     def check_reducible(self, num_processes: int) -> None:
         """Raise ConfigError if `reduce` does not work with the micro-batches on `num_processes`."""
-        check_reducible(
+        _check_reducible(
             self.reduce,
             self.resolved_global_batch_size(num_processes),
             self.resolved_per_device_batch_size(num_processes),

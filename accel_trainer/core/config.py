@@ -53,15 +53,16 @@ def check_pattern(config: object, group: str, name: str) -> None:
     try:
         re.compile(value or "")
     except re.error as error:
-        fact = f"{group}.{name} is {value!r}, which is not a regular expression ({error})"
-        raise ConfigError("CONFIG", f"{fact}: correct it") from error
+        raise ConfigError(
+            "CONFIG",
+            f"{group}.{name} is {value!r}, which is not a regular expression ({error}): correct it",
+        ) from error
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:
     """Return the config as nested dicts of plain YAML and JSON values."""
     # `default` turns paths into text.
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
-    return plain
+    return dict(json.loads(json.dumps(asdict(config), default=str)))
 
 
 def diff_config(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -86,13 +86,11 @@ def refuse_strange_entries(folder: Path) -> None:
     folder without a run's lock or checkpoint, any file with the name of a run's file is one.
     """
     fix = "move it away, or choose another folder"
-    for names, kind, is_kind in (
-        (_FILES, "file", stat.S_ISREG),
-        (_FOLDERS, "folder", stat.S_ISDIR),
-    ):
-        for path in filter(os.path.lexists, (folder / name for name in names)):
-            if not is_kind(path.lstat().st_mode):
-                raise OutputError("OUT_DIR_ENTRY", f"{path} is not a {kind}: {fix}")
+    for path in folder.iterdir():
+        if path.name in _FILES and not stat.S_ISREG(path.lstat().st_mode):
+            raise OutputError("OUT_DIR_ENTRY", f"{path} is not a file: {fix}")
+        if path.name in _FOLDERS and not stat.S_ISDIR(path.lstat().st_mode):
+            raise OutputError("OUT_DIR_ENTRY", f"{path} is not a folder: {fix}")
     if (folder / "run.lock").exists() or any((folder / "checkpoints").glob("*step-*")):
         return
     for name in (*_FILES, "export/config.json", "export/model.safetensors"):

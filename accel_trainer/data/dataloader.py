@@ -35,13 +35,10 @@ class DatasetLoader:
                 f"the plan is for {plan.num_samples} samples, the dataset has {len(reader)}"
             )
         self.plan = plan
+        self.fingerprint = reader.fingerprint
         self._reader = reader
         self._seed = seed
         self._process_index = process_index
-
-    def fingerprint(self) -> str:
-        """Return a hash of some samples."""
-        return self._reader.fingerprint()
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch` from `first_step` on."""
@@ -69,14 +66,11 @@ class DatasetEvalLoader:
         num_parts: int | None = None,
     ) -> None:
         self.num_samples = len(reader)
+        self.fingerprint = reader.fingerprint
         self._reader = reader
         self._batches = split_evenly(
             range(self.num_samples), batch_size, num_processes, process_index, num_parts=num_parts
         )
-
-    def fingerprint(self) -> str:
-        """Return a hash of some samples."""
-        return self._reader.fingerprint()
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's samples, in order."""
@@ -107,24 +101,21 @@ def build_dataset_loaders(
             and `[index]`.
         DataError: there are fewer samples than processes.
     """
-    check_dataset(train, "train")
-    check_dataset(test, "test")
-    if columns is not None:
-        train = Columns(train, columns)
-        test = Columns(test, columns)
-    readers = [
-        SampleReader(
-            dataset,
+
+    def reader(dataset: Any, name: str) -> SampleReader:
+        check_dataset(dataset, name)
+        return SampleReader(
+            dataset if columns is None else Columns(dataset, columns),
             accelerator.device,
             num_workers=batch.num_workers,
             collate=collate,
             num_classes=num_classes,
             timeout_s=timeout_s,
         )
-        for dataset in (train, test)
-    ]
+
     num_processes = accelerator.num_processes
     index = accelerator.process_index
+    readers = (reader(train, "train"), reader(test, "test"))
     plan = batch.plan(len(train), num_processes=num_processes)
     loader = DatasetLoader(readers[0], plan, seed=seed, process_index=index)
     return loader, DatasetEvalLoader(

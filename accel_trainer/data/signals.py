@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
+from typing import Any
 
 from ..core.platform import STOP_SIGNALS
 
-_CHILD_DIED = getattr(signal, "SIGCHLD", None)  # None on Windows
+_CHILD_DIED: Any = getattr(signal, "SIGCHLD", None)  # None on Windows
 
 
 class WorkerDeaths:
@@ -20,7 +20,7 @@ class WorkerDeaths:
     """
 
     def __init__(self) -> None:
-        self._raise_if_dead: Callable[[int, FrameType | None], object] = lambda number, frame: None
+        self._raise_if_dead: Callable[..., object] = lambda *event: None
         self._is_waiting = False
 
     def defer(self) -> None:
@@ -28,12 +28,8 @@ class WorkerDeaths:
 
         Does nothing outside the main thread.
         """
-        handler = signal.getsignal(_CHILD_DIED) if _CHILD_DIED else None
-        if (
-            _CHILD_DIED
-            and callable(handler)
-            and getattr(handler, "__module__", "").startswith("torch.")
-        ):
+        handler: Any = signal.getsignal(_CHILD_DIED) if _CHILD_DIED else None
+        if str(getattr(handler, "__module__", None)).startswith("torch."):
             with suppress(ValueError):  # Outside the main thread.
                 signal.signal(
                     _CHILD_DIED, lambda *event: self._is_waiting and self._raise_if_dead(*event)
@@ -45,7 +41,7 @@ class WorkerDeaths:
         """Raise torch's RuntimeError for a worker that has died, or dies inside the block."""
         self._is_waiting = True
         try:
-            self._raise_if_dead(_CHILD_DIED or 0, None)
+            self._raise_if_dead(_CHILD_DIED, None)
             yield
         finally:
             self._is_waiting = False

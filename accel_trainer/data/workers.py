@@ -71,7 +71,7 @@ class SampleReader:
             timeout=timeout_s if num_workers else 0,
             # Without a generator, creating the iterator would draw from the global one.
             generator=torch.Generator(),
-            worker_init_fn=self._samples.start_worker if num_workers else None,
+            worker_init_fn=self._samples.start_worker,
         )
         # At exit, Python sends workers a SIGTERM, which they ignore, and then waits for them.
         Finalize(self, setattr, (self._samples.is_closed, "value", 1), exitpriority=0)
