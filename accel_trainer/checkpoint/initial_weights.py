@@ -17,7 +17,7 @@ from .format import CHECKPOINT_NAME
 from .retention import load_checkpoint
 from .serialization import unpack_tensors
 from .sharded import load_whole
-from .state_dict import check_weights, rename_weights
+from .state_dict import check_weights
 
 _MAX_WEIGHTS_BYTES = 2**36
 
@@ -39,7 +39,7 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> s
     """
     mine = model.state_dict()
     found, sha256 = _read_weights(path)
-    theirs = _cast_and_tie(rename_weights(model, found), mine)
+    theirs = _cast_and_tie(found, mine)
     names = list(theirs | mine)
     skipped = {name for name in names if skip is not None and re.search(skip, name)}
     if skip is not None and not skipped:

@@ -37,13 +37,9 @@ class ModelWeights(Part):
         return dict(self.model.state_dict())
 
     def fit(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the tensors by their current names.
-
-        Raises CheckpointError if they belong to another model.
-        """
-        renamed = rename_weights(self.model, stored)
-        check_weights(self._name, self.model.state_dict(), renamed)
-        return renamed
+        """Return the tensors. Raises CheckpointError if they belong to another model."""
+        check_weights(self._name, self.model.state_dict(), stored)
+        return stored
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the tensors; only what this process needs of a stored one is read."""
@@ -153,7 +149,6 @@ class OptimizerState(Part):
             )
         groups = []
         for mine, theirs, before in zip(self._optimizer.param_groups, stored, initial, strict=True):
-            # These include `param_names`: parameters may have had other names.
             changed = {
                 name: value
                 for name, value in mine.items()
@@ -164,10 +159,9 @@ class OptimizerState(Part):
 
     def _fits_group(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
         """Whether a stored group has the parameters and at least the settings of this run's."""
-        names = [_current_name(self._model, name) for name in theirs.get("param_names", ())]
         return (
             mine.keys() <= theirs.keys()
-            and list(mine.get("param_names", ())) == names
+            and mine.get("param_names") == theirs.get("param_names")
             and len(mine["params"]) == len(theirs["params"])
         )
 
@@ -264,7 +258,7 @@ def training_state(
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load `weights`, by their current names or those of an older version, into an unsharded model.
+    """Load `weights` into an unsharded model.
 
     Raises CheckpointError, before anything changes, if they do not fit.
     """
@@ -272,19 +266,6 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     fitted = part.fit(weights)
     make_dense(model)
     part.load_state_dict(fitted)
-
-
-def rename_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return `weights` by their current names."""
-    return {_current_name(model, name): tensor for name, tensor in weights.items()}
-
-
-def _current_name(model: nn.Module, name: str) -> str:
-    """Return the current name: a model's `former_names` maps old names of modules to them."""
-    for old, new in getattr(model, "former_names", {}).items():
-        if name.startswith(f"{old}."):
-            return f"{new}{name[len(old) :]}"
-    return name
 
 
 def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
@@ -300,8 +281,11 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
             differences.append(f"{key} is {there}, here {here}")
     if differences:
         more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
-        fact = f"the checkpoint's {name} does not fit: {'; '.join(sorted(differences)[:5])}{more}"
-        raise CheckpointError("CKPT_WEIGHTS", f"{fact}: use the --model it was made with")
+        raise CheckpointError(
+            "CKPT_WEIGHTS",
+            f"the checkpoint's {name} does not fit: "
+            f"{'; '.join(sorted(differences)[:5])}{more}: use the --model it was made with",
+        )
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,8 +39,11 @@ class BatchPlan:
         batch_size = self.global_batch_size
         num_processes = self.num_processes
         if num_samples < max(1, num_processes):
-            fact = f"{num_samples} training samples are too few for {num_processes} processes"
-            raise DataError("DATA_TOO_SMALL", f"{fact}: add data, or launch fewer processes")
+            raise DataError(
+                "DATA_TOO_SMALL",
+                f"{num_samples} training samples are too few for {num_processes} processes: "
+                "add data, or launch fewer processes",
+            )
         AT_LEAST_ONE.check(
             self, "batch", "global_batch_size", "per_device_batch_size", "num_processes"
         )

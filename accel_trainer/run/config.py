@@ -141,10 +141,6 @@ def with_defaults(config: C) -> C:
     return replace(config, optimizer=config.optimizer.with_learning_rate(), runtime=runtime)
 
 
-# Version 0.1.0 stored "max" where the mode was left to the metric, for which None is stored now.
-_FORMER_DEFAULT = ("trainer.monitor_mode", "max", None)
-
-
 def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tuple[str, Any, Any]]:
     """Return `(dotted name, old, new)` for each setting that decides the training and was changed.
 
@@ -153,12 +149,11 @@ def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tu
     """
     defaults = flatten_config(config_to_dict(type(config)()))
     before = {**dict(defaults), **dict(flatten_config(stored))}
-    changes = [
+    return [
         (name, before[name], new)
         for name, new in _decisive_values(config).items()
         if new != before[name]
     ]
-    return [change for change in changes if change != _FORMER_DEFAULT]
 
 
 def identity_sha256(config: RecipeConfig) -> str:

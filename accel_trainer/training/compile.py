@@ -55,12 +55,12 @@ class Compiler:
             return True
         reason = failure or "on another process"
         if decided:
-            fact = f"this run's model was compiled, and --compile fails here ({reason})"
-            fix = (
+            raise ConfigError(
+                "COMPILE",
+                f"this run's model was compiled, and --compile fails here ({reason}): "
                 "install what is missing, "
-                "or continue with --runtime.no-compile --allow-change runtime.compile"
+                "or continue with --runtime.no-compile --allow-change runtime.compile",
             )
-            raise ConfigError("COMPILE", f"{fact}: {fix}")
         if accelerator.is_main_process:
             _logger.warning(
                 "--compile cannot compile this model, which runs in eager mode (%s)", reason
@@ -101,18 +101,17 @@ def compile_errors_explained() -> Iterator[None]:
     except Exception as error:
         name = type(error).__name__
         if name == "FailOnRecompileLimitHit":
-            fact = (
+            raise ConfigError(
+                "COMPILE",
                 f"--compile has compiled a forward {MAX_VARIANTS} times, "
-                "once for each input shape and Python number"
-            )
-            fix = (
+                "once for each input shape and Python number: "
                 "pad to a few lengths, read no number from a tensor in the forward, "
-                "or leave out --compile"
-            )
-            raise ConfigError("COMPILE", f"{fact}: {fix}") from error
+                "or leave out --compile",
+            ) from error
         if name == "BackendCompilerFailed":
-            fact = f"--compile cannot compile this model ({_reason(error)})"
-            raise ConfigError("COMPILE", f"{fact}: leave it out") from error
+            raise ConfigError(
+                "COMPILE", f"--compile cannot compile this model ({_reason(error)}): leave it out"
+            ) from error
         raise
 
 

@@ -111,8 +111,7 @@ class Progress:
         self.evaluated_step = state["evaluated_step"]
         self.requested_stop = None if changes else state["requested_stop"]
         if state["best"] is not None and self._monitored is not None:
-            # Version 0.1.0 stored no mode.
-            best = BestCheckpoint(**{"mode": self._monitored[1], **state["best"]})
+            best = BestCheckpoint(**state["best"])
             self.best = best if (best.metric, best.mode) == self._monitored else None
 
 

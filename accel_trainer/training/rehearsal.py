@@ -134,12 +134,15 @@ class Rehearsal:
             old, old_shape = self._before.get(name, (None, "nothing"))
             new, new_shape = now.get(name, (None, "nothing"))
             if old_shape != new_shape:
-                fact = f"training changed {name} of the model from {old_shape} to {new_shape}"
-                raise _inexact(f"{fact}, which a new model could not load: make it so in __init__")
+                raise _inexact(
+                    f"training changed {name} of the model from {old_shape} to {new_shape}, which "
+                    "a new model could not load: make it so in __init__"
+                )
             if old != new:
-                fact = f"training replaced the parameter {name}"
-                fix = "change it in place, by copy_ under torch.no_grad()"
-                raise _inexact(f"{fact}, and the optimizer still updates the old one: {fix}")
+                raise _inexact(
+                    f"training replaced the parameter {name}, and the optimizer still updates the "
+                    "old one: change it in place, by copy_ under torch.no_grad()"
+                )
 
     def _check_same_everywhere(self, lines: list[str]) -> None:
         """Check that the processes have the same `lines`, which a checkpoint stores only once.
@@ -148,12 +151,11 @@ class Rehearsal:
         """
         for process, found in enumerate(differing_lines("\n".join(lines), self._accelerator)):
             if found:
-                fact = f"processes differ after a step (process {process}: {found})"
-                fix = (
-                    "compute it from what all processes have, reduce it over them, "
-                    "or make it a buffer of the model"
+                raise _inexact(
+                    f"processes differ after a step (process {process}: {found}), "
+                    "and a checkpoint has one value: compute it from what all processes have, "
+                    "reduce it over them, or make it a buffer of the model"
                 )
-                raise _inexact(f"{fact}, and a checkpoint has one value: {fix}")
 
     def _check_optimizer(self, fresh: Optimizer, state: Mapping[str, Any]) -> None:
         """Load `state` into `fresh`, as a resume does, and compare it with the live optimizer."""
@@ -167,18 +169,23 @@ class Rehearsal:
             found = fresh.state_dict()
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-            fact = f"{name}.load_state_dict cannot load what {name}.state_dict returned"
-            raise _inexact(f"{fact} ({reason})") from error
+            raise _inexact(
+                f"{name}.load_state_dict cannot load what {name}.state_dict returned ({reason})"
+            ) from error
         with torch.no_grad():
             for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
         addresses = {id(parameter) for parameter in parameters}
         if any(isinstance(each, Mapping) and addresses & each.keys() for each in found.values()):
-            fact = f"{name}.state_dict has the address of a parameter as a key"
-            raise _inexact(f"{fact}, and it is another in each start: use the parameter's number")
+            raise _inexact(
+                f"{name}.state_dict has the address of a parameter as a key, and it is "
+                "another in each start: use the parameter's number"
+            )
         if path := first_difference(self._optimizer.state_dict(), found):
-            fact = f"{name}.load_state_dict does not restore the optimizer's {path}"
-            raise _inexact(f"{fact}: a resumed run would have other weights")
+            raise _inexact(
+                f"{name}.load_state_dict does not restore the optimizer's {path}: a resumed "
+                "run would have other weights"
+            )
         live = mark_unseen({"optimizer": self._optimizer}, model=self._model)
         loaded = mark_unseen({"optimizer": fresh}, model=self._model)
         self._restored = {key for key, mark in live.items() if loaded.get(key) == mark}
@@ -221,9 +228,10 @@ def _identify(model: nn.Module) -> Identities:
     tensors = model.state_dict()
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
-            fact = f"{name} of the model is a {type(value).__name__}"
-            fix = "return a tensor from get_extra_state, or keep each value in a buffer"
-            raise _inexact(f"{fact}: {fix}")
+            raise _inexact(
+                f"{name} of the model is a {type(value).__name__}: "
+                "return a tensor from get_extra_state, or keep each value in a buffer"
+            )
     # Only after `state_dict`: it makes shards again of a parameter that FSDP keeps whole after an
     # evaluation.
     identities = {name: id(parameter) for name, parameter in model.named_parameters()}

@@ -16,7 +16,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from ..checkpoint.serialization import DTYPES, MAX_BYTES, parse_json, read_json_object
-from ..checkpoint.state_dict import check_weights, load_weights, rename_weights
+from ..checkpoint.state_dict import check_weights, load_weights
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError
 from . import ModelConfig, build_model
@@ -52,7 +52,7 @@ class ExportConfig:
         """
         with torch.device("meta"):
             model = self.build_model()
-        check_weights("model", model.state_dict(), rename_weights(model, weights))
+        check_weights("model", model.state_dict(), weights)
 
     def build_model(self) -> nn.Module:
         """Build the model with random weights.
@@ -177,8 +177,7 @@ def read_export_config(folder: Path) -> ExportConfig:
         mean_and_std = {name: _numbers(values, channels) for name, values in normalization}
         if min(mean_and_std["std"]) <= 0:
             raise ValueError("std is not above 0")
-        # Version 0.1.0 had no other stem.
-        model = ModelConfig(**{"stem": "cifar", **content["model"]}) if "model" in content else None
+        model = ModelConfig(**content["model"]) if "model" in content else None
         if model is not None and model.width is not None:
             _bounded("width", model.width, _MAX_WIDTH)
         size = content.get("image_size")

@@ -72,7 +72,7 @@ def test_how_an_exact_config_splits_its_batches_decides_what_is_trained() -> Non
 def test_a_stored_config_of_an_earlier_version_is_no_change() -> None:
     earlier = stored()
     del earlier["trainer"]["patience"]
-    earlier["trainer"] |= {"monitor_mode": "max", "gone": 3}
+    earlier["trainer"] |= {"gone": 3}
     assert training_changes(earlier, CONFIG) == []
 
 

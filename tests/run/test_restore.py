@@ -53,7 +53,7 @@ def restore(
 def test_a_checkpoint_of_the_same_data_is_restored_with_the_changes() -> None:
     assert restore() == ["seed"]
     assert restore(num_samples=None, data_fingerprint=None, task_fingerprint=None) == ["seed"], (
-        "of version 0.1.0"
+        "a manifest without them"
     )
 
 

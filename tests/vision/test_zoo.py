@@ -1,20 +1,14 @@
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
-from accel_trainer.checkpoint.state_dict import load_weights, training_state
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.registry import Registry
-from accel_trainer.optim.optimizers import OptimizerConfig, build_optimizer
 from accel_trainer.vision import MODEL_NAMES, ModelConfig, build_model
 
 # Parameters in thousands: He et al. 2015 table 6 (0.27, 0.46, 0.66, 0.85, 1.7 M), ResNet-18 11.17 M
@@ -275,76 +269,3 @@ def test_the_stem_for_large_images_is_for_64_pixels_on_the_shorter_side() -> Non
         ModelConfig(name="resnet20"), in_channels=3, num_classes=10, image_size=(224, 224)
     )
     assert list(small.state_dict()["conv1.weight"].shape) == [16, 3, 3, 3]
-
-
-def former_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a ResNet by their names in version 0.1.0, written down once more."""
-    weights: dict[str, Tensor] = {}
-    numbers: dict[tuple[str, str], int] = {}
-    for key, tensor in model.state_dict().items():
-        match = re.fullmatch(r"layer(\d+)\.(\d+)\.(conv|bn|downsample)(.*)", key)
-        if match is None:
-            weights[
-                re.sub("^fc", "head", re.sub("^bn1", "stem.1", re.sub("^conv1", "stem.0", key)))
-            ] = tensor
-            continue
-        number = numbers.setdefault((match[1], match[2]), len(numbers))
-        place = f"blocks.{number}"
-        if match[3] == "downsample":
-            weights[f"{place}.shortcut{match[4]}"] = tensor
-        else:
-            index, _, rest = match[4].partition(".")
-            weights[f"{place}.residual.{3 * int(index) - 3 + (match[3] == 'bn')}.{rest}"] = tensor
-    return weights
-
-
-@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50"])
-def test_weights_with_the_names_of_version_0_1_0_are_loaded(name: str) -> None:
-    def build() -> nn.Module:
-        return build_model(ModelConfig(name=name, width=4), in_channels=3, num_classes=10)
-
-    model, other = build(), build()
-    former = former_weights(model)
-    assert "blocks.0.residual.0.weight" in former
-    assert not former.keys() & model.state_dict().keys()
-    load_weights(other, former)
-    assert all(
-        torch.equal(tensor, model.state_dict()[key]) for key, tensor in other.state_dict().items()
-    )
-    load_weights(other, model.state_dict())
-
-
-def test_a_checkpoint_with_names_of_0_1_0_is_restored_with_its_optimizer() -> None:
-    def build(seed: int) -> tuple[nn.Module, nn.Module, Optimizer, Registry]:
-        torch.manual_seed(seed)
-        model = build_model(ModelConfig(name="resnet18", width=4), in_channels=3, num_classes=10)
-        optimizer = build_optimizer(model, OptimizerConfig())
-        average = copy.deepcopy(model)
-        state = training_state(model, optimizer, average)
-        model(torch.randn(4, 3, 16, 16)).sum().backward()
-        optimizer.step()
-        return model, average, optimizer, state
-
-    model, average, optimizer, old = build(0)
-    _, _, new_optimizer, new = build(1)
-    pieces = old.state_dict()
-    names = dict(zip(model.state_dict(), former_weights(model), strict=True))  # in the same order
-    for group in pieces["optimizer"]["param_groups"]:
-        group["param_names"] = [names[name] for name in group["param_names"]]
-    assert any(
-        name.startswith("blocks.7.residual.3")
-        for name in pieces["optimizer"]["param_groups"][0]["param_names"]
-    )
-    new.load_state_dict({**pieces, "model": former_weights(model), "ema": former_weights(average)})
-    for name in ("model", "ema"):
-        theirs = new.state_dict()[name]
-        assert all(
-            torch.equal(tensor, theirs[key]) for key, tensor in old.state_dict()[name].items()
-        )
-    names_now = [group["param_names"] for group in new_optimizer.param_groups]
-    assert names_now == [group["param_names"] for group in optimizer.param_groups]
-    moments = [each.state_dict()["state"] for each in (optimizer, new_optimizer)]
-    assert all(
-        torch.equal(moments[0][at]["momentum_buffer"], moments[1][at]["momentum_buffer"])
-        for at in moments[0]
-    )

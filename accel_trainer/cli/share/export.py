@@ -15,17 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-import torch
-
 from ...callbacks.export import ONNX_FILES
 from ...checkpoint.serialization import read_json_object, unpack_tensors
-from ...checkpoint.state_dict import rename_weights
 from ...core import filesystem
 from ...core.errors import CheckpointError, OutputError
 from ...core.run_dir import prepare_directory
 from ...training.metrics import is_number
-from ...vision.pretrained import ExportConfig, read_export_config, read_export_content
+from ...vision.pretrained import read_export_config, read_export_content
 from ..common.output import tell
 from ..common.parser import CommandParser
 from ..report.card import write_card
@@ -130,11 +126,10 @@ def _files_of_our_model(source: Path, config: dict[str, Any], with_onnx: bool) -
     The hashes of the weights and of the ONNX file are stored in `config`.
     """
     described = read_export_config(source)
-    stored = filesystem.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
-    weights = _with_current_names(stored, described)
+    weights = filesystem.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
+    _check_readable(weights)
     # A wrong hash is kept, so that `verify` finds the damage.
-    if config.get("sha256") in (None, _sha256(stored)):
-        config["sha256"] = _sha256(weights)
+    config.setdefault("sha256", _sha256(weights))
     files = {}
     if with_onnx:
         files["model.onnx"] = write_onnx(source)
@@ -146,17 +141,13 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _with_current_names(stored: bytes, described: ExportConfig) -> bytes:
-    """Return the file of weights with the current names of tensors, which `model.py` has, too."""
+def _check_readable(weights: bytes) -> None:
     try:
-        weights = unpack_tensors(stored)
+        unpack_tensors(weights)
     except ValueError as error:
         raise CheckpointError(
             "EXPORT", f"the exported weights cannot be read ({error}): export them again"
         ) from error
-    with torch.device("meta"):
-        renamed = rename_weights(described.build_model(), weights)
-    return stored if renamed.keys() == weights.keys() else safetensors.torch.save(renamed)
 
 
 def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, float]:

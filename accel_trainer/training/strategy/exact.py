@@ -62,9 +62,10 @@ class ExactStrategy(Strategy):
                 is not an integer one.
         """
         if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
-            fact = "--reduce exact normalises each micro-batch by itself"
             raise ConfigError(
-                "REDUCE", f"{fact}, and the model has a SyncBatchNorm: use BatchNorm instead"
+                "REDUCE",
+                "--reduce exact normalises each micro-batch by itself, and the model has a "
+                "SyncBatchNorm: use BatchNorm instead",
             )
         # `evaluation_mode` leaves out DDP, which would add up in another order.
         model = self.accelerator.prepare_model(model, evaluation_mode=True)
@@ -166,22 +167,22 @@ class ExactStrategy(Strategy):
         now = self._unmerged()
         for name, value in self._before.items():
             if not torch.equal(now[name], value):
-                fact = f"a forward changes {name}, which is no buffer, in each micro-batch"
-                fix = (
+                raise ConfigError(
+                    "REDUCE",
+                    f"a forward changes {name}, which is no buffer, in each micro-batch: "
                     "change it after the step, in on_step_end of a callback, make it a buffer, "
-                    "or use --reduce float"
+                    "or use --reduce float",
                 )
-                raise ConfigError("REDUCE", f"{fact}: {fix}")
         self._num_unchecked_steps -= 1
 
     def _merge_statistics(self, buffers: Mapping[str, Tensor], totals: Sequence[Tensor]) -> None:
         for name, total in zip(self._statistics, totals, strict=True):
             if buffers[name].shape != total.shape:
                 change = f"{list(buffers[name].shape)} to {list(total.shape)}"
-                fact = f"a forward changes the shape of the buffer {name} from {change}"
                 raise ConfigError(
                     "REDUCE",
-                    f"{fact}: let it keep its shape for --reduce exact, or use --reduce float",
+                    f"a forward changes the shape of the buffer {name} from {change}: let it keep "
+                    "its shape for --reduce exact, or use --reduce float",
                 )
             buffers[name].copy_(total / self._num_micro_batches)
 
@@ -209,15 +210,13 @@ class ExactStrategy(Strategy):
             is_summed = name in self._summed
             if not is_summed and (differs := (change != change[0]).any(0)).any():
                 few, many = change[:, differs][:, 0].aminmax()
-                fact = (
+                raise ConfigError(
+                    "REDUCE",
                     f"the integer buffer {name} changes by {few} in one micro-batch of a step "
-                    f"and by {many} in another, which --reduce exact cannot merge"
-                )
-                fix = (
+                    f"and by {many} in another, which --reduce exact cannot merge: "
                     f"set summed_buffers = ({name!r},) on the model if the changes add up, "
-                    "or use --reduce float"
+                    "or use --reduce float",
                 )
-                raise ConfigError("REDUCE", f"{fact}: {fix}")
             change = change.sum(0) if is_summed else change[0]
             buffers[name].copy_(buffers[name].long() + change.view(buffers[name].shape))
 

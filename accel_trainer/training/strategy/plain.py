@@ -53,13 +53,11 @@ class PlainStrategy(Strategy):
         ]
         if unused:
             names = f"{', '.join(unused[:3])}{' ...' * (len(unused) > 3)}"
-            fact = f"{names} took no part in the loss of the first step"
-            fix = (
-                "freeze such parameters (requires_grad=False), remove them, "
-                "or set --runtime.find-unused-parameters"
-            )
             raise ConfigError(
-                "UNUSED_PARAMETERS", f"{fact}, and DDP then averages no gradients: {fix}"
+                "UNUSED_PARAMETERS",
+                f"{names} took no part in the loss of the first step, and DDP then "
+                "averages no gradients: freeze such parameters (requires_grad=False), remove them, "
+                "or set --runtime.find-unused-parameters",
             )
 
 

@@ -150,28 +150,3 @@ class ResNet(nn.Module):
 
     def _stages(self) -> list[BlockSequence]:
         return [getattr(self, f"layer{number}") for number in range(1, self._num_stages + 1)]
-
-    @property
-    def former_names(self) -> dict[str, str]:
-        """The modules' names in version 0.1.0, and their present names.
-
-        The weights of older checkpoints and exports are renamed with it.
-        """
-        names = {"stem.0": "conv1", "stem.1": "bn1", "head": "fc"}
-        parts = {
-            "residual.0": "conv1",
-            "residual.1": "bn1",
-            "residual.3": "conv2",
-            "residual.4": "bn2",
-            "residual.6": "conv3",
-            "residual.7": "bn3",
-            "shortcut": "downsample",
-        }
-        places = [
-            f"layer{number}.{position}"
-            for number, stage in enumerate(self._stages(), 1)
-            for position in range(len(stage))
-        ]
-        for number, place in enumerate(places):
-            names |= {f"blocks.{number}.{old}": f"{place}.{new}" for old, new in parts.items()}
-        return names
