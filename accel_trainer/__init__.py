@@ -20,7 +20,6 @@ from .core.train_state import TrainState
 from .core.types import (
     Batch,
     EvalLoader,
-    EvalOutput,
     Loader,
     Metric,
     StepBatch,
@@ -70,7 +69,6 @@ __all__ = [
     "DistillationTask",
     "DivergedError",
     "EvalLoader",
-    "EvalOutput",
     "EvaluateMetric",
     "Evaluator",
     "ExitCode",

@@ -23,7 +23,7 @@ from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import CheckpointError
 from ..core.run_dir import writes_to
 from ..core.train_state import checkpoint_name
-from ..core.types import EvalLoader, Task
+from ..core.types import EvalLoader, Task, eval_step_of
 
 _logger = logging.getLogger(__name__)
 _EXAMPLE_SIZE = 8  # samples
@@ -47,7 +47,7 @@ class OnnxExport(NamedTuple):
         calls: list[Any] = []
         model = self.model.eval()
         with model.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True):
-            self.task.eval_step(model, batch)
+            eval_step_of(self.task)(model, batch)
         onnx, example = _to_onnx(model, *calls[0])
         return onnx, safetensors.torch.save(example)
 

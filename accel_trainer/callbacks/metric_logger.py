@@ -181,7 +181,7 @@ class Meters:
         if reserved := _RESERVED.intersection(report.sums):
             raise ConfigError(
                 "SUMS",
-                f"train_step returned a sum named {min(reserved)}, which is reserved: rename it",
+                f"the task returned a number named {min(reserved)}, which is reserved: rename it",
             )
         self._pending.append(report)
         if len(self._pending) >= _MAX_PENDING:

@@ -81,37 +81,45 @@ class StepBatch(NamedTuple):
     num_samples: int
 
 
-NO_SUMS: Mapping[str, Tensor] = MappingProxyType({})
+NO_NUMBERS: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class StepOutput(NamedTuple):
-    """What a Task returns for a micro-batch.
+    """What a Task returns for a micro-batch of B samples, in training and in evaluation.
 
-    `loss_sum` [] is the loss summed over the micro-batch, with its graph; the engine divides it by
-    the number of samples in the whole step batch. `sums` are further sums ([] each, detached) to
-    report next to the loss, such as correct predictions.
+    `losses` [B] has one loss for each sample, in training with its graph. The engine trains on the
+    mean over the samples of the whole step, on all processes. `outputs` is what metrics read: a
+    tensor [B, ...], or a dict, list or tuple of tensors. In training they are dropped at once.
 
-    `num_items` [] (detached) replaces the number of samples as the divisor of the loss and of
-    `sums`: for example, the number of tokens without padding, or of labelled pixels. The engine
-    adds it up over all micro-batches and processes, with one collective per step. A Task returns it
-    for every micro-batch or for none.
-    """
+    `num_items` [B] is the number of items of each sample if the loss is a mean over something other
+    than samples, such as the tokens without padding: `losses` are then sums over the items of a
+    sample. The engine adds up the items of all micro-batches and processes, with one collective per
+    step. A Task returns them for every micro-batch or for none.
 
-    loss_sum: Tensor
-    sums: Mapping[str, Tensor] = NO_SUMS
-    num_items: Tensor | None = None
+    `numbers` [B] each (detached) are further numbers of the samples, such as whether the prediction
+    is right. In training, rows report their means as they report that of the losses, as
+    `train/<name>`; in evaluation, `MeanNumber` does.
 
-
-class EvalOutput(NamedTuple):
-    """Per-sample results of a micro-batch in evaluation: `losses` [B] and `outputs` [B, ...].
-
-    `num_items` [B] is the number of items in each sample if the loss is a mean over items, such as
-    tokens; None: 1 each.
+    `is_per_sample` is False for the output of `from_mean`, whose tensors have the shape [].
     """
 
     losses: Tensor
-    outputs: Tensor
+    outputs: Any = None
     num_items: Tensor | None = None
+    numbers: Mapping[str, Tensor] = NO_NUMBERS
+    is_per_sample: bool = True
+
+    @classmethod
+    def from_mean(cls, loss: Tensor, *, num_items: Tensor | int, outputs: Any = None) -> StepOutput:
+        """Return the output of a model that computes only the mean loss [] over `num_items`.
+
+        These are the samples of the micro-batch, or its items, such as the tokens without padding.
+        The step is right for any number of processes and micro-batches, but what needs the loss of
+        each sample cannot use it.
+        """
+        if not isinstance(num_items, Tensor):
+            num_items = torch.full_like(loss, num_items, requires_grad=False)
+        return cls(loss * num_items, outputs, num_items, is_per_sample=False)
 
 
 class StepReport(NamedTuple):
@@ -137,16 +145,22 @@ class StepReport(NamedTuple):
 
 
 class Task(Protocol):
-    """Turns a batch into a loss.
+    """Turns a batch into losses.
 
-    The model's forward is called once per batch, through `model(...)`.
+    The model's forward is called once per batch, through `model(...)`. If evaluation differs from
+    training, the task also has `eval_step(model, batch)`, which evaluations call instead of `step`.
     """
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the loss summed over the batch. Called under autocast."""
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the losses of the samples, and outputs for the metrics.
 
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
-        """Return per-sample losses and outputs. Called under autocast, without gradients."""
+        Called under autocast; in evaluation without gradients.
+        """
+
+
+def eval_step_of(task: Task) -> Callable[[nn.Module, Batch], StepOutput]:
+    """Return what an evaluation calls: the task's `eval_step`, or `step` if it has none."""
+    return getattr(task, "eval_step", task.step)
 
 
 class Loader(Protocol):
@@ -194,7 +208,7 @@ class Metric(Protocol):
     def empty(self, device: torch.device) -> Tensor:
         """Return zeroed sums, float64 of any fixed shape, on `device`."""
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Add a batch to `sums` in place.
 
         No host sync. Raises ConfigError for a batch that it cannot measure.

@@ -22,7 +22,7 @@ from ..core.errors import DivergedError
 from ..core.parameters import parameters_of
 from ..core.train_state import TrainState
 from ..core.training_mode import set_training_mode
-from ..core.types import Batch, StepBatch, Task
+from ..core.types import Batch, StepBatch, Task, eval_step_of
 from ..distributed.collectives import gather_rows
 from ..distributed.streams import arrival, has_streams
 
@@ -229,9 +229,10 @@ class NonfiniteGuard:
             return torch.zeros_like(batch.sample_ids)
         self._model.eval()  # in training mode, batch norms mix the samples
         with torch.no_grad(), self._accelerator.autocast():
-            losses = self._task.eval_step(self._model, batch).losses
+            output = eval_step_of(self._task)(self._model, batch)
         set_training_mode(self._model)
-        return ~torch.isfinite(losses)
+        # The mean of a micro-batch blames nobody.
+        return ~torch.isfinite(output.losses).expand(len(batch)) & output.is_per_sample
 
 
 def skips_too_often(steps: Sequence[int]) -> bool:

@@ -9,7 +9,7 @@ from ..core.errors import ConfigError
 
 _NEEDED = {
     "model": ("forward", "named_parameters"),
-    "task": ("train_step", "eval_step"),
+    "task": ("step",),
     "loader": ("plan", "step_batches"),
     "eval_loader": ("num_samples", "batches"),
     "metrics": ("empty", "update", "compute"),

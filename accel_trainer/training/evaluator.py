@@ -21,12 +21,12 @@ from ..core.errors import ConfigError, DataError, UserError
 from ..core.pairwise import PairwiseSum
 from ..core.rng import preserved_generators, seed_evaluation
 from ..core.training_mode import set_training_mode
-from ..core.types import Batch, EvalLoader, Metric, Task
+from ..core.types import Batch, EvalLoader, Metric, Task, eval_step_of
 from ..core.user_code import PartFailed, PeerFailed
 from ..distributed.collectives import copy_from_main, sum_pairwise
 from ..fault_tolerance.preemption import StopFlag
 from .metrics import describe_tensor, is_number, plain_values, sums_device
-from .task_output import check_eval_output
+from .task_output import check_output
 from .trial_copy import trial_copy
 
 _logger = logging.getLogger(__name__)
@@ -266,6 +266,7 @@ class Evaluator:
         """Add `batches` to the sums; return the sample ids, and a metric's first failure."""
         seen: list[Tensor] = []
         failure: MetricFailed | None = None
+        eval_step = eval_step_of(task)
         position = self._blocks()[0].start
         # Not inference mode: tensors that a forward caches there, or FSDP gathers, cannot be
         # trained on (torch 2.13).
@@ -274,8 +275,8 @@ class Evaluator:
                 self._seed_batch(position)
                 position += len(batch)
                 if len(batch) > 0 or self._has_collective_forward:
-                    output = task.eval_step(model, batch)
-                    check_eval_output(output)
+                    output = eval_step(model, batch)
+                    check_output(output, len(batch), has_graph=False)
                 if len(batch) == 0:
                     continue
                 if self._sums_device != self.accelerator.device:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import ConfigError
-from ..core.types import Batch, EvalOutput
+from ..core.types import Batch, StepOutput
 from .metrics import check_logits, describe_tensor
 
 
@@ -28,7 +28,7 @@ class TorchMetric:
 
     name: str
     metric: Any
-    arguments: Callable[[Batch, EvalOutput], tuple[Any, ...]] | None = None
+    arguments: Callable[[Batch, StepOutput], tuple[Any, ...]] | None = None
 
     def __post_init__(self) -> None:
         for metric in self._metrics.values():
@@ -60,7 +60,7 @@ class TorchMetric:
         """Return the state as one vector of zeros."""
         return torch.zeros_like(self._state(), device=device)
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Add the state that the metric has after this batch alone."""
         arguments = (
             self.arguments(batch, output) if self.arguments else (output.outputs, batch.targets)
@@ -125,7 +125,7 @@ class WholeSetMetric:
         size = self.num_samples, self.num_outputs + self.num_targets + 1
         return torch.zeros(size, dtype=torch.float64, device=device)
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Write the batch into the rows of its sample ids.
 
         Raises ConfigError for other numbers of outputs or targets.
@@ -174,10 +174,10 @@ class EvaluateMetric(WholeSetMetric):
 
         super().__init__(compute, num_samples, num_outputs=1, higher_is_better=higher_is_better)
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Write the predicted classes of logits [B, K] and the labels [B] into their rows.
 
         Raises ConfigError for other shapes.
         """
         check_logits(output.outputs, batch.targets, in_loss=False)
-        super().update(sums, batch, EvalOutput(output.losses, output.outputs.argmax(1)))
+        super().update(sums, batch, StepOutput(output.losses, output.outputs.argmax(1)))

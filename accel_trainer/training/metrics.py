@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import ConfigError
-from ..core.types import Batch, EvalOutput
+from ..core.types import Batch, StepOutput
 
 _MAX_DENSE_CLASSES = 256
 _MAX_LISTED_NUMBERS = _MAX_DENSE_CLASSES**2
@@ -31,21 +31,9 @@ class MeanLoss:
         """Return sums [2]: the losses, and the number of samples or items."""
         return torch.zeros(2, dtype=torch.float64, device=device)
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Add the losses [B].
-
-        Raises ConfigError unless there is one loss, and one number of items, for each sample.
-        """
-        if output.losses.shape != (len(batch),):
-            fact = f"the losses are {describe_tensor(output.losses)} for {len(batch)} samples"
-            fix = "return one per sample from eval_step, [B], not their mean and not one per pixel"
-            raise ConfigError("SHAPES", f"{fact}: {fix}")
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
+        """Add the losses [B], and their number or that of the items."""
         num_items = output.num_items
-        if num_items is not None and getattr(num_items, "shape", None) != (len(batch),):
-            fact = f"num_items are {describe_tensor(num_items)} for {len(batch)} samples"
-            raise ConfigError(
-                "SHAPES", f"{fact}: return the number of items of each sample from eval_step, [B]"
-            )
         sums[0].add_(output.losses.sum(dtype=torch.float64))
         if num_items is None:
             sums[1].add_(len(batch))
@@ -58,7 +46,7 @@ class MeanLoss:
         loss_sum, num_items = sums.tolist()
         if math.isnan(num_items):
             raise ConfigError(
-                "NUM_ITEMS", "eval_step returned num_items that are negative or NaN: return counts"
+                "NUM_ITEMS", "the task returned num_items that are negative or NaN: return counts"
             )
         return {"loss": loss_sum / (num_items or 1)}
 
@@ -81,7 +69,7 @@ class TopKAccuracy:
         """Return sums [2]: the number of hits, and of samples."""
         return torch.zeros(2, dtype=torch.float64, device=device)
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Add the hits of logits [B, K] against labels [B]. Raises ConfigError for other shapes."""
         check_logits(output.outputs, batch.targets, in_loss=False)
         if self.k == 1:
@@ -123,7 +111,7 @@ class ConfusionMatrix:
             size = min(size, self.num_samples)
         return torch.zeros(size, dtype=torch.float64, device=device)
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Add the pairs of labels [B] and largest logits of [B, K].
 
         Raises ConfigError for other shapes.

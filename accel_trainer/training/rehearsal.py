@@ -23,9 +23,7 @@ from ..checkpoint.state_dict import EXTRA_STATE, OptimizerState, equal_bits
 from ..core.errors import CheckpointError
 from ..core.parameters import parameters_of
 from ..core.shards import is_shard, local_part
-from ..core.types import Task
 from ..distributed.collectives import differing_lines, run_on_main
-from .first_step import FirstStep
 from .metrics import describe_tensor
 from .unseen_state import listed, mark_tensor, mark_unseen, sum_of_bits
 
@@ -60,7 +58,6 @@ class Rehearsal:
         checkpointer: Checkpointer,
     ) -> None:
         self.num_steps_left = 2
-        self._first: FirstStep | None = None
         self._model = model
         self._optimizer = optimizer
         self._accelerator = accelerator
@@ -71,25 +68,16 @@ class Rehearsal:
         self._marks = [mark_unseen(self._parts, model=model)]
         self._restored: set[str] = set()
 
-    def first_task(self, task: Task) -> Task:
-        """Return a task for the first step that runs `task`, and checks what it returns."""
-        self._first = FirstStep(task, self._model, self._accelerator)
-        return self._first
-
     def after_step(self, read_state: Callable[[], Mapping[str, Any]]) -> None:
         """Check the state that a checkpoint would hold, perhaps with this process's shards.
 
         **Collective.**
 
         Raises:
-            ConfigError: the loss is not a sum.
             CheckpointError: a resume could not load the checkpoint, or would differ from the live
                 state of some process, or there is no room for a checkpoint.
         """
         self.num_steps_left -= 1
-        if self._first is not None:
-            self._first.check_loss_is_sum()
-            self._first = None
         self.check_tensors()
         if not self.num_steps_left:
             run_on_main(self._warn_of_unseen, self._accelerator)

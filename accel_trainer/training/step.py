@@ -16,10 +16,10 @@ from ..core.buffers import BufferHistory
 from ..core.errors import ConfigError
 from ..core.parameters import parameters_of
 from ..core.train_state import TrainState
-from ..core.types import Batch, StepBatch, StepOutput, Task
+from ..core.types import Batch, StepBatch, Task
 from ..fault_tolerance.nonfinite_guard import NonfiniteGuard, PendingUpdate
-from .strategy.base import Strategy
-from .task_output import check_step_output
+from .strategy.base import StepSums, Strategy
+from .task_output import check_output
 
 _NO_CONTEXT = nullcontext()
 # A gradient that overflows even below this scale is NaN or inf, not a float16 overflow.
@@ -30,11 +30,11 @@ _BYPASSABLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MU
 class StepResult(NamedTuple):
     """What a step has done.
 
-    `output` has the sums to report; `grad_norm` [] is the norm before clipping, None without
+    `sums` are to be reported; `grad_norm` [] is the norm before clipping, None without
     clipping. If `was_skipped`, the weights did not change.
     """
 
-    output: StepOutput
+    sums: StepSums
     grad_norm: Tensor | None
     was_skipped: bool
 
@@ -66,8 +66,8 @@ class OptimizerStep:
         self._guard = guard
         self._max_grad_norm = max_grad_norm
         self._parameters = parameters_of(optimizer)
-        # `_loss_gradient` as a tensor [] on the device, by its value.
-        self._gradient_tensors: dict[float, Tensor] = {}
+        # `_loss_gradient` for each sample, [B] on the device, by its value and B.
+        self._gradients: dict[tuple[float, torch.Size], Tensor] = {}
         # Whether the task counts items; None before the first step.
         self._has_counts: bool | None = None
         self.bypass_accelerate = (
@@ -84,7 +84,7 @@ class OptimizerStep:
         self._position = position
         self._step_batch = step_batch
         self._loss_gradient = self.strategy.gradient_factor / step_batch.num_samples
-        self._outputs: list[StepOutput] = []
+        self._parts: list[StepSums] = []
         self.strategy.begin(self._buffers)
         self._buffers.save()
 
@@ -94,34 +94,32 @@ class OptimizerStep:
         Raises:
             ConfigError: the task returned something else than a StepOutput.
         """
-        index = len(self._outputs)
+        index = len(self._parts)
         is_last = index == len(self._step_batch.micro_batches) - 1
         accelerator = self._accelerator
         self.strategy.begin_forward(self._position.optimizer_step, index)
         with _NO_CONTEXT if is_last else accelerator.no_sync(self.wrapped_model):
             with accelerator.autocast() if accelerator.native_amp else _NO_CONTEXT:
-                output = task.train_step(self.wrapped_model, batch)
-            check_step_output(output)
-            self._backward(output.loss_sum)
+                output = task.step(self.wrapped_model, batch)
+            check_output(output, len(batch), has_graph=True)
+            self._backward(output.losses)
         self.strategy.end_backward(len(batch))
-        self._outputs.append(
-            StepOutput(output.loss_sum.detach(), dict(output.sums), output.num_items)
-        )
+        self._parts.append(StepSums.of(output))
 
-    def _backward(self, loss_sum: Tensor) -> None:
-        """Add the gradients of `loss_sum * gradient_factor / num_samples` [].
+    def _backward(self, losses: Tensor) -> None:
+        """Add the gradients of `losses.sum() * gradient_factor / num_samples`.
 
-        The backward starts from the factor: computing the product and its backward would add 7 % to
-        the step of a tiny model.
+        The backward starts from the factor of each loss: computing the product and its backward
+        would add 7 % to the step of a tiny model.
         """
-        gradient = self._gradient_tensors.get(self._loss_gradient)
+        key = self._loss_gradient, losses.shape
+        gradient = self._gradients.get(key)
         if gradient is None:
-            gradient = torch.full_like(loss_sum, self._loss_gradient)
-            self._gradient_tensors[self._loss_gradient] = gradient
+            gradient = self._gradients[key] = torch.full_like(losses, self._loss_gradient)
         if self.bypass_accelerate:
-            torch.autograd.backward(loss_sum, gradient)
+            torch.autograd.backward(losses, gradient)
         else:
-            self._accelerator.backward(loss_sum, gradient=gradient)
+            self._accelerator.backward(losses, gradient=gradient)
 
     def finish(self) -> StepResult:
         """Update the weights, unless the gradient is NaN or inf.
@@ -132,9 +130,9 @@ class OptimizerStep:
             ConfigError: the task counts items only sometimes.
             DivergedError: a gradient is NaN or inf, and the run must end.
         """
-        output = self._reduce()
+        sums = self._reduce()
         grad_norm = None if self._max_grad_norm is None else self._clip(self._max_grad_norm)
-        losses = [each.loss_sum for each in self._outputs]
+        losses = [part.loss for part in self._parts]
         update = PendingUpdate(self._position, self._step_batch, losses)
         if self._accelerator.scaler is not None:
             was_skipped = self._step_scaled(update, self._accelerator.scaler)
@@ -146,7 +144,7 @@ class OptimizerStep:
         # model.
         for parameter in self._parameters:
             parameter.grad = None
-        return StepResult(output, grad_norm, was_skipped)
+        return StepResult(sums, grad_norm, was_skipped)
 
     def check_last_gradient(self) -> None:
         """Read the guard's flag of the last step, if that was deferred. **Host sync.**
@@ -163,7 +161,7 @@ class OptimizerStep:
         """Restore what `state_dict` returned."""
         self._guard.skipped_steps = state["skipped_steps"]
 
-    def _reduce(self) -> StepOutput:
+    def _reduce(self) -> StepSums:
         """Complete the gradients of the step, and return the sums to report. **Collective.**
 
         Backward has divided the gradients by the number of samples. If the task counts items, whose
@@ -171,9 +169,9 @@ class OptimizerStep:
         instead. A step may have no item, if every token is padding.
         """
         self._check_counts_always()
-        output, num_items = self.strategy.finish(self._outputs)
+        sums, num_items = self.strategy.finish(self._parts)
         if num_items is None:
-            return output
+            return sums
         # Not in bfloat16, which cannot represent 257. The guard finds the NaN of a negative number.
         num_items = num_items.to(torch.promote_types(self._parameters[0].dtype, torch.float))
         divisor = num_items.masked_fill(num_items == 0, 1).masked_fill(num_items < 0, torch.nan)
@@ -181,7 +179,7 @@ class OptimizerStep:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         for gradient in self.strategy.local_parts(gradients):
             gradient.mul_(ratio)
-        return output
+        return sums
 
     def _check_counts_always(self) -> None:
         """Raise ConfigError if the task counts items only sometimes.
@@ -190,7 +188,7 @@ class OptimizerStep:
 
         A process without counts would not take part in the collective of the others.
         """
-        counting = {each.num_items is not None for each in self._outputs}
+        counting = {part.num_items is not None for part in self._parts}
         has_counts = True in counting
         is_uniform = len(counting) == 1
         if self._has_counts is None:
@@ -200,7 +198,7 @@ class OptimizerStep:
                 num_counting = float(self._accelerator.reduce(flag))
                 is_uniform &= num_counting in (0, self._accelerator.num_processes)
         if not is_uniform or has_counts != self._has_counts:
-            fact = "train_step returned num_items for some micro-batches only"
+            fact = "the task returned num_items for some micro-batches only"
             raise ConfigError("NUM_ITEMS", f"{fact}: return them for all, 0 where there are none")
 
     def _clip(self, max_grad_norm: float) -> Tensor:

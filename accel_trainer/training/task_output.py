@@ -8,54 +8,43 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from ..core.errors import ConfigError
-from ..core.types import NO_SUMS
+from ..core.types import NO_NUMBERS, StepOutput
 from .metrics import describe_tensor
 
 
-def check_step_output(output: Any) -> None:
-    """Raise ConfigError unless `output` has single numbers, and a loss with its graph.
+def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:
+    """Raise ConfigError unless `output` has a tensor of `num_samples` losses.
 
-    Looks at types and shapes only: no host sync.
+    In training they must have a graph. Looks at types and shapes only: no host sync.
     """
-    if not hasattr(output, "loss_sum"):
-        _refuse(output, "return StepOutput(loss_sum) of accel_trainer from train_step")
-    loss_sum = output.loss_sum
-    if not isinstance(loss_sum, Tensor) or not loss_sum.requires_grad:
-        _refuse(loss_sum, "return loss_sum with its graph: without detach(), item() or float()")
-    if loss_sum.ndim:
-        _check_single(loss_sum, "loss_sum")
-    if output.sums is not NO_SUMS:
-        _check_sums(output.sums)
-    count = output.num_items
-    if count is not None and (not isinstance(count, Tensor) or count.ndim):
-        fact = f"train_step returned {describe_tensor(count)} as num_items"
-        raise ConfigError(
-            "NUM_ITEMS", f"{fact}: return the number as a tensor [], such as mask.sum()"
-        )
+    if not isinstance(output, StepOutput):
+        _refuse(output, "return StepOutput(losses) of accel_trainer")
+    losses = output.losses
+    if not isinstance(losses, Tensor) or (has_graph and not losses.requires_grad):
+        _refuse(losses, "return losses with their graph: without detach(), item() or float()")
+    shape = (num_samples,) if output.is_per_sample else ()
+    if losses.shape != shape:
+        fix = "return one for each sample, [B], as reduction='none' does, or, if the model computes"
+        mean = "StepOutput.from_mean(loss, num_items=len(batch))"
+        fact = f"the losses are {describe_tensor(losses)} for {num_samples} samples"
+        raise ConfigError("SHAPES", f"{fact}: {fix} only their mean, {mean}")
+    num_items = output.num_items
+    if num_items is not None and getattr(num_items, "shape", None) != shape:
+        fact = f"num_items are {describe_tensor(num_items)} for {num_samples} samples"
+        raise ConfigError("SHAPES", f"{fact}: return the number of items of each sample, [B]")
+    if output.numbers is not NO_NUMBERS:
+        _check_numbers(output.numbers, num_samples)
 
 
-def _check_sums(sums: Any) -> None:
-    if not isinstance(sums, Mapping):
-        _refuse(sums, "return the sums as a dict")
-    for name, value in sums.items():
-        if not isinstance(value, Tensor):
-            _refuse(value, f"return the sum {name!r} as a tensor: without item() or float()")
-        _check_single(value, f"the sum {name}")
-
-
-def _check_single(value: Tensor, name: str) -> None:
-    if value.numel() != 1:
-        fact = f"train_step returned {describe_tensor(value)} as {name}"
-        raise ConfigError(
-            "SHAPES", f"{fact}: return one number, summed over the batch, as .sum() does"
-        )
-
-
-def check_eval_output(output: Any) -> None:
-    """Raise ConfigError unless metrics can read `output`."""
-    if not isinstance(getattr(output, "losses", None), Tensor):
-        fix = "return EvalOutput(losses, outputs) of accel_trainer from eval_step"
-        _refuse(output, f"{fix}, the losses a tensor [B]")
+def _check_numbers(numbers: Any, num_samples: int) -> None:
+    if not isinstance(numbers, Mapping):
+        _refuse(numbers, "return the numbers as a dict")
+    for name, value in numbers.items():
+        if not isinstance(value, Tensor) or value.shape != (num_samples,):
+            fact = f"the task returned {describe_tensor(value)} as the number {name!r}"
+            raise ConfigError(
+                "SHAPES", f"{fact} of {num_samples} samples: return a tensor with one for each, [B]"
+            )
 
 
 def _refuse(value: Any, fix: str) -> NoReturn:

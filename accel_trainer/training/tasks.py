@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..core.config import BELOW_ONE
 from ..core.errors import ConfigError, DataError
-from ..core.types import Batch, EvalOutput, StepOutput
+from ..core.types import Batch, StepOutput
 from ..data.fingerprint import hash_value
 from .metrics import check_logits, describe_tensor
 
@@ -47,8 +47,8 @@ class ClassificationTask:
         """Return a hash of the class weights; empty without any."""
         return "" if self._class_weights is None else hash_value([self._class_weights]).hex()
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the cross-entropy summed over the batch, with label smoothing.
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the cross-entropies [B] with label smoothing, and the logits [B, K].
 
         Raises ConfigError for other shapes.
         """
@@ -66,52 +66,43 @@ class ClassificationTask:
                     "SHAPES", f"{fact}: give a tensor [K] with a weight for each class"
                 )
             weights = weights.to(logits)
-        loss_sum = _cross_entropy(
-            logits, batch.targets, "sum", weights, self.config.label_smoothing
-        )
+        losses = _cross_entropy(logits, batch.targets, weights, self.config.label_smoothing)
         if not self.config.train_accuracy:
-            return StepOutput(loss_sum)
+            return StepOutput(losses, logits)
         labels = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)
-        return StepOutput(loss_sum, {"accuracy": (logits.detach().argmax(1) == labels).sum()})
+        is_right = logits.detach().argmax(1) == labels
+        return StepOutput(losses, logits, numbers={"accuracy": is_right})
 
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the cross-entropies [B] and the logits [B, K].
 
         Raises ConfigError for other shapes.
         """
         logits = call_model(model, batch)
         check_logits(logits, batch.targets, in_loss=True)
-        return EvalOutput(_cross_entropy(logits, batch.targets, "none"), logits)
+        return StepOutput(_cross_entropy(logits, batch.targets), logits)
 
 
 class RegressionTask:
     """Mean squared error of predictions [B, ...] against targets of the same shape, per sample."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the sum of the errors over the batch. Raises ConfigError for other shapes."""
-        return StepOutput(self.eval_step(model, batch).losses.sum())
-
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the errors [B] and the predictions. Raises ConfigError for other shapes."""
         predictions = call_model(model, batch)
-        return EvalOutput(_mean_losses(F.mse_loss, predictions, batch.targets), predictions)
+        return StepOutput(_mean_losses(F.mse_loss, predictions, batch.targets), predictions)
 
 
 class MultiLabelTask:
     """Binary cross-entropy of logits [B, K] and targets [B, K] in 0..1, for multi-label data."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the sum of the losses over the batch. Raises ConfigError for other shapes."""
-        return StepOutput(self.eval_step(model, batch).losses.sum())
-
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the means over the classes [B] and the logits [B, K].
 
         Raises ConfigError for other shapes.
         """
         logits = call_model(model, batch)
         losses = _mean_losses(F.binary_cross_entropy_with_logits, logits, batch.targets)
-        return EvalOutput(losses, logits)
+        return StepOutput(losses, logits)
 
 
 class DistillationTask:
@@ -149,8 +140,8 @@ class DistillationTask:
         """Return a hash of the teacher's weights and of the options."""
         return hash_value([self._teacher.state_dict(), self._weight, self._temperature]).hex()
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the weighted sum of both losses over the batch.
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the weighted sums of both losses [B].
 
         Raises ConfigError for other shapes, and for a teacher of other classes.
         """
@@ -165,11 +156,10 @@ class DistillationTask:
             )
         student = F.log_softmax(logits / self._temperature, 1)
         teacher = F.log_softmax(teacher_logits / self._temperature, 1)
-        imitation = (
-            F.kl_div(student, teacher, reduction="sum", log_target=True) * self._temperature**2
-        )
-        loss_sum = (1 - self._weight) * labels.loss_sum + self._weight * imitation
-        return StepOutput(loss_sum, labels.sums)
+        divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(1)
+        imitation = divergence * self._temperature**2
+        losses = (1 - self._weight) * labels.losses + self._weight * imitation
+        return labels._replace(losses=losses)
 
 
 def call_model(model: nn.Module, batch: Batch) -> Any:
@@ -190,18 +180,15 @@ def call_model(model: nn.Module, batch: Batch) -> Any:
 def _cross_entropy(
     logits: Tensor,
     targets: Tensor,
-    reduction: str,
     weight: Tensor | None = None,
     smoothing: float = 0.0,
 ) -> Tensor:
-    """Return torch's cross-entropy of logits [B, K].
+    """Return torch's cross-entropies [B] of logits [B, K].
 
     Raises DataError for a label that is not a class; on the CPU only.
     """
     try:
-        return F.cross_entropy(
-            logits, targets, weight, reduction=reduction, label_smoothing=smoothing
-        )
+        return F.cross_entropy(logits, targets, weight, reduction="none", label_smoothing=smoothing)
     except IndexError as error:
         fix = f"num_classes={logits.shape[1]} of build_dataset_loaders names the sample"
         raise DataError(

@@ -152,14 +152,11 @@ class Trainer:
         step = self._step
         learning_rate = self.learning_rate_at(state.optimizer_step)
         set_learning_rate(self._optimizer, learning_rate)
-        task = self._task
-        if state.optimizer_step == 0 and self._rehearsal is not None:
-            task = self._rehearsal.first_task(task)
         step.begin(state, step_batch)
         for batch in self._data_wait.around(step_batch.micro_batches):
             self._activity.num_forwards += 1
-            step.accumulate(task, batch)
-        output, grad_norm, was_skipped = step.finish()
+            step.accumulate(self._task, batch)
+        sums, grad_norm, was_skipped = step.finish()
         state.advance(step_batch.num_samples)
         if self._average is not None and not was_skipped:
             self._average.update(optimizer_step=state.optimizer_step)
@@ -167,12 +164,12 @@ class Trainer:
             optimizer_step=state.optimizer_step,
             epoch=state.epoch,
             learning_rate=learning_rate,
-            loss_sum=output.loss_sum,
-            sums=output.sums,
+            loss_sum=sums.loss,
+            sums=sums.numbers,
             num_samples=step_batch.num_samples,
             grad_norm=grad_norm,
             was_skipped=was_skipped,
-            num_items=output.num_items,
+            num_items=sums.num_items,
         )
 
     def evaluate(self) -> dict[str, Any]:

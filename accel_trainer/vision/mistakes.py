@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.run_dir import writes_to
-from ..core.types import Batch, EvalOutput
+from ..core.types import Batch, StepOutput
 from ..training.metrics import check_logits
 
 MISTAKES_FILE = "mistakes.json"
@@ -59,7 +59,7 @@ class WorstMistakes(Callback):
         """Return [3, N]: probability of the prediction, prediction, label."""
         return torch.zeros(3, self._loader.num_samples, dtype=torch.float64, device=device)
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Place the predictions of logits [B, K], and the labels [B], at their sample ids."""
         check_logits(output.outputs, batch.targets, in_loss=False)
         probabilities, predictions = output.outputs.float().softmax(1).max(1)

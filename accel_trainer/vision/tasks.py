@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ..core.config import short_flag
 from ..core.errors import ConfigError
-from ..core.types import Batch, EvalOutput, StepOutput
+from ..core.types import Batch, StepOutput
 from ..training.metrics import describe_tensor
 from ..training.tasks import ClassificationConfig, ClassificationTask, call_model
 
@@ -47,7 +47,7 @@ class ImageClassificationTask(ClassificationTask):
         super().__init__(config, class_weights=class_weights)
         self._tta: Views = "none" if config is None else config.tta
 
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the cross-entropies [B] and the mean logits [B, K].
 
         Raises ConfigError for other shapes.
@@ -93,16 +93,7 @@ class SegmentationTask:
     def __init__(self, *, ignored: int = 255) -> None:
         self._ignored = ignored
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the loss and the number of labelled pixels, summed over the batch.
-
-        Raises ConfigError for other shapes.
-        """
-        losses, _, num_items = self.eval_step(model, batch)
-        assert num_items is not None
-        return StepOutput(losses.sum(), num_items=num_items.sum())
-
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return each sample's loss and number of labelled pixels [B], and the logits.
 
         Raises ConfigError for other shapes.
@@ -120,4 +111,4 @@ class SegmentationTask:
             reduction="none",
         )
         num_labelled = (batch.targets != self._ignored).sum((1, 2))
-        return EvalOutput(losses.sum((1, 2)), logits, num_labelled)
+        return StepOutput(losses.sum((1, 2)), logits, num_labelled)

@@ -21,14 +21,32 @@ if TYPE_CHECKING:
     from ...distributed.accelerator import RuntimeConfig
 
 
-class StepTotals(NamedTuple):
-    """The numbers of a step, added up over its micro-batches.
+class StepSums(NamedTuple):
+    """The numbers of a StepOutput, each summed over the samples to a tensor [] without its graph.
 
-    `output` is what this process reports: the sum over the processes is that of the step.
+    `num_items` is None if the task does not count items.
+    """
+
+    loss: Tensor
+    numbers: Mapping[str, Tensor]
+    num_items: Tensor | None
+
+    @classmethod
+    def of(cls, output: StepOutput) -> StepSums:
+        """Return the sums of what a task returned."""
+        numbers = {name: values.detach().sum() for name, values in output.numbers.items()}
+        num_items = None if output.num_items is None else output.num_items.detach().sum()
+        return cls(output.losses.detach().sum(), numbers, num_items)
+
+
+class StepTotals(NamedTuple):
+    """The sums of a step over its micro-batches.
+
+    `sums` is what this process reports: the sum over the processes is that of the step.
     `num_items` [] are the items of all processes; None if the task does not count items.
     """
 
-    output: StepOutput
+    sums: StepSums
     num_items: Tensor | None
 
 
@@ -36,7 +54,7 @@ class Strategy:
     """How the processes train one model; a step is `begin`, the micro-batches, then `finish`.
 
     A micro-batch is `begin_forward`, its forward and backward, then `end_backward`. The backward is
-    that of `loss_sum * gradient_factor / num_samples`, with the samples of all processes.
+    that of `losses.sum() * gradient_factor / num_samples`, with the samples of all processes.
 
     By default each process has the whole model, backward adds up the micro-batches, and the last
     backward of a step averages the gradients over the processes.
@@ -105,15 +123,15 @@ class Strategy:
     def end_backward(self, num_samples: int) -> None:
         """End a micro-batch of `num_samples`, perhaps 0, after its backward."""
 
-    def finish(self, outputs: Sequence[StepOutput]) -> StepTotals:
-        """Complete the step's gradients, and add up the `outputs` of its micro-batches.
+    def finish(self, parts: Sequence[StepSums]) -> StepTotals:
+        """Complete the step's gradients, and add up the `parts` of its micro-batches.
 
         **Collective** if items are counted.
         """
-        output = outputs[0] if len(outputs) == 1 else _add_up(outputs)
-        if output.num_items is None:
-            return StepTotals(output, None)
-        return StepTotals(output, self.accelerator.reduce(output.num_items, reduction="sum"))
+        sums = parts[0] if len(parts) == 1 else _add_up(parts)
+        if sums.num_items is None:
+            return StepTotals(sums, None)
+        return StepTotals(sums, self.accelerator.reduce(sums.num_items, reduction="sum"))
 
     def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return this process's shard of each gradient or norm; whole ones as they are."""
@@ -127,11 +145,11 @@ class Strategy:
         return flag  # averaged gradients are the same on all processes
 
 
-def _add_up(outputs: Sequence[StepOutput]) -> StepOutput:
-    """Return the sums of several outputs; either all of them count items, or none does."""
-    loss_sum = torch.stack([each.loss_sum for each in outputs]).sum(0)
-    sums = {
-        name: torch.stack([each.sums[name] for each in outputs]).sum(0) for name in outputs[0].sums
+def _add_up(parts: Sequence[StepSums]) -> StepSums:
+    """Return the sums of several micro-batches; either all of them count items, or none does."""
+    loss = torch.stack([part.loss for part in parts]).sum()
+    numbers = {
+        name: torch.stack([part.numbers[name] for part in parts]).sum() for name in parts[0].numbers
     }
-    counts = [each.num_items for each in outputs if each.num_items is not None]
-    return StepOutput(loss_sum, sums, torch.stack(counts).sum(0) if counts else None)
+    counts = [part.num_items for part in parts if part.num_items is not None]
+    return StepSums(loss, numbers, torch.stack(counts).sum() if counts else None)

@@ -14,9 +14,8 @@ from ...core.errors import ConfigError
 from ...core.pairwise import PairwiseSum, sum_rows
 from ...core.parameters import parameters_of
 from ...core.rng import fold_in
-from ...core.types import StepOutput
 from ...distributed.collectives import copy_from_main, exchange_together, sum_pairwise
-from .base import StepTotals, Strategy
+from .base import StepSums, StepTotals, Strategy
 
 
 class ExactStrategy(Strategy):
@@ -118,7 +117,7 @@ class ExactStrategy(Strategy):
             parameter.grad = None
 
     @torch.no_grad()
-    def finish(self, outputs: Sequence[StepOutput]) -> StepTotals:
+    def finish(self, parts: Sequence[StepSums]) -> StepTotals:
         """Return the numbers of the step on the main process, zeros on the others. **Collective.**
 
         Raises:
@@ -126,10 +125,10 @@ class ExactStrategy(Strategy):
                 forward of the first steps changed state that is not a buffer.
         """
         self._refuse_unmerged_changes()
-        names = list(outputs[0].sums)
-        columns = [[each.loss_sum for each in outputs]]
-        columns += [[each.sums[name] for each in outputs] for name in names]
-        if counts := [each.num_items for each in outputs if each.num_items is not None]:
+        names = list(parts[0].numbers)
+        columns = [[part.loss for part in parts]]
+        columns += [[part.numbers[name] for part in parts] for name in names]
+        if counts := [part.num_items for part in parts if part.num_items is not None]:
             columns.append(counts)
         numbers = [sum_rows(torch.stack(column)) for column in columns]
         totals = self._tree.total()
@@ -147,10 +146,10 @@ class ExactStrategy(Strategy):
         reported = numbers
         if not self.accelerator.is_main_process:
             reported = [torch.zeros_like(number) for number in numbers]
-        output = StepOutput(reported[0], dict(zip(names, reported[1:], strict=False)))
+        sums = StepSums(reported[0], dict(zip(names, reported[1:], strict=False)), None)
         if not counts:
-            return StepTotals(output, None)
-        return StepTotals(output._replace(num_items=reported[-1]), numbers[-1])
+            return StepTotals(sums, None)
+        return StepTotals(sums._replace(num_items=reported[-1]), numbers[-1])
 
     def _buffers(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip(self._places, tensors, strict=True))

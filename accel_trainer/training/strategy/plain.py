@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...core.errors import ConfigError
-from ...core.types import StepOutput
-from .base import StepTotals, Strategy
+from .base import StepSums, StepTotals, Strategy
 
 
 class PlainStrategy(Strategy):
@@ -34,8 +33,8 @@ class PlainStrategy(Strategy):
                 parameter.grad = None
         return prepared, prepared_optimizer
 
-    def finish(self, outputs: Sequence[StepOutput]) -> StepTotals:
-        """Add up the `outputs` of the micro-batches. **Collective** if items are counted.
+    def finish(self, parts: Sequence[StepSums]) -> StepTotals:
+        """Add up the `parts` of the micro-batches. **Collective** if items are counted.
 
         Raises:
             ConfigError: some parameter has no gradient, and DDP has therefore averaged none.
@@ -43,7 +42,7 @@ class PlainStrategy(Strategy):
         if self._unchecked_parameters:
             self._refuse_unused()
             self._unchecked_parameters = {}
-        return super().finish(outputs)
+        return super().finish(parts)
 
     def _refuse_unused(self) -> None:
         unused = [
