@@ -124,9 +124,10 @@ def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> R
     evaluation_steps = {len(positions)}
     save_steps = {len(positions)}
     for position in positions:
-        is_epoch_end = position.step_in_epoch == 0
-        if is_epoch_end and config.trainer.evaluates_after(position.epoch):
+        if config.trainer.evaluates_after(position, batch.steps_per_epoch):
             evaluation_steps.add(position.optimizer_step)
+        if position.step_in_epoch == batch.steps_per_epoch:
+            position.finish_epoch()
         if config.checkpoint.is_due(position):
             save_steps.add(position.optimizer_step)
     return RunPlan(
@@ -144,13 +145,13 @@ def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> R
 
 
 def _positions(config: RecipeConfig, batch: BatchPlan) -> Iterator[TrainState]:
-    """Yield the position of the run after each step."""
+    """Yield the position of the run after each step, before the next epoch begins."""
     position = TrainState()
     while position.epoch < config.trainer.num_epochs:
         position.advance(batch.step_batch_size(position.step_in_epoch))
+        yield replace(position)
         if position.step_in_epoch == batch.steps_per_epoch:
             position.finish_epoch()
-        yield replace(position)
         if position.optimizer_step == config.trainer.max_steps:
             return
 

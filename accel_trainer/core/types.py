@@ -18,6 +18,22 @@ if TYPE_CHECKING:
     from .batch_plan import BatchPlan
 
 
+class Position(NamedTuple):
+    """Where a batch stands in the training.
+
+    `step` counts the optimizer steps before it, and `epoch` the epochs. `progress` is the fraction
+    of all steps that are done, from 0 to 1; the epochs of the config are 1, even if the run stops
+    earlier.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    progress: float = 0.0
+
+
+START = Position()
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A micro-batch: the samples of one forward on one process.
@@ -26,19 +42,27 @@ class Batch:
     device of the run; each may be a tensor or a dict, list or tuple of tensors, to any depth.
     `sample_ids` int64 [B] are the samples' positions in their dataset: they seed the randomness of
     each sample, and errors name them. B may be 0: a process without samples in a short step batch
-    still takes part in its collectives.
+    still takes part in its collectives. `position` is where the training stands; a task may depend
+    on it, and a resumed run sees the same positions.
     """
 
     inputs: Any
     targets: Any
     sample_ids: Tensor
+    position: Position = START
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with `change` applied to every tensor."""
-        return Batch(*recursively_apply(change, (self.inputs, self.targets, self.sample_ids)))
+        tensors = (self.inputs, self.targets, self.sample_ids)
+        inputs, targets, sample_ids = recursively_apply(change, tensors)
+        return Batch(inputs, targets, sample_ids, self.position)
+
+    def at(self, position: Position) -> Batch:
+        """Return the same batch at `position`."""
+        return Batch(self.inputs, self.targets, self.sample_ids, position)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; copies from pinned memory do not block the host."""

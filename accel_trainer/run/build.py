@@ -176,7 +176,7 @@ def build_trainer(
         schedule=optimization.schedule,
         task=task,
         loader=loader,
-        evaluator=evaluator,
+        evaluators={"": evaluator},
         checkpointer=checkpointer,
         stop_flag=run.stop_flag,
         activity=run.activity,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
@@ -35,7 +35,7 @@ def assemble_trainer(
     schedule: Schedule,
     task: Task,
     loader: Loader,
-    evaluator: Evaluator,
+    evaluators: Mapping[str, Evaluator],
     checkpointer: Checkpointer,
     stop_flag: StopFlag | None = None,
     activity: Activity | None = None,
@@ -96,7 +96,7 @@ def assemble_trainer(
         model=model,
         task=task,
         loader=loader,
-        evaluator=evaluator,
+        evaluators=evaluators,
         step=step,
         schedule=schedule,
         states=states,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
 from typing import Annotated, Literal
 
 from ..core.config import ABOVE_ZERO, AT_LEAST_ONE, short_flag
 from ..core.errors import ConfigError
+from ..core.train_state import TrainState
+
+_INTERVAL = re.compile(r"(?P<number>\d+|\d*\.\d+) ?(?P<unit>step|epoch)s?")
 
 RESTARTS_EPOCH = frozenset({"seed", "data", "batch.global_batch_size", "batch.drop_last"})
 """Settings that decide which samples a step has: changing one on a resume restarts the epoch in
@@ -31,8 +37,8 @@ class TrainerConfig:
     ema_decay: Annotated[float | None, short_flag("--ema")] = None
     """Keep, evaluate and export an exponential moving average of the weights with this decay; None:
     none."""
-    evaluate_every_n_epochs: int = 1
-    """Evaluate after every n-th epoch, and after the last."""
+    evaluate_every: Annotated[str, tyro.conf.arg(aliases=["--evaluate-every"])] = "1epoch"
+    """How often to evaluate, such as `500steps`, `2epochs` or `0.25epochs`; also at the end."""
     monitor: str | None = None
     """The metric that decides which evaluation is best, such as `eval/accuracy`; None: the accuracy
     if there is one, else the first number in `higher_is_better`; with EMA, that of the averaged
@@ -45,10 +51,9 @@ class TrainerConfig:
     """Write a row of training numbers every n optimizer steps, and at the end of each epoch."""
 
     def __post_init__(self) -> None:
-        AT_LEAST_ONE.check(
-            self, "trainer", "max_steps", "evaluate_every_n_epochs", "log_every_n_steps", "patience"
-        )
+        AT_LEAST_ONE.check(self, "trainer", "max_steps", "log_every_n_steps", "patience")
         ABOVE_ZERO.check(self, "trainer", "max_grad_norm", "max_time_s")
+        _interval(self.evaluate_every)  # raises ConfigError
         if self.num_epochs < 0:
             raise ConfigError(
                 "CONFIG", f"--epochs is {self.num_epochs}: set it to 0 (evaluate only) or more"
@@ -58,6 +63,33 @@ class TrainerConfig:
                 "CONFIG", f"--ema is {self.ema_decay}: set a decay between 0 and 1, such as 0.999"
             )
 
-    def evaluates_after(self, epoch: int) -> bool:
-        """Whether the run evaluates after `epoch`, counted from 1."""
-        return epoch % self.evaluate_every_n_epochs == 0 or epoch == self.num_epochs
+    def evaluates_after(self, position: TrainState, steps_per_epoch: int) -> bool:
+        """Whether the run evaluates at `position`, where it has trained at least one step.
+
+        At the end of an epoch, that is the position with all its steps, before the next epoch.
+        """
+        numerator, denominator, unit = _interval(self.evaluate_every)
+        if unit == "step":
+            is_due = position.optimizer_step % numerator == 0
+        else:
+            step = (position.epoch * steps_per_epoch + position.step_in_epoch) * denominator
+            interval = numerator * steps_per_epoch
+            is_due = step // interval > (step - denominator) // interval
+        is_last_epoch = position.epoch + 1 == self.num_epochs
+        return is_due or (is_last_epoch and position.step_in_epoch == steps_per_epoch)
+
+
+@cache
+def _interval(text: str) -> tuple[int, int, str]:
+    """Return the number in a text such as `0.5epochs`, as a fraction of two integers, and its unit.
+
+    Raises ConfigError for any other text.
+    """
+    found = _INTERVAL.fullmatch(text)
+    number = Fraction(found["number"]) if found else Fraction(0)
+    if found is None or number == 0 or (number.denominator > 1 and found["unit"] == "step"):
+        fact = f"--evaluate-every is {text!r}"
+        raise ConfigError(
+            "CONFIG", f"{fact}: set it to some steps or epochs, such as 500steps or 0.5epochs"
+        )
+    return number.numerator, number.denominator, found["unit"]

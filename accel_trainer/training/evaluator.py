@@ -21,7 +21,7 @@ from ..core.errors import ConfigError, DataError, UserError
 from ..core.pairwise import PairwiseSum
 from ..core.rng import preserved_generators, seed_evaluation
 from ..core.training_mode import set_training_mode
-from ..core.types import Batch, EvalLoader, Metric, Task, eval_step_of
+from ..core.types import START, Batch, EvalLoader, Metric, Position, Task, eval_step_of
 from ..core.user_code import PartFailed, PeerFailed
 from ..distributed.collectives import copy_from_main, sum_pairwise
 from ..fault_tolerance.preemption import StopFlag
@@ -95,7 +95,9 @@ class Evaluator:
         self._seed = seed
         self._has_collective_forward = has_collective_forward
 
-    def run(self, model: nn.Module, *, stop_flag: StopFlag | None = None) -> dict[str, Any]:
+    def run(
+        self, model: nn.Module, *, position: Position = START, stop_flag: StopFlag | None = None
+    ) -> dict[str, Any]:
         """Return the metrics of the unwrapped `model` over all samples.
 
         **Collective. Host sync** (one).
@@ -111,13 +113,15 @@ class Evaluator:
             RuntimeError: the processes together did not count each sample once.
         """
         with preserved_generators(self.accelerator.device):
-            return self._run(model, stop_flag)
+            return self._run(model, position, stop_flag)
 
-    def _run(self, model: nn.Module, stop_flag: StopFlag | None) -> dict[str, Any]:
+    def _run(
+        self, model: nn.Module, position: Position, stop_flag: StopFlag | None
+    ) -> dict[str, Any]:
         # Running statistics differ between processes where norms are not synchronised.
         copy_from_main(buffers_at([*buffer_places(model).values()]), self.accelerator)
         block_sums = _BlockSums(self._empty_sums(), self._block_ends())
-        batches: Iterable[Batch] = self.loader.batches()
+        batches: Iterable[Batch] = (batch.at(position) for batch in self.loader.batches())
         if stop_flag is not None:
             batches = stop_flag.until_preempted(batches)
         with _evaluation_mode(model):
@@ -158,9 +162,9 @@ class Evaluator:
 
         **Collective. Host sync.**
 
-        `monitored` is the number that will decide the best checkpoint, such as `eval/loss`. An
-        exception of the task or of `compute` is not an error here: some tasks need what training
-        leaves, and some metrics need many samples.
+        `monitored` is the number of this set that will decide the best checkpoint, such as
+        `eval/loss`; None if it is of another set. An exception of the task or of `compute` is not
+        an error here: some tasks need what training leaves, and some metrics need many samples.
 
         Raises:
             ConfigError: sums are not float64, a metric cannot measure the batch, or `monitored` is
@@ -354,6 +358,11 @@ class _BlockSums:
         self._tree.add([sums.clone() for sums in self.current])
         for sums in self.current:
             sums.zero_()
+
+
+def group_of(set_name: str, *, is_average: bool) -> str:
+    """Return the group of an evaluation's metrics, such as `eval`, `eval_ema` or `eval_hard`."""
+    return "_".join(["eval", *["ema"] * is_average, *[set_name] * bool(set_name)])
 
 
 def check_monitored(values: Mapping[str, Any], name: str) -> float:

@@ -14,7 +14,7 @@ from ..core.types import Metric
 from ..fault_tolerance.preemption import Stop
 from .config import RESTARTS_EPOCH, TrainerConfig
 from .evaluation_file import is_detail
-from .evaluator import check_monitored
+from .evaluator import check_monitored, group_of
 
 
 class Progress:
@@ -24,12 +24,18 @@ class Progress:
     the reason for which a callback or a subclass has ended the training, None if none has.
 
     Raises:
-        ConfigError: `metrics` do not declare the metric that the config asks for.
+        ConfigError: the `metrics` of the evaluation sets do not declare the metric that the config
+            asks for.
     """
 
-    def __init__(self, config: TrainerConfig, metrics: Sequence[Metric]) -> None:
+    def __init__(self, config: TrainerConfig, metrics: Mapping[str, Sequence[Metric]]) -> None:
         self._config = config
         self._monitored = choose_monitor(config, metrics)
+        self._set_of = {
+            group_of(name, is_average=is_average): name
+            for name in metrics
+            for is_average in (False, True)
+        }
         self.position = TrainState()
         self.metrics: Mapping[str, Any] = {}
         self.best: BestCheckpoint | None = None
@@ -40,6 +46,11 @@ class Progress:
     def monitored(self) -> str | None:
         """The number that decides the best checkpoint, such as `eval/loss`."""
         return None if self._monitored is None else self._monitored[0]
+
+    def monitored_in(self, set_name: str) -> str | None:
+        """Return `monitored` if it is a number of this evaluation set, else None."""
+        group = (self.monitored or "").partition("/")[0]
+        return self.monitored if self._set_of.get(group) == set_name else None
 
     @property
     def end_reason(self) -> str | None:
@@ -116,20 +127,24 @@ class Progress:
 
 
 def choose_monitor(
-    config: TrainerConfig, metrics: Sequence[Metric]
+    config: TrainerConfig, metrics: Mapping[str, Sequence[Metric]]
 ) -> tuple[str, Literal["max", "min"]] | None:
     """Return the metric that decides which evaluation is best, and its direction.
 
-    None if the metrics declare no number, and the config needs none.
+    `metrics` has those of each evaluation set, by its name; the first set is preferred. The
+    result is None if the metrics declare no number, and the config needs none.
 
     Raises:
         ConfigError: `metrics` do not declare the metric that the config asks for.
     """
-    groups = ("eval",) if config.ema_decay is None else ("eval_ema", "eval")
-    named = {
-        name: is_higher for metric in metrics for name, is_higher in metric.higher_is_better.items()
+    averages = (False,) if config.ema_decay is None else (True, False)
+    known = {
+        f"{group_of(set_name, is_average=is_average)}/{name}": is_higher
+        for set_name, of_set in metrics.items()
+        for is_average in averages
+        for metric in of_set
+        for name, is_higher in metric.higher_is_better.items()
     }
-    known = {f"{group}/{name}": is_higher for group in groups for name, is_higher in named.items()}
     accuracies = [name for name in known if name.endswith("/accuracy")]
     name = config.monitor or next(iter([*accuracies, *known]), None)
     if name is None and config.patience is None:

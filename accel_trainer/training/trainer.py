@@ -17,14 +17,14 @@ from ..core.learning_rate import Schedule, set_learning_rate
 from ..core.timing import Stopwatch
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.training_mode import set_training_mode
-from ..core.types import Loader, StepBatch, StepReport, Task
+from ..core.types import Loader, Position, StepBatch, StepReport, Task
 from ..core.user_code import PeerFailed
 from ..fault_tolerance.preemption import StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights
 from .callback_runner import CallbackRunner
 from .config import TrainerConfig
 from .evaluation_file import read_details, write_details
-from .evaluator import EvaluationStopped, Evaluator, MetricFailed, nonfinite_loss
+from .evaluator import EvaluationStopped, Evaluator, MetricFailed, group_of, nonfinite_loss
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Trainer:
     """Trains on the step batches of `loader`, one optimizer step each; resumes exactly.
 
     `model` is the plain module that `step` trains, and `states` are the parts of a checkpoint that
-    belong to the model and its optimizer. Everything that varies is an argument; to change the
-    algorithm itself, override `train_step`.
+    belong to the model and its optimizer. `evaluators` has an evaluator for each set, by name.
+    Everything that varies is an argument; to change the algorithm itself, override `train_step`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Trainer:
         model: nn.Module,
         task: Task,
         loader: Loader,
-        evaluator: Evaluator,
+        evaluators: Mapping[str, Evaluator],
         step: OptimizerStep,
         schedule: Schedule,
         states: Registry,
@@ -70,20 +70,22 @@ class Trainer:
         self._optimizer = step.optimizer
         self._config = config
         self._task = task
-        self._evaluator = evaluator
+        self._evaluators = evaluators
         self._step = step
         self._states = states
         self._checkpointer = checkpointer
         self._average = average
         self._rehearsal = rehearsal
         self._run_folder = checkpointer.run_folder
-        self._progress = Progress(config, evaluator.metrics)
+        metrics = {name: evaluator.metrics for name, evaluator in evaluators.items()}
+        self._progress = Progress(config, metrics)
         self.state = self._progress.position
         self._stop_flag = stop_flag or StopFlag(num_processes=self.accelerator.num_processes)
         self._activity = activity or Activity()
         self._activity.position = self.state
         self._data_wait = Stopwatch()
         self._callback_runner = CallbackRunner(callbacks)
+        self._saved_best: BestCheckpoint | None = None
         self.result: RunResult | None = None
         """How the run ended; None while it runs."""
 
@@ -119,6 +121,8 @@ class Trainer:
         while not self._stop_flag.agreed.is_preemption:
             if self._is_epoch_end:
                 self._end_epoch()
+            elif self._is_evaluation_due:  # a signal had stopped it
+                self._evaluate_within_epoch()
             elif self.is_finished or self._stop_flag.agreed:
                 break
             else:
@@ -140,7 +144,13 @@ class Trainer:
             yield report
             if self._stop_flag.poll() or self._progress.requested_stop:
                 break
-            if self._checkpointer.config.is_due(self.state) and not self._is_epoch_end:
+            if self._is_epoch_end:
+                continue
+            if self._is_evaluation_due:
+                self._evaluate_within_epoch()
+                if self._stop_flag.agreed.is_preemption:
+                    break
+            elif self._is_save_due:
                 self._save()
 
     def train_step(self, step_batch: StepBatch) -> StepReport:
@@ -153,9 +163,10 @@ class Trainer:
         learning_rate = self.learning_rate_at(state.optimizer_step)
         set_learning_rate(self._optimizer, learning_rate)
         step.begin(state, step_batch)
+        position = self._position
         for batch in self._data_wait.around(step_batch.micro_batches):
             self._activity.num_forwards += 1
-            step.accumulate(self._task, batch)
+            step.accumulate(self._task, batch.at(position))
         sums, grad_norm, was_skipped = step.finish()
         state.advance(step_batch.num_samples)
         if self._average is not None and not was_skipped:
@@ -175,19 +186,21 @@ class Trainer:
     def evaluate(self) -> dict[str, Any]:
         """Return the metrics of the model as `eval/...` and of its EMA as `eval_ema/...`.
 
-        **Collective. Host sync.**
+        **Collective. Host sync.** Those of a named set are `eval_<name>/...`.
 
         Raises:
             EvaluationStopped: some process got a signal.
         """
-        models = {"eval": self.model}
-        if self._average is not None:
-            models["eval_ema"] = self._average.model
+        models = [self.model] if self._average is None else [self.model, self._average.model]
         metrics: dict[str, Any] = {}
         with self._activity.during("evaluation"), evaluation_weights(self._optimizer):
-            for group, model in models.items():
-                values = self._evaluator.run(model, stop_flag=self._stop_flag)
-                metrics |= {f"{group}/{name}": value for name, value in values.items()}
+            for set_name, evaluator in self._evaluators.items():
+                for model in models:
+                    group = group_of(set_name, is_average=model is not self.model)
+                    values = evaluator.run(
+                        model, position=self._position, stop_flag=self._stop_flag
+                    )
+                    metrics |= {f"{group}/{name}": value for name, value in values.items()}
         return metrics
 
     def request_stop(self, reason: str) -> None:
@@ -199,6 +212,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Pass a checkpoint of the current position to the writer. **Collective.**"""
+        self._saved_best = self.best
         self._step.check_last_gradient()
         with self._activity.during("disk"):
             self._checkpointer.wait()
@@ -224,6 +238,7 @@ class Trainer:
         self._states.load_state_dict(pieces, changes=changes)
         progress = pieces["trainer"]
         self._progress.load_state_dict(progress, changes=changes)
+        self._saved_best = self.best
         self._step.load_state_dict(progress)
         self._callback_runner.load_state_dict(progress["callbacks"])
         if self.accelerator.is_main_process:
@@ -271,6 +286,27 @@ class Trainer:
     def _is_epoch_end(self) -> bool:
         return self.state.step_in_epoch >= self.loader.plan.steps_per_epoch
 
+    @property
+    def _is_evaluation_due(self) -> bool:
+        """Whether the weights of this position are to be evaluated, and have not been."""
+        steps_per_epoch = self.loader.plan.steps_per_epoch
+        is_due = self.state.step_in_epoch and self._config.evaluates_after(
+            self.state, steps_per_epoch
+        )
+        return bool(is_due) and not self._progress.is_evaluated
+
+    @property
+    def _is_save_due(self) -> bool:
+        return self.best is not self._saved_best or self._checkpointer.config.is_due(self.state)
+
+    @property
+    def _position(self) -> Position:
+        """The place of the next step in the whole training."""
+        state = self.state
+        epochs = state.epoch + state.step_in_epoch / self.loader.plan.steps_per_epoch
+        progress = epochs / max(1, self._config.num_epochs)
+        return Position(state.optimizer_step, state.epoch, progress)
+
     def _start(self) -> None:
         self._notify("on_fit_start")
         # From here on, a signal ends the run only after a checkpoint.
@@ -280,7 +316,9 @@ class Trainer:
         self._activity.phase = "training"
         if self.state.optimizer_step == 0 and not self.is_finished:
             with self._activity.during("evaluation"):
-                self._evaluator.rehearse(self.model, monitored=self._progress.monitored)
+                for set_name, evaluator in self._evaluators.items():
+                    monitored = self._progress.monitored_in(set_name)
+                    evaluator.rehearse(self.model, monitored=monitored)
 
     def _step_batches(self) -> Iterator[StepBatch]:
         """Return the step batches that are left of this epoch, or up to `max_steps`."""
@@ -290,13 +328,20 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         """Evaluate if due, and move to the next epoch unless a signal ends the evaluation."""
-        best_before = self.best
         next_epoch = replace(self.state, epoch=self.state.epoch + 1, step_in_epoch=0)
-        if self._config.evaluates_after(next_epoch.epoch) and not self._evaluate_at(next_epoch):
+        if self._is_evaluation_due and not self._evaluate_at(next_epoch):
             return  # `_finish` saves the position as not yet evaluated: a resume evaluates it
         self.state.finish_epoch()
         self._notify("on_epoch_end")
-        if self.best is not best_before or self._checkpointer.config.is_due(self.state):
+        if self._is_save_due:
+            self._save()
+
+    def _evaluate_within_epoch(self) -> None:
+        """Evaluate, and save if that is due, unless a signal ends the evaluation.
+
+        The position is then saved as not yet evaluated, and a resume evaluates it first.
+        """
+        if self._evaluate_at(self.state) and self._is_save_due:
             self._save()
 
     def _evaluate_at(self, position: TrainState) -> bool:
