@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Literal
 
 from .config import AT_LEAST_ONE, NOT_NEGATIVE, short_flag
@@ -186,6 +187,11 @@ class BatchConfig:
     """Micro-batches per optimizer step on each process."""
     drop_last: bool = False
     """Drop the short last step of an epoch; otherwise it is trained too, each sample once."""
+    order: Literal["uniform", "stored", "balanced"] = "uniform"
+    """Which samples an epoch has: `uniform` shuffles them, `stored` keeps their order, and
+    `balanced` draws the same number from each class."""
+    leave_out: Annotated[Path | None, short_flag("--leave-out")] = None
+    """A file with the ids of samples not to train on, one in each line; None: train on all."""
     reduce: Annotated[Reduce, short_flag("--reduce")] = "float"
     """How the micro-batches of a step are summed: `float` is fastest, but rounds differently for
     each process count; `exact` sums in a fixed order: the same bits on 1, 2, 4, ... processes. Both

@@ -177,8 +177,8 @@ def _without(ids: Tensor, path: Path) -> Tensor:
     return ids[is_kept]
 
 
-def labels_of(dataset: Any) -> Sequence[int] | Tensor | None:
-    """Return the labels that a dataset has at hand, without reading its samples; None if it has none.
+def labels_of(dataset: Any) -> Any:
+    """Return the labels that a dataset has at hand, without a read of its samples, or None.
 
     They are its `targets` or `labels`, as in torchvision's, the last tensor of a TensorDataset, or
     those of the samples of a Subset.

@@ -37,7 +37,7 @@ class TrainerConfig:
     ema_decay: Annotated[float | None, short_flag("--ema")] = None
     """Keep, evaluate and export an exponential moving average of the weights with this decay; None:
     none."""
-    evaluate_every: Annotated[str, tyro.conf.arg(aliases=["--evaluate-every"])] = "1epoch"
+    evaluate_every: Annotated[str, short_flag("--evaluate-every")] = "1epoch"
     """How often to evaluate, such as `500steps`, `2epochs` or `0.25epochs`; also at the end."""
     monitor: str | None = None
     """The metric that decides which evaluation is best, such as `eval/accuracy`; None: the accuracy
