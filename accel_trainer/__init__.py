@@ -27,7 +27,12 @@ from .core.types import (
     StepReport,
     Task,
 )
-from .data.dataloader import DatasetEvalLoader, DatasetLoader, build_dataset_loaders
+from .data.dataloader import (
+    DatasetEvalLoader,
+    DatasetLoader,
+    DatasetOptions,
+    build_dataset_loaders,
+)
 from .data.stream import StreamEvalLoader, StreamLoader, build_stream_loaders
 from .data.workers import SampleReader
 from .distributed.accelerator import RuntimeConfig
@@ -66,6 +71,7 @@ __all__ = [
     "DataError",
     "DatasetEvalLoader",
     "DatasetLoader",
+    "DatasetOptions",
     "DistillationTask",
     "DivergedError",
     "EvalLoader",

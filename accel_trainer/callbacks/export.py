@@ -98,7 +98,7 @@ class Exporter(Callback):
         if result.best is None:
             return False
         name = result.best.name
-        weights = "ema" if result.best.metric.startswith("eval_ema/") else "model"
+        weights = result.best.weights
         try:
             self._export(f"{weights} of the best checkpoint {name}", name, weights)
         except CheckpointError:

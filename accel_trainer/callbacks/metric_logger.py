@@ -108,7 +108,14 @@ class MetricLogger(Callback):
         self._restart_timer(trainer)
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
-        """Make the rows durable."""
+        """Write a row of the test set's numbers, if there is one, and make the rows durable."""
+        numbers = {
+            name: value
+            for name, value in result.metrics.items()
+            if name.startswith("test/") and is_number(value)
+        }
+        if numbers:
+            self._write("test", trainer, numbers)
         if self._history is not None:
             with writes_to(self._history.path.parent):
                 self._history.sync()

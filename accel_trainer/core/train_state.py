@@ -61,3 +61,8 @@ class BestCheckpoint:
     value: float
     mode: Literal["max", "min"] = "max"
     """Whether a larger or a smaller value is better."""
+
+    @property
+    def weights(self) -> Literal["model", "ema"]:
+        """The weights that the metric was measured with."""
+        return "ema" if self.metric.startswith("eval_ema") else "model"

@@ -173,6 +173,7 @@ class Task(Protocol):
 
     The model's forward is called once per batch, through `model(...)`. If evaluation differs from
     training, the task also has `eval_step(model, batch)`, which evaluations call instead of `step`.
+    A task may name its usual metrics in an attribute `metrics`.
     """
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,26 +14,34 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
-from ..core.rng import epoch_permutation, fold_in
+from ..core.rng import fold_in
 from ..core.types import Batch, LazyBatches, StepBatch
 from ..distributed.streams import has_streams
+from .order import SampleOrder, choose_order, labels_of
 from .samples import Columns, check_dataset
 from .workers import WORKER_TIMEOUT_S, Collate, SampleReader
 
 
 class DatasetLoader:
-    """Training batches of the samples of `reader`, decoded as they are needed.
+    """Training batches of the samples of `reader` in an `order`, decoded as they are needed.
 
     Samples are seeded from (seed, epoch, sample id): augmentation is the same for any number of
     workers and processes, and after a resume.
     """
 
     def __init__(
-        self, reader: SampleReader, plan: BatchPlan, *, seed: int, process_index: int = 0
+        self,
+        reader: SampleReader,
+        plan: BatchPlan,
+        *,
+        seed: int,
+        process_index: int = 0,
+        order: SampleOrder | None = None,
     ) -> None:
-        if plan.num_samples != len(reader):
+        self.order = order or SampleOrder(torch.arange(len(reader)))
+        if plan.num_samples != self.order.num_samples:
             raise ValueError(
-                f"the plan is for {plan.num_samples} samples, the dataset has {len(reader)}"
+                f"the plan is for {plan.num_samples} samples, an epoch has {self.order.num_samples}"
             )
         self.plan = plan
         self.fingerprint = reader.fingerprint
@@ -42,7 +51,7 @@ class DatasetLoader:
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch` from `first_step` on."""
-        order = epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch)
+        order = self.order.draw(seed=self._seed, epoch=epoch)
         read = partial(self._reader.read, key=fold_in(self._seed, epoch))
         to_device = DeviceCopy(self._reader.device)
         yield from read_steps(
@@ -78,6 +87,96 @@ class DatasetEvalLoader:
         yield from map(DeviceCopy(self._reader.device), self._reader.read(ids, key=0))
 
 
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """How the samples of a map-style dataset become batches.
+
+    Samples are `(input, target)` pairs, or what `collate` accepts. For a table, such as a
+    `datasets.Dataset`, `columns` names the column of the inputs and the column of the targets.
+    `SampleReader` documents `num_classes` and `timeout_s`. `labels` and `weights` are those of the
+    training samples, for their order: see `choose_order`; by default the labels are those that the
+    dataset has at hand.
+    """
+
+    collate: Collate = default_collate
+    columns: tuple[str, str] | None = None
+    num_classes: int | None = None
+    labels: Sequence[int] | Tensor | None = None
+    weights: Sequence[float] | Tensor | None = None
+    timeout_s: float = WORKER_TIMEOUT_S
+
+
+DEFAULT_OPTIONS = DatasetOptions()
+
+
+def build_train_loader(
+    dataset: Any,
+    batch: BatchConfig,
+    *,
+    seed: int,
+    accelerator: Accelerator,
+    options: DatasetOptions = DEFAULT_OPTIONS,
+) -> DatasetLoader:
+    """Return this process's training loader over a map-style dataset.
+
+    Raises:
+        ConfigError: the batch does not fit the data or the processes, the order of the samples
+            cannot be had, or the dataset has no `len()` and `[index]`.
+        DataError: there are fewer samples than processes.
+    """
+    reader = _build_reader(dataset, "train", batch, accelerator, options)
+    labels = options.labels
+    if labels is None and batch.order == "balanced":
+        labels = labels_of(dataset, options.columns)
+    order = choose_order(batch, len(reader), labels=labels, weights=options.weights)
+    plan = batch.plan(order.num_samples, num_processes=accelerator.num_processes)
+    return DatasetLoader(
+        reader, plan, seed=seed, process_index=accelerator.process_index, order=order
+    )
+
+
+def build_eval_loader(
+    dataset: Any,
+    batch: BatchConfig,
+    *,
+    num_parts: int,
+    accelerator: Accelerator,
+    options: DatasetOptions = DEFAULT_OPTIONS,
+) -> DatasetEvalLoader:
+    """Return this process's evaluation loader over a map-style dataset.
+
+    `num_parts` is that of the training loader's plan.
+
+    Raises:
+        ConfigError: the dataset has no `len()` and `[index]`.
+    """
+    return DatasetEvalLoader(
+        _build_reader(dataset, "test", batch, accelerator, options),
+        batch_size=batch.eval_batch_size,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        num_parts=num_parts,
+    )
+
+
+def _build_reader(
+    dataset: Any,
+    name: str,
+    batch: BatchConfig,
+    accelerator: Accelerator,
+    options: DatasetOptions,
+) -> SampleReader:
+    check_dataset(dataset, name)
+    return SampleReader(
+        dataset if options.columns is None else Columns(dataset, options.columns),
+        accelerator.device,
+        num_workers=batch.num_workers,
+        collate=options.collate,
+        num_classes=options.num_classes,
+        timeout_s=options.timeout_s,
+    )
+
+
 def build_dataset_loaders(
     train: Any,
     test: Any,
@@ -85,46 +184,18 @@ def build_dataset_loaders(
     *,
     seed: int,
     accelerator: Accelerator,
-    collate: Collate = default_collate,
-    num_classes: int | None = None,
-    timeout_s: float = WORKER_TIMEOUT_S,
-    columns: tuple[str, str] | None = None,
+    options: DatasetOptions = DEFAULT_OPTIONS,
 ) -> tuple[DatasetLoader, DatasetEvalLoader]:
     """Return this process's training and evaluation loader over map-style datasets.
 
-    Samples are `(input, target)` pairs, or what `collate` accepts. For a table, such as a
-    `datasets.Dataset`, `columns` names the column of the inputs and the column of the targets.
-    `SampleReader` documents the other options.
-
-    Raises:
-        ConfigError: the batch does not fit the data or the processes, or a dataset has no `len()`
-            and `[index]`.
-        DataError: there are fewer samples than processes.
+    `build_trainer` calls this for datasets. Raises what `build_train_loader` and
+    `build_eval_loader` raise.
     """
-
-    def reader(dataset: Any, name: str) -> SampleReader:
-        check_dataset(dataset, name)
-        return SampleReader(
-            dataset if columns is None else Columns(dataset, columns),
-            accelerator.device,
-            num_workers=batch.num_workers,
-            collate=collate,
-            num_classes=num_classes,
-            timeout_s=timeout_s,
-        )
-
-    num_processes = accelerator.num_processes
-    index = accelerator.process_index
-    readers = (reader(train, "train"), reader(test, "test"))
-    plan = batch.plan(len(train), num_processes=num_processes)
-    loader = DatasetLoader(readers[0], plan, seed=seed, process_index=index)
-    return loader, DatasetEvalLoader(
-        readers[1],
-        batch_size=batch.eval_batch_size,
-        num_processes=num_processes,
-        process_index=index,
-        num_parts=plan.num_parts,
+    loader = build_train_loader(train, batch, seed=seed, accelerator=accelerator, options=options)
+    eval_loader = build_eval_loader(
+        test, batch, num_parts=loader.plan.num_parts, accelerator=accelerator, options=options
     )
+    return loader, eval_loader
 
 
 def read_steps(

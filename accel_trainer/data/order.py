@@ -1,4 +1,9 @@
-"""The order of the training samples: which ones an epoch has, a pure function of seed and epoch."""
+"""The order of the training samples: which ones an epoch has, a pure function of seed and epoch.
+
+An epoch may have a sample several times. The randomness of a sample, such as its augmentation,
+follows from its id, so a repetition gets a drawn id of its own: the sample's id plus the size of
+the dataset for each time before.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +25,9 @@ _FIX = "give the labels of the samples as labels=, a tensor or list of class num
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Draws the sample ids of an epoch from the `kept` ones, int64 [K], each once.
+    """An epoch has each of the `kept` sample ids, int64 [K], once.
 
-    Shuffled, unless `is_shuffled` is False.
+    They are shuffled, unless `is_shuffled` is False.
     """
 
     kept: Tensor
@@ -39,7 +44,7 @@ class SampleOrder:
         return hash_value([self.kept]).hex()
 
     def draw(self, *, seed: int, epoch: int) -> Tensor:
-        """Return the sample ids of `epoch` in their order, int64 [num_samples] on the CPU."""
+        """Return the drawn ids of `epoch` in their order, int64 [num_samples] on the CPU."""
         if not self.is_shuffled:
             return self.kept
         return self.kept[epoch_permutation(len(self.kept), seed=seed, epoch=epoch)]
@@ -47,12 +52,13 @@ class SampleOrder:
 
 @dataclass(frozen=True)
 class WeightedOrder(SampleOrder):
-    """Draws as many samples as there are, with replacement.
+    """An epoch has as many samples as there are, drawn with replacement.
 
     A sample's chance is its share of the `weights`, float64 [K].
     """
 
     weights: Tensor = torch.empty(0)
+    dataset_size: int = 0
 
     @property
     def fingerprint(self) -> str:
@@ -60,18 +66,19 @@ class WeightedOrder(SampleOrder):
         return hash_value([self.kept, self.weights]).hex()
 
     def draw(self, *, seed: int, epoch: int) -> Tensor:
-        """Return the sample ids of `epoch`, int64 [num_samples] on the CPU."""
+        """Return the drawn ids of `epoch`, int64 [num_samples] on the CPU."""
         generator = torch.Generator().manual_seed(fold_in(seed, epoch))
         uniform = torch.rand(len(self.kept), dtype=torch.float64, generator=generator)
         ends = self.weights.cumsum(0)
         # Rounding may reach the end, where samples without weight may stand.
         places = torch.searchsorted(ends, uniform * ends[-1], right=True)
-        return self.kept[places.clamp_max(int(self.weights.nonzero()[-1]))]
+        ids = self.kept[places.clamp_max(int(self.weights.nonzero()[-1]))]
+        return _number_repetitions(ids, self.dataset_size)
 
 
 @dataclass(frozen=True)
 class BalancedOrder(SampleOrder):
-    """Draws the same number of samples from each class, and each sample of a class equally often.
+    """An epoch has the same number of samples of each class, and each of a class equally often.
 
     An epoch is as long as without balance, but for the rest of a division. A class goes through its
     samples in one random order after another, over the epochs: a small class repeats its samples
@@ -79,6 +86,7 @@ class BalancedOrder(SampleOrder):
     """
 
     labels: Tensor = torch.empty(0)
+    dataset_size: int = 0
 
     @property
     def num_samples(self) -> int:
@@ -92,7 +100,7 @@ class BalancedOrder(SampleOrder):
         return hash_value([self.kept, self.labels]).hex()
 
     def draw(self, *, seed: int, epoch: int) -> Tensor:
-        """Return the sample ids of `epoch`, int64 [num_samples] on the CPU."""
+        """Return the drawn ids of `epoch`, int64 [num_samples] on the CPU."""
         classes = self.labels.unique().tolist()
         quota = len(self.kept) // len(classes)
         ids = [
@@ -101,7 +109,21 @@ class BalancedOrder(SampleOrder):
             )
             for label in classes
         ]
-        return torch.cat(ids)[epoch_permutation(quota * len(classes), seed=seed, epoch=epoch)]
+        order = epoch_permutation(quota * len(classes), seed=seed, epoch=epoch)
+        return _number_repetitions(torch.cat(ids)[order], self.dataset_size)
+
+
+def _number_repetitions(ids: Tensor, dataset_size: int) -> Tensor:
+    """Return the drawn ids of `ids` [M]."""
+    by_id = ids.argsort(stable=True)
+    in_order = ids[by_id]
+    places = torch.arange(len(ids))
+    is_repeated = torch.zeros(len(ids), dtype=torch.bool)
+    is_repeated[1:] = in_order[1:] == in_order[:-1]
+    first_places = places.masked_fill(is_repeated, 0).cummax(0).values
+    drawn = ids.clone()
+    drawn[by_id] += (places - first_places) * dataset_size
+    return drawn
 
 
 def _from_rounds(ids: Tensor, first: int, count: int, key: int) -> Tensor:
@@ -140,7 +162,7 @@ def choose_order(
             torch.isfinite(chances).all() & (chances >= 0).all() & (chances[kept] > 0).any()
         ):
             raise ConfigError("ORDER", "weights= must be 0 or more, and not all 0: correct them")
-        return WeightedOrder(kept, weights=chances[kept])
+        return WeightedOrder(kept, weights=chances[kept], dataset_size=num_samples)
     if batch.order != "balanced":
         return SampleOrder(kept, is_shuffled=batch.order == "uniform")
     if labels is None:
@@ -149,7 +171,7 @@ def choose_order(
     _check_length(classes, num_samples, "labels=")
     if classes.is_floating_point() or classes.is_complex():
         raise ConfigError("ORDER", f"labels= are {classes.dtype}: {_FIX}")
-    return BalancedOrder(kept, labels=classes[kept].long())
+    return BalancedOrder(kept, labels=classes[kept].long(), dataset_size=num_samples)
 
 
 def _check_length(values: Tensor, num_samples: int, name: str) -> None:
@@ -177,12 +199,14 @@ def _without(ids: Tensor, path: Path) -> Tensor:
     return ids[is_kept]
 
 
-def labels_of(dataset: Any) -> Any:
+def labels_of(dataset: Any, columns: tuple[str, str] | None = None) -> Any:
     """Return the labels that a dataset has at hand, without a read of its samples, or None.
 
-    They are its `targets` or `labels`, as in torchvision's, the last tensor of a TensorDataset, or
-    those of the samples of a Subset.
+    They are the second of the `columns` of a table, its `targets` or `labels`, as in torchvision's,
+    the last tensor of a TensorDataset, or those of the samples of a Subset.
     """
+    if columns is not None:
+        return dataset[columns[1]]
     if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # torch's Subset
         labels = labels_of(dataset.dataset)
         return None if labels is None else torch.as_tensor(labels)[torch.as_tensor(dataset.indices)]

@@ -176,10 +176,12 @@ class _SeededSamples:
         os._exit(0)
 
     def __getitem__(self, key_and_id: tuple[int, int]) -> tuple[int, Any]:
-        key, sample_id = key_and_id
+        """Read the sample of a key and a drawn id (see `order.py`)."""
+        key, drawn_id = key_and_id
+        sample_id = drawn_id % len(self._dataset)
         if worker := get_worker_info():
             self.last_begun[worker.id] = sample_id
-        seed = fold_in(key, sample_id)
+        seed = fold_in(key, drawn_id)
         random.seed(seed)
         np.random.seed(seed)
         torch.default_generator.manual_seed(seed)

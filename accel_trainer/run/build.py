@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -22,8 +22,9 @@ from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
 from ..core.tensor_memory import copy_model
-from ..core.types import EvalLoader, Loader, Metric, Task
-from ..data.fingerprint import describe_fingerprint, join_fingerprints
+from ..core.types import EvalLoader, Metric, Task
+from ..data.dataloader import DEFAULT_OPTIONS, DatasetOptions
+from ..data.fingerprint import describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions
 from ..distributed.collectives import run_on_main
 from ..optim.parameter_groups import describe_parameters, freeze
@@ -34,7 +35,9 @@ from ..training.strategy import choose_strategy
 from ..training.trainer import Trainer
 from .agreement import check_same_everywhere
 from .config import identity_sha256
-from .dry_run import UnseenRecorder, limit_evaluation
+from .data import Metrics, build_data, choose_metrics, fingerprint_of
+from .dry_run import UnseenRecorder
+from .final_test import FinalTest
 from .observers import build_callbacks
 from .optimization import Optimization, describe_length, plan_optimization
 from .parts import check_parts
@@ -49,9 +52,11 @@ def build_trainer(
     *,
     model: nn.Module,
     task: Task,
-    loader: Loader,
-    eval_loader: EvalLoader,
-    metrics: Sequence[Metric],
+    train_set: Any,
+    eval_sets: Any,
+    test_set: Any = None,
+    metrics: Metrics | None = None,
+    options: DatasetOptions = DEFAULT_OPTIONS,
     data_fingerprint: str | None = None,
     export_config: Mapping[str, Any] | None = None,
     optimizer: Callable[[nn.Module], Optimizer] | None = None,
@@ -63,8 +68,14 @@ def build_trainer(
 
     **Collective.**
 
-    `model` is a plain module on the CPU. `data_fingerprint` identifies the content of the data: a
-    run does not continue on other data; None: a hash of some samples, if the loaders have one.
+    `model` is a plain module on the CPU. `train_set` is a map-style dataset, whose samples become
+    batches according to `options`, or a loader. `eval_sets` is such a dataset, an evaluation
+    loader, or a dict of several by name, whose first one decides the best checkpoint. `test_set` is
+    evaluated once, at the end, with the best weights, as `test/...`. `metrics` are the same for all
+    sets, or a dict of lists by name; None: the task's `metrics`, or else the mean loss.
+
+    `data_fingerprint` identifies the content of the data: a run does not continue on other data;
+    None: a hash of some samples, if the loaders have one.
     `export_config` is written beside the exported weights as JSON. `optimizer` is a function that
     builds your optimizer for the model on its device, and `schedule` a function that returns the
     learning rate at each step; None: they follow the config. `trainer_class` is a subclass that
@@ -92,16 +103,11 @@ def build_trainer(
         CheckpointError: the checkpoint to continue from does not fit, or the disk has no room for a
             checkpoint.
     """
-    check_parts(
-        model=model,
-        task=task,
-        loader=loader,
-        eval_loader=eval_loader,
-        metrics=metrics,
-        callbacks=callbacks,
-    )
+    check_parts(model=model, task=task, callbacks=callbacks)
     _refuse_wrapped(model)
-    strategy = choose_strategy(loader.plan, run.accelerator, seed=run.config.seed)
+    data = build_data(run, train_set, eval_sets, test_set, options)
+    metrics_of = choose_metrics(metrics, task, data)
+    strategy = choose_strategy(data.plan, run.accelerator, seed=run.config.seed)
     strategy.refuse(
         {
             "--compile": run.config.runtime.compile,
@@ -109,29 +115,29 @@ def build_trainer(
             "--mixed-precision fp16": run.accelerator.scaler,
         }
     )
-    data = _identify_data(run, loader, eval_loader, data_fingerprint)
+    identity = data.identify(run, data_fingerprint)
 
     origin = _load_weights(run, model)
     onnx = None
     if run.config.run.onnx and run.accelerator.is_main_process:
-        onnx = OnnxExport(copy_model(model), task, eval_loader)
+        onnx = OnnxExport(copy_model(model), task, data.eval_loaders[0])
 
     model = strategy.place(model, run.config.runtime)
     is_compiled = _compile(run, model)
 
-    optimization = plan_optimization(run.config, model, loader.plan, optimizer, schedule)
-    _check_same_parts(run, model, optimization, task, metrics)
+    optimization = plan_optimization(run.config, model, data.plan, optimizer, schedule)
+    _check_same_parts(run, model, optimization, task, metrics_of)
 
     metadata = {
-        **data,
+        **identity,
         "config_sha256": identity_sha256(run.config),
-        "task_fingerprint": _fingerprint(task),
+        "task_fingerprint": fingerprint_of(task),
         "origin": origin,
         "num_processes": run.accelerator.num_processes,
         "num_threads": torch.get_num_threads(),
-        "reduce": loader.plan.reduce,
+        "reduce": data.plan.reduce,
         "compiled": is_compiled,
-        "global_batch_size": loader.plan.global_batch_size,
+        "global_batch_size": data.plan.global_batch_size,
         "versions": library_versions(),
     }
     history = None
@@ -147,27 +153,34 @@ def build_trainer(
     )
     run.resources.callback(checkpointer.close)
     if run.config.run.dry_run:
-        eval_loader = limit_evaluation(eval_loader, run.accelerator)
+        data = data.limited(run)
         parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
         callbacks = [*callbacks, UnseenRecorder(run.folder, parts)]
-    evaluator = Evaluator(
-        eval_loader,
-        task=task,
-        metrics=metrics,
-        accelerator=run.accelerator,
-        num_parts=loader.plan.num_parts if loader.plan.reduce == "exact" else None,
-        seed=run.config.seed,
-        has_collective_forward=strategy.has_collective_forward,
-    )
+
+    def evaluator_of(name: str, loader: EvalLoader) -> Evaluator:
+        return Evaluator(
+            loader,
+            task=task,
+            metrics=metrics_of[name],
+            accelerator=run.accelerator,
+            num_parts=data.num_parts,
+            seed=run.config.seed,
+            has_collective_forward=strategy.has_collective_forward,
+        )
+
     own_callbacks = build_callbacks(
         run,
-        banner=_banner(run, loader.plan, model, optimization, data),
+        banner=_banner(run, data.plan, model, optimization, identity),
         history=history,
-        num_eval_samples=eval_loader.num_samples,
+        num_eval_samples=data.eval_loaders[0].num_samples,
         export_config=export_config or {},
         onnx=onnx,
     )
 
+    final_test = None
+    if data.test is not None:
+        weights: Literal["model", "ema"] = "ema" if run.config.trainer.ema_decay else "model"
+        final_test = FinalTest(run, evaluator_of("test", data.test), weights=weights)
     trainer = assemble_trainer(
         run.config.trainer,
         strategy=strategy,
@@ -175,8 +188,9 @@ def build_trainer(
         optimizer=optimization.optimizer,
         schedule=optimization.schedule,
         task=task,
-        loader=loader,
-        evaluators={"": evaluator},
+        loader=data.train,
+        evaluators={name: evaluator_of(name, each) for name, each in data.evaluation.items()},
+        final_test=final_test,
         checkpointer=checkpointer,
         stop_flag=run.stop_flag,
         activity=run.activity,
@@ -211,27 +225,6 @@ def _refuse_wrapped(model: nn.Module) -> None:
                 f"the model is, or has, a {type(module).__name__}: give the plain module, and "
                 "start a process for each device",
             )
-
-
-def _identify_data(
-    run: Run, loader: Loader, eval_loader: EvalLoader, fingerprint: str | None
-) -> dict[str, Any]:
-    """Return what identifies the samples of training and evaluation, for the manifest.
-
-    **Collective.**
-
-    Raises ConfigError if processes have different data.
-    """
-    if fingerprint is None:
-        fingerprint = join_fingerprints([_fingerprint(loader), _fingerprint(eval_loader)])
-    num_samples = [loader.plan.num_samples, eval_loader.num_samples]
-    check_same_everywhere({"data": f"{fingerprint}, {num_samples} samples"}, run.accelerator)
-    return {"data_fingerprint": fingerprint, "num_samples": num_samples}
-
-
-def _fingerprint(part: Any) -> str:
-    """Return the hash that identifies the content of a part; empty if it has none."""
-    return str(part.fingerprint()) if hasattr(part, "fingerprint") else ""
 
 
 # --- 2. weights ---
@@ -280,7 +273,11 @@ def _compile(run: Run, model: nn.Module) -> bool | None:
 
 
 def _check_same_parts(
-    run: Run, model: nn.Module, optimization: Optimization, task: Task, metrics: Sequence[Metric]
+    run: Run,
+    model: nn.Module,
+    optimization: Optimization,
+    task: Task,
+    metrics: Mapping[str, Sequence[Metric]],
 ) -> None:
     """Raise ConfigError if the model, optimizer, metrics, task or schedule of some process differs.
 
@@ -290,8 +287,13 @@ def _check_same_parts(
     parts = {
         "model": _describe_model(model),
         "optimizer": _describe_optimizer(optimization.optimizer),
-        "metrics": "\n".join(["metrics", *(type(metric).__qualname__ for metric in metrics)]),
-        "task": f"{type(task).__qualname__}\n{_fingerprint(task)}",
+        "metrics": "\n".join(
+            [
+                "metrics",
+                *(type(metric).__qualname__ for each in metrics.values() for metric in each),
+            ]
+        ),
+        "task": f"{type(task).__qualname__}\n{fingerprint_of(task)}",
         "schedule": "\n".join(f"step {at}: {optimization.schedule(at)}" for at in steps),
     }
     check_same_everywhere(parts, run.accelerator)
@@ -332,12 +334,12 @@ def _banner(
     run: Run, plan: BatchPlan, model: nn.Module, optimization: Optimization, data: Mapping[str, Any]
 ) -> str:
     """Return what a run prints about itself at its start."""
-    num_train, num_eval = data["num_samples"]
+    num_samples = " + ".join(map(str, data["num_samples"]))
     checked = describe_fingerprint(data["data_fingerprint"])
     return (
         f"{describe_machine(run.accelerator)}\n"
         f"{plan.describe()}, {describe_length(run.config, plan)}\n"
         f"{optimization.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
-        f"{num_train} + {num_eval} samples; a resume checks {checked}\n"
+        f"{num_samples} samples; a resume checks {checked}\n"
         f"run folder {run.folder}"
     )

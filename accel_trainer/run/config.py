@@ -34,6 +34,8 @@ MUTABLE_ON_RESUME = (
     "batch.accumulation_steps",
     "batch.eval_batch_size",
     "batch.num_workers",
+    # what the file lists is compared instead
+    "batch.leave_out",
     # `num_threads` decides the last bits
     "runtime.num_threads",
     "runtime.timeout_s",

@@ -10,8 +10,9 @@ from ..core.errors import ConfigError
 _NEEDED = {
     "model": ("forward", "named_parameters"),
     "task": ("step",),
-    "loader": ("plan", "step_batches"),
-    "eval_loader": ("num_samples", "batches"),
+    "train_set": ("plan", "step_batches"),
+    "eval_sets": ("num_samples", "batches"),
+    "test_set": ("num_samples", "batches"),
     "metrics": ("empty", "update", "compute"),
     "callbacks": ("on_fit_start", "on_step_end", "state_dict"),
 }
@@ -27,10 +28,11 @@ def check_parts(**parts: Any) -> None:
         if name in _LISTS and (isinstance(part, str | type) or not isinstance(part, Iterable)):
             raise ConfigError("CONFIG", f"{name}= is no list: put it in brackets")
         for item in part if name in _LISTS else [part]:
-            _check(name, item)
+            check_part(name, item)
 
 
-def _check(name: str, part: Any) -> None:
+def check_part(name: str, part: Any) -> None:
+    """Raise ConfigError if `part` cannot be what the argument `name` needs."""
     if isinstance(part, type):
         raise ConfigError(
             "CONFIG",

@@ -67,11 +67,14 @@ def _data_changes(
     before = stored.get("num_samples", after)
     old = stored.get("data_fingerprint", "")
     new = now["data_fingerprint"]
-    if before == after and is_same_data(old, new):
+    is_same_order = stored.get("order", now["order"]) == now["order"]
+    if before == after and is_same_order and is_same_data(old, new):
         return []
     if "data" in allowed:
         return ["data"]
     change = f"{old[:16]} -> {new[:16]}"
+    if not is_same_order:
+        change = "other samples are left out, or have other weights or labels"
     if before != after:
         change = f"{tuple(before)} -> {tuple(after)} samples"
     raise CheckpointError(

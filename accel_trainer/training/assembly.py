@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -37,6 +38,7 @@ def assemble_trainer(
     loader: Loader,
     evaluators: Mapping[str, Evaluator],
     checkpointer: Checkpointer,
+    final_test: Callable[[Trainer], Mapping[str, Any]] | None = None,
     stop_flag: StopFlag | None = None,
     activity: Activity | None = None,
     callbacks: Sequence[Callback] = (),
@@ -103,6 +105,7 @@ def assemble_trainer(
         checkpointer=checkpointer,
         average=average,
         rehearsal=rehearsal,
+        final_test=final_test,
         stop_flag=stop_flag,
         activity=activity,
         callbacks=callbacks,

@@ -14,7 +14,9 @@ from ..core.train_state import TrainState
 
 _INTERVAL = re.compile(r"(?P<number>\d+|\d*\.\d+) ?(?P<unit>step|epoch)s?")
 
-RESTARTS_EPOCH = frozenset({"seed", "data", "batch.global_batch_size", "batch.drop_last"})
+RESTARTS_EPOCH = frozenset(
+    {"seed", "data", "batch.global_batch_size", "batch.drop_last", "batch.order"}
+)
 """Settings that decide which samples a step has: changing one on a resume restarts the epoch in
 progress."""
 

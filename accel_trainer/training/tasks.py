@@ -15,7 +15,7 @@ from ..core.config import BELOW_ONE
 from ..core.errors import ConfigError, DataError
 from ..core.types import Batch, StepOutput
 from ..data.fingerprint import hash_value
-from .metrics import check_logits, describe_tensor
+from .metrics import MeanLoss, TopKAccuracy, check_logits, describe_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,8 @@ class ClassificationTask:
 
     `class_weights` [K] are factors on the losses of the classes, in training only.
     """
+
+    metrics = (MeanLoss(), TopKAccuracy())
 
     def __init__(
         self, config: ClassificationConfig | None = None, *, class_weights: Tensor | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
@@ -59,6 +59,7 @@ class Trainer:
         checkpointer: Checkpointer,
         average: Ema | None = None,
         rehearsal: Rehearsal | None = None,
+        final_test: Callable[[Trainer], Mapping[str, Any]] | None = None,
         stop_flag: StopFlag | None = None,
         activity: Activity | None = None,
         callbacks: Sequence[Callback] = (),
@@ -76,6 +77,7 @@ class Trainer:
         self._checkpointer = checkpointer
         self._average = average
         self._rehearsal = rehearsal
+        self._final_test = final_test
         self._run_folder = checkpointer.run_folder
         metrics = {name: evaluator.metrics for name, evaluator in evaluators.items()}
         self._progress = Progress(config, metrics)
@@ -163,7 +165,7 @@ class Trainer:
         learning_rate = self.learning_rate_at(state.optimizer_step)
         set_learning_rate(self._optimizer, learning_rate)
         step.begin(state, step_batch)
-        position = self._position
+        position = self.position
         for batch in self._data_wait.around(step_batch.micro_batches):
             self._activity.num_forwards += 1
             step.accumulate(self._task, batch.at(position))
@@ -197,9 +199,7 @@ class Trainer:
             for set_name, evaluator in self._evaluators.items():
                 for model in models:
                     group = group_of(set_name, is_average=model is not self.model)
-                    values = evaluator.run(
-                        model, position=self._position, stop_flag=self._stop_flag
-                    )
+                    values = evaluator.run(model, position=self.position, stop_flag=self._stop_flag)
                     metrics |= {f"{group}/{name}": value for name, value in values.items()}
         return metrics
 
@@ -300,7 +300,7 @@ class Trainer:
         return self.best is not self._saved_best or self._checkpointer.config.is_due(self.state)
 
     @property
-    def _position(self) -> Position:
+    def position(self) -> Position:
         """The place of the next step in the whole training."""
         state = self.state
         epochs = state.epoch + state.step_in_epoch / self.loader.plan.steps_per_epoch
@@ -387,10 +387,27 @@ class Trainer:
             if self.accelerator.is_main_process:
                 self._checkpointer.record_best(self.best)
         result = self._progress.result(self._stop_flag.agreed)
+        if result.state == "done" and self._final_test is not None:
+            result = self._test(result, self._final_test)
         is_diverged = result.state != "preempted" and nonfinite_loss(result.metrics) is not None
         self._activity.phase = "diverged" if is_diverged else result.state
         self._notify("on_fit_end", result)
         return result
+
+    def _test(
+        self, result: RunResult, final_test: Callable[[Trainer], Mapping[str, Any]]
+    ) -> RunResult:
+        """Return `result` with the metrics of the test set.
+
+        If a signal stops that, the run is preempted, and a resume tests.
+        """
+        try:
+            with self._activity.during("evaluation"):
+                metrics = final_test(self)
+        except EvaluationStopped:
+            reason = self._stop_flag.agreed.reason or ""
+            return replace(result, state="preempted", stop_reason=reason)
+        return replace(result, metrics={**result.metrics, **metrics})
 
     def _notify(self, hook: str, *arguments: Any) -> None:
         self._callback_runner.notify(hook, self, *arguments)

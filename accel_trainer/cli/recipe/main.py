@@ -27,10 +27,12 @@ def main(
     train: Callable[[C], RunResult],
     config_class: type[C],
     *,
-    description: str,
+    description: str | None = None,
     argv: Sequence[str] | None = None,
 ) -> NoReturn:
     """Run `train` on the config of the command line, and exit with a code for schedulers.
+
+    `description` is what `--help` says first; None: the first line of the recipe's docstring.
 
     A user's error is one line on stderr. An error in the user's code also has the traceback of that
     code; a bug, and with `--debug` any error, has the whole traceback.
@@ -41,6 +43,10 @@ def main(
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         # shows where a segmentation fault or bus error happened
         faulthandler.enable(sys.__stderr__)
+
+    if description is None:
+        described = sys.modules[train.__module__].__doc__ or train.__doc__ or ""
+        description = described.strip().partition("\n")[0]
 
     def run() -> RunResult:
         setup_launch_env()  # first, so that a mistake in it is reported once

@@ -1,0 +1,151 @@
+"""The data of a run: the loaders of its training, evaluation and test sets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..core.batch_plan import BatchPlan
+from ..core.errors import ConfigError
+from ..core.types import EvalLoader, Loader, Metric, Task
+from ..data.dataloader import DatasetOptions, build_eval_loader, build_train_loader
+from ..data.fingerprint import join_fingerprints
+from ..training.metrics import MeanLoss
+from .agreement import check_same_everywhere
+from .dry_run import limit_evaluation
+from .parts import check_part, check_parts
+from .session import Run
+
+Metrics = Sequence[Metric] | Mapping[str, Sequence[Metric]]
+"""The metrics of all sets, or those of each set by its name."""
+
+_SET_NAME = re.compile(r"(?!ema)[a-z0-9_]+")
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The loaders of a run. An unnamed evaluation set has the name ""."""
+
+    train: Loader
+    evaluation: Mapping[str, EvalLoader]
+    test: EvalLoader | None
+
+    @property
+    def plan(self) -> BatchPlan:
+        """How the steps of an epoch are split."""
+        return self.train.plan
+
+    @property
+    def num_parts(self) -> int | None:
+        """The number of parts in which evaluations are added up; None: one for each process."""
+        return self.plan.num_parts if self.plan.reduce == "exact" else None
+
+    @property
+    def eval_loaders(self) -> list[EvalLoader]:
+        """The loaders of all evaluations, that of the test set last."""
+        return [*self.evaluation.values(), *([self.test] if self.test is not None else [])]
+
+    def limited(self, run: Run) -> RunData:
+        """Return the data of a dry run, which evaluates few samples."""
+        few = {
+            name: limit_evaluation(loader, run.accelerator)
+            for name, loader in self.evaluation.items()
+        }
+        return replace(self, evaluation=few, test=None)
+
+    def identify(self, run: Run, fingerprint: str | None) -> dict[str, Any]:
+        """Return what identifies the samples of training and evaluation, for the manifest.
+
+        **Collective.**
+
+        Raises ConfigError if processes have different data.
+        """
+        if fingerprint is None:
+            loaders = [self.train, *self.eval_loaders]
+            fingerprint = join_fingerprints([fingerprint_of(loader) for loader in loaders])
+        num_samples = [self.plan.num_samples, *(each.num_samples for each in self.eval_loaders)]
+        order = getattr(self.train, "order", None)
+        identity = {
+            "data_fingerprint": fingerprint,
+            "num_samples": num_samples,
+            "order": "" if order is None else order.fingerprint,
+        }
+        check_same_everywhere({"data": str(identity)}, run.accelerator)
+        return identity
+
+
+def build_data(
+    run: Run, train_set: Any, eval_sets: Any, test_set: Any, options: DatasetOptions
+) -> RunData:
+    """Return the loaders of datasets; loaders stay as they are.
+
+    Raises:
+        ConfigError: something is neither a dataset nor a loader, or a name cannot be in a row.
+        DataError: there are fewer samples than processes.
+    """
+    train = train_set
+    if not hasattr(train_set, "step_batches"):
+        train = build_train_loader(
+            train_set,
+            run.config.batch,
+            seed=run.config.seed,
+            accelerator=run.accelerator,
+            options=options,
+        )
+    check_part("train_set", train)
+
+    def evaluated(name: str, part: Any) -> EvalLoader:
+        if not hasattr(part, "batches"):
+            part = build_eval_loader(
+                part,
+                run.config.batch,
+                num_parts=train.plan.num_parts,
+                accelerator=run.accelerator,
+                options=options,
+            )
+        check_part(name, part)
+        return part  # type: ignore[no-any-return]  # checked
+
+    is_named = isinstance(eval_sets, Mapping) and 0 not in eval_sets
+    named = eval_sets if is_named else {"": eval_sets}
+    for name in named:
+        if is_named and not _SET_NAME.fullmatch(str(name)):
+            fact = f"an evaluation set has the name {name!r}"
+            fix = "use lowercase letters, digits and _, not beginning with ema"
+            raise ConfigError("CONFIG", f"{fact}: {fix}")
+    return RunData(
+        train,
+        {name: evaluated("eval_sets", part) for name, part in named.items()},
+        None if test_set is None else evaluated("test_set", test_set),
+    )
+
+
+def fingerprint_of(part: Any) -> str:
+    """Return the hash that identifies the content of a part; empty if it has none."""
+    return str(part.fingerprint()) if hasattr(part, "fingerprint") else ""
+
+
+def choose_metrics(
+    metrics: Metrics | None, task: Task, data: RunData
+) -> dict[str, Sequence[Metric]]:
+    """Return the metrics of each set by its name, those of the test set as `test`.
+
+    Raises ConfigError for something that is no metric, and for a set without metrics.
+    """
+    if metrics is None:
+        metrics = getattr(task, "metrics", None) or [MeanLoss()]
+    names = [*data.evaluation, *(["test"] if data.test is not None else [])]
+    if not isinstance(metrics, Mapping):
+        check_parts(metrics=metrics)
+        return dict.fromkeys(names, metrics)
+    first = next(iter(data.evaluation))
+    chosen: dict[str, Sequence[Metric]] = {}
+    for name in names:
+        of_set = metrics.get(name, metrics.get(first))
+        if of_set is None:
+            raise ConfigError("CONFIG", f"metrics= has no {name!r}: add a list of metrics for it")
+        check_parts(metrics=of_set)
+        chosen[name] = of_set
+    return chosen
