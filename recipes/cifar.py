@@ -55,11 +55,9 @@ def train(config: Config) -> RunResult:
             bad_images=config.bad_images,
         )
         loader, eval_loader = build_image_loaders(
+            run,
             images,
-            run.config.batch,
             augment=config.augment,
-            seed=config.seed,
-            accelerator=run.accelerator,
         )
         model = build_model(
             config.model,
@@ -71,9 +69,9 @@ def train(config: Config) -> RunResult:
         trainer = build_trainer(
             run,
             model=whiten(model, images),
-            task=ImageClassificationTask(config.task),
-            loader=loader,
-            eval_loader=eval_loader,
+            task=ImageClassificationTask(config.task, class_counts=images.class_counts),
+            train_set=loader,
+            eval_sets=eval_loader,
             metrics=[
                 MeanLoss(),
                 TopKAccuracy(1),
@@ -95,4 +93,4 @@ def train(config: Config) -> RunResult:
 
 
 if __name__ == "__main__":
-    main(train, Config, description=__doc__.splitlines()[0])
+    main(train, Config)

@@ -65,20 +65,18 @@ def train(config: Config) -> RunResult:
         )
         transform = config.photos.eval_transform(model)
         loader, eval_loader = build_photo_loaders(
+            run,
             photos,
-            run.config.batch,
             augment=config.augment,
             transform=transform,
-            seed=config.seed,
-            accelerator=run.accelerator,
         )
         mistakes = WorstMistakes(run.folder, eval_loader, photos.class_names)
         trainer = build_trainer(
             run,
             model=model,
-            task=ImageClassificationTask(config.task),
-            loader=loader,
-            eval_loader=eval_loader,
+            task=ImageClassificationTask(config.task, class_counts=photos.class_counts),
+            train_set=loader,
+            eval_sets=eval_loader,
             metrics=[
                 MeanLoss(),
                 TopKAccuracy(1),
@@ -101,4 +99,4 @@ def train(config: Config) -> RunResult:
 
 
 if __name__ == "__main__":
-    main(train, Config, description=__doc__.splitlines()[0])
+    main(train, Config)

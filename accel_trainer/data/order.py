@@ -138,12 +138,12 @@ def choose_order(
     batch: BatchConfig,
     num_samples: int,
     *,
-    labels: Sequence[int] | Tensor | None = None,
+    labels: Any = None,
     weights: Sequence[float] | Tensor | None = None,
 ) -> SampleOrder:
     """Return the order that `batch` asks for, over `num_samples` without those to leave out.
 
-    `labels` [num_samples] are needed to balance classes. `weights` [num_samples] draw samples with
+    `labels` [num_samples], a tensor, array or list of integers, are needed to balance classes. `weights` [num_samples] draw samples with
     replacement.
 
     Raises:

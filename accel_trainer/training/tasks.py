@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ class ClassificationConfig:
     """Fraction of the target spread evenly over all classes (0..1), in training only."""
     train_accuracy: bool = False
     """Whether to report the accuracy on the (augmented) training batches as `train/accuracy`."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """Weigh the losses of samples: `balanced` divides by the number of samples of their class, in
+    training only."""
 
     def __post_init__(self) -> None:
         BELOW_ONE.check(self, "task", "label_smoothing")
@@ -34,16 +37,33 @@ class ClassificationConfig:
 class ClassificationTask:
     """Cross-entropy over logits [B, K]; targets are class ids [B] or class weights [B, K].
 
-    `class_weights` [K] are factors on the losses of the classes, in training only.
+    `class_weights` [K] are factors on the losses of the classes, in training only. The config may
+    ask for balanced ones instead, which follow from `class_counts` [K], the number of training
+    samples of each class; their mean over the samples is 1.
+
+    Raises:
+        ConfigError: the config needs `class_counts`.
     """
 
     metrics = (MeanLoss(), TopKAccuracy())
 
     def __init__(
-        self, config: ClassificationConfig | None = None, *, class_weights: Tensor | None = None
+        self,
+        config: ClassificationConfig | None = None,
+        *,
+        class_weights: Tensor | None = None,
+        class_counts: Tensor | None = None,
     ) -> None:
         self.config = config or ClassificationConfig()
         self._class_weights = class_weights
+        if self.config.class_weights == "balanced":
+            if class_weights is not None or class_counts is None:
+                fact = "--task.class-weights balanced follows from the number of samples of a class"
+                raise ConfigError(
+                    "CONFIG", f"{fact}: give the task class_counts=, and not class_weights="
+                )
+            num_classes = (class_counts > 0).sum()
+            self._class_weights = class_counts.sum() / (num_classes * class_counts.clamp_min(1))
 
     def fingerprint(self) -> str:
         """Return a hash of the class weights; empty without any."""

@@ -43,8 +43,9 @@ class ImageClassificationTask(ClassificationTask):
         config: ImageClassificationConfig | None = None,
         *,
         class_weights: Tensor | None = None,
+        class_counts: Tensor | None = None,
     ) -> None:
-        super().__init__(config, class_weights=class_weights)
+        super().__init__(config, class_weights=class_weights, class_counts=class_counts)
         self._tta: Views = "none" if config is None else config.tta
 
     def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
-from ...core.batch_plan import BatchConfig, BatchPlan, split_evenly
+from ...core.batch_plan import BatchPlan, split_evenly
 from ...core.errors import ConfigError
-from ...core.rng import epoch_permutation
 from ...core.types import Batch, LazyBatches, StepBatch
+from ...data.order import SampleOrder, choose_order
+from ...run.session import Run
 from ..augment.batch import (
     AugmentConfig,
     Placement,
@@ -72,10 +72,12 @@ class ImageLoader:
         augment: AugmentConfig,
         normalization: Normalization,
         device: torch.device,
+        order: SampleOrder | None = None,
     ) -> None:
-        if plan.num_samples != len(split):
+        self.order = order or SampleOrder(torch.arange(len(split)))
+        if plan.num_samples != self.order.num_samples:
             raise ValueError(
-                f"the plan is for {plan.num_samples} samples, the split has {len(split)}"
+                f"the plan is for {plan.num_samples} samples, an epoch has {self.order.num_samples}"
             )
         smallest = min(split.images.shape[2:])
         most = smallest - 1 if augment.crop_mode == "reflect" else smallest
@@ -89,6 +91,7 @@ class ImageLoader:
         self._augment = augment
         self._num_classes = split.num_classes
         self._pixels = _Pixels(split, normalization, device)
+        self._kept = self.order.kept.to(device)
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch`, starting at step `first_step`.
@@ -98,22 +101,21 @@ class ImageLoader:
         Raises:
             DataError: at the end of the epoch, if the image cache was modified meanwhile.
         """
-        order = epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch)
-        order = order.to(self._pixels.images.device)
+        drawn = self.order.draw(seed=self._seed, epoch=epoch).to(self._pixels.images.device)
+        ids = drawn % len(self._pixels.images)
         # Drawn for the whole epoch at once: batch by batch this takes 20% of a CPU loader's time.
-        all_ids = torch.arange(self.plan.num_samples, device=order.device)
-        placements = draw_placement(self._augment, all_ids, seed=self._seed, epoch=epoch)
-        in_order = placements.at(order)  # a batch takes a slice
-        labels = self._pixels.labels[order]
+        placements = draw_placement(self._augment, drawn, seed=self._seed, epoch=epoch)
+        labels = self._pixels.labels[ids]
 
         def make(ranges: Sequence[range], index: int) -> Batch:
-            part = ranges[index]
-            ids = order[part.start : part.stop]
-            images = self._augmented(ids, in_order.between(part.start, part.stop), epoch)
-            targets = labels[part.start : part.stop]
+            part = slice(ranges[index].start, ranges[index].stop)
+            images = self._augmented(
+                ids[part], drawn[part], placements.between(part.start, part.stop), epoch
+            )
+            targets = labels[part]
             if self._augment.mixes:
-                images, targets = self._mixed(images, targets, ids, placements, epoch)
-            return Batch(images, targets, ids)
+                images, targets = self._mixed(images, targets, drawn[part], epoch)
+            return Batch(images, targets, ids[part])
 
         # Not `read_steps`: it reads all micro-batches of a step and keeps them until the step ends.
         # Here a micro-batch is made when it is indexed, so one at a time is in memory.
@@ -123,8 +125,8 @@ class ImageLoader:
             yield StepBatch(micro_batches, num_samples=self.plan.step_batch_size(step))
         self._pixels.check_files()
 
-    def _augmented(self, ids: Tensor, placements: Placement, epoch: int) -> Tensor:
-        """Crop, flip, normalise and cut out the images at `ids` [B]."""
+    def _augmented(self, ids: Tensor, drawn: Tensor, placements: Placement, epoch: int) -> Tensor:
+        """Crop, flip, normalise and cut out the images at `ids` [B], drawn as `drawn`."""
         augment = self._augment
         crops = crop(
             self._pixels.images,
@@ -134,30 +136,28 @@ class ImageLoader:
             mode=augment.crop_mode,
         )
         images = self._pixels.normalize(crops)
-        return cut_out(augment, images, ids, seed=self._seed, epoch=epoch)
+        return cut_out(augment, images, drawn, seed=self._seed, epoch=epoch)
 
     def _mixed(
-        self, images: Tensor, labels: Tensor, ids: Tensor, placements: Placement, epoch: int
+        self, images: Tensor, labels: Tensor, drawn: Tensor, epoch: int
     ) -> tuple[Tensor, Tensor]:
         """Mix each image with another training image, augmented as that image is in this epoch."""
         height, width = images.shape[2:]
-        partners = draw_partners(
-            ids,
-            num_samples=self.plan.num_samples,
-            seed=self._seed,
-            epoch=epoch,
-        )
+        partners = self._kept[
+            draw_partners(drawn, num_samples=len(self._kept), seed=self._seed, epoch=epoch)
+        ]
         pixel_weights, weights = draw_mix(
             self._augment,
-            ids,
+            drawn,
             height=height,
             width=width,
             seed=self._seed,
             epoch=epoch,
         )
-        others = self._augmented(partners, placements.at(partners), epoch)
+        placements = draw_placement(self._augment, partners, seed=self._seed, epoch=epoch)
+        others = self._augmented(partners, partners, placements, epoch)
         images = torch.lerp(others, images, pixel_weights)
-        targets = weights.new_zeros((len(ids), self._num_classes))
+        targets = weights.new_zeros((len(drawn), self._num_classes))
         targets.scatter_add_(1, labels[:, None], weights[:, None])
         targets.scatter_add_(1, self._pixels.labels[partners][:, None], 1 - weights[:, None])
         return images, targets
@@ -213,33 +213,32 @@ class ImageEvalLoader:
 
 
 def build_image_loaders(
-    images: ImageDataset,
-    batch: BatchConfig,
-    *,
-    augment: AugmentConfig,
-    seed: int,
-    accelerator: Accelerator,
+    run: Run, images: ImageDataset, *, augment: AugmentConfig
 ) -> tuple[ImageLoader, ImageEvalLoader]:
     """Return the training and the evaluation loader of this process.
 
-    The main process logs the images that are left out.
+    The main process logs the images that cannot be used.
 
     Raises:
-        ConfigError: the batch does not fit the data or the processes, or the augmentation does not
-            fit the images.
+        ConfigError: the batch does not fit the data or the processes, the augmentation does not
+            fit the images, or the order of the samples cannot be had.
         DataError: there are fewer images than processes.
     """
+    accelerator = run.accelerator
+    batch = run.config.batch
     if accelerator.is_main_process:
         for name, split in (("train", images.train), ("test", images.test)):
             _warn_of_left_out(name, split)
+    order = choose_order(batch, len(images.train), labels=images.train.labels)
     train = ImageLoader(
         images.train,
-        plan=batch.plan(len(images.train), num_processes=accelerator.num_processes),
+        plan=batch.plan(order.num_samples, num_processes=accelerator.num_processes),
         process_index=accelerator.process_index,
-        seed=seed,
+        seed=run.config.seed,
         augment=augment,
         normalization=images.normalization,
         device=accelerator.device,
+        order=order,
     )
     evaluation = ImageEvalLoader(
         images.test,

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...core.batch_plan import BatchConfig, BatchPlan, split_evenly
+from ...core.batch_plan import BatchPlan, split_evenly
 from ...core.errors import ConfigError
-from ...core.rng import epoch_permutation
 from ...core.types import Batch, StepBatch
 from ...data.dataloader import DeviceCopy, read_steps
+from ...data.order import SampleOrder, choose_order
 from ...distributed.streams import has_streams
+from ...run.session import Run
 from ..augment.batch import draw_mix, draw_partners
 from ..augment.photo import PhotoAugment, PhotoAugmentConfig
 from ..sources.photos import Photos, PhotoSplit
@@ -44,6 +44,8 @@ MakeRow = Callable[[int], Tensor]
 
 class PhotoReader:
     """Batches of photos as uint8 [B, S, S, 3] in host memory, pinned if `device` is an accelerator.
+
+    Their `sample_ids` are the drawn ids (see `order.py`) that `read` was given.
 
     `num_workers` threads decode; 0: the calling thread. The threads end with the iterator of
     `read`, however it ends.
@@ -102,7 +104,7 @@ class PhotoReader:
             dtype=torch.uint8,
             pin_memory=is_pinned,
         )
-        batch = Batch(pixels, self._labels[ids], ids)
+        batch = Batch(pixels, self._labels[ids % len(self.split)], ids)
         return batch.pin_memory() if is_pinned else batch
 
 
@@ -137,10 +139,12 @@ class PhotoLoader:
         device: torch.device,
         process_index: int = 0,
         num_workers: int = 0,
+        order: SampleOrder | None = None,
     ) -> None:
-        if plan.num_samples != len(photos):
+        self.order = order or SampleOrder(torch.arange(len(photos)))
+        if plan.num_samples != self.order.num_samples:
             raise ValueError(
-                f"the plan is for {plan.num_samples} samples, the split has {len(photos)}"
+                f"the plan is for {plan.num_samples} samples, an epoch has {self.order.num_samples}"
             )
         if augment.crop == "padded" and augment.crop_padding >= transform.size:
             flag = f"--augment.crop-padding {augment.crop_padding}"
@@ -180,7 +184,7 @@ class PhotoLoader:
 
         def rows_of(ids: Tensor) -> MakeRow:
             draws = augment.draw(ids)
-            numbers = ids.tolist()
+            numbers = (ids % len(split)).tolist()
 
             def make_row(row: int) -> Tensor:
                 number = numbers[row]
@@ -193,7 +197,7 @@ class PhotoLoader:
 
         yield from read_steps(
             self.plan,
-            epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch),
+            self.order.draw(seed=self._seed, epoch=epoch),
             first_step,
             self._process_index,
             read=read,
@@ -204,19 +208,16 @@ class PhotoLoader:
         """Return the ids, followed by the ids of the photos that they are mixed with, if any."""
         if not self._augment.mixes:
             return ids
-        partners = draw_partners(
-            ids,
-            num_samples=self.plan.num_samples,
-            seed=self._seed,
-            epoch=epoch,
-        )
-        return torch.cat([ids, partners])
+        kept = self.order.kept
+        places = draw_partners(ids, num_samples=len(kept), seed=self._seed, epoch=epoch)
+        return torch.cat([ids, kept[places]])
 
     def _finish(self, batch: Batch, epoch: int) -> Batch:
         """Normalise the photos, and mix them with their partners, on the device."""
         images = self._normalize(batch.inputs)
+        num_photos = len(self._reader.split)
         if not self._augment.mixes:
-            return Batch(images, batch.targets, batch.sample_ids)
+            return Batch(images, batch.targets, batch.sample_ids % num_photos)
         ids, _ = batch.sample_ids.chunk(2)
         images, others = images.chunk(2)
         labels, other_labels = (self._weights_of(part) for part in batch.targets.chunk(2))
@@ -229,7 +230,7 @@ class PhotoLoader:
             epoch=epoch,
         )
         targets = weights[:, None] * labels + (1 - weights[:, None]) * other_labels
-        return Batch(torch.lerp(others, images, pixel_weights), targets, ids)
+        return Batch(torch.lerp(others, images, pixel_weights), targets, ids % num_photos)
 
     def _weights_of(self, labels: Tensor) -> Tensor:
         """Return labels [B] or [B, K] as weights of the classes [B, K]."""
@@ -321,36 +322,34 @@ class PhotoDataset:
 
 
 def build_photo_loaders(
-    photos: Photos,
-    batch: BatchConfig,
-    *,
-    augment: PhotoAugmentConfig,
-    transform: EvalTransform,
-    seed: int,
-    accelerator: Accelerator,
+    run: Run, photos: Photos, *, augment: PhotoAugmentConfig, transform: EvalTransform
 ) -> tuple[PhotoLoader, PhotoEvalLoader]:
     """Return the training and the evaluation loader of this process.
 
     The main process logs the photos' notes.
 
     Raises:
-        ConfigError: the batch does not fit the data or the processes, or the augmentation does not
-            fit the size of the input.
+        ConfigError: the batch does not fit the data or the processes, the augmentation does not
+            fit the size of the input, or the order of the samples cannot be had.
         DataError: there are fewer photos than processes.
     """
+    accelerator = run.accelerator
+    batch = run.config.batch
     if accelerator.is_main_process:
         for note in photos.notes:
             _logger.warning(note)
+    order = choose_order(batch, len(photos.train), labels=photos.train.labels)
     train = PhotoLoader(
         photos.train,
-        plan=batch.plan(len(photos.train), num_processes=accelerator.num_processes),
+        plan=batch.plan(order.num_samples, num_processes=accelerator.num_processes),
         augment=augment,
         transform=transform,
         num_classes=photos.num_classes,
-        seed=seed,
+        seed=run.config.seed,
         device=accelerator.device,
         process_index=accelerator.process_index,
         num_workers=batch.num_workers,
+        order=order,
     )
     evaluation = PhotoEvalLoader(
         photos.val,
