@@ -143,8 +143,8 @@ def choose_order(
 ) -> SampleOrder:
     """Return the order that `batch` asks for, over `num_samples` without those to leave out.
 
-    `labels` [num_samples], a tensor, array or list of integers, are needed to balance classes. `weights` [num_samples] draw samples with
-    replacement.
+    `labels` [num_samples], a tensor, array or list of integers, are needed to balance classes.
+    `weights` [num_samples] draw samples with replacement.
 
     Raises:
         ConfigError: an argument is missing, does not fit or has no use.
