@@ -141,9 +141,15 @@ class StepOutput(NamedTuple):
         The step is right for any number of processes and micro-batches, but what needs the loss of
         each sample cannot use it.
         """
+        if not isinstance(loss, Tensor):  # the engine refuses it in one line
+            return cls(loss, outputs, is_per_sample=False)
         if not isinstance(num_items, Tensor):
-            num_items = torch.full_like(loss, num_items, requires_grad=False)
-        return cls(loss * num_items, outputs, num_items, is_per_sample=False)
+            num_items = torch.full((), num_items, device=loss.device)
+        # Not in bfloat16, which cannot represent 257, nor in float16, which ends at 65504.
+        loss_sum = loss.to(torch.promote_types(loss.dtype, torch.float)) * num_items
+        # The mean over nothing is NaN.
+        loss_sum = loss_sum.masked_fill(num_items == 0, 0)
+        return cls(loss_sum, outputs, num_items, is_per_sample=False)
 
 
 class StepReport(NamedTuple):

@@ -20,20 +20,38 @@ def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:
     if not isinstance(output, StepOutput):
         _refuse(output, "return StepOutput(losses) of accel_trainer")
     losses = output.losses
-    if not isinstance(losses, Tensor) or (has_graph and not losses.requires_grad):
-        _refuse(losses, "return losses with their graph: without detach(), item() or float()")
-    shape = (num_samples,) if output.is_per_sample else ()
-    if losses.shape != shape:
+    if not isinstance(losses, Tensor):
+        _refuse(losses, "return losses as a tensor: without item() or float()")
+    if has_graph and not losses.requires_grad:
+        _refuse(losses, "return losses with their graph: without detach() or no_grad()")
+    if output.is_per_sample:
+        _check_each_sample(output, num_samples)
+    else:
+        _check_mean(losses, output.num_items)
+    if output.numbers is not NO_NUMBERS:
+        _check_numbers(output.numbers, num_samples)
+
+
+def _check_each_sample(output: StepOutput, num_samples: int) -> None:
+    losses, num_items = output.losses, output.num_items
+    if losses.shape != (num_samples,):
         fix = "return one for each sample, [B], as reduction='none' does, or, if the model computes"
         mean = "StepOutput.from_mean(loss, num_items=len(batch))"
         fact = f"the losses are {describe_tensor(losses)} for {num_samples} samples"
         raise ConfigError("SHAPES", f"{fact}: {fix} only their mean, {mean}")
-    num_items = output.num_items
-    if num_items is not None and getattr(num_items, "shape", None) != shape:
+    if num_items is None:
+        return
+    if not isinstance(num_items, Tensor) or num_items.shape != (num_samples,):
         fact = f"num_items are {describe_tensor(num_items)} for {num_samples} samples"
-        raise ConfigError("SHAPES", f"{fact}: return the number of items of each sample, [B]")
-    if output.numbers is not NO_NUMBERS:
-        _check_numbers(output.numbers, num_samples)
+        fix = "return a tensor with the number of items of each sample, [B]"
+        raise ConfigError("SHAPES", f"{fact}: {fix}")
+
+
+def _check_mean(loss_sum: Tensor, num_items: Any) -> None:
+    if not isinstance(num_items, Tensor) or num_items.ndim or loss_sum.ndim:
+        found = f"a loss {describe_tensor(loss_sum)} and num_items {describe_tensor(num_items)}"
+        fix = "give the mean loss [] of the micro-batch, and one number"
+        raise ConfigError("SHAPES", f"StepOutput.from_mean made {found}: {fix}")
 
 
 def _check_numbers(numbers: Any, num_samples: int) -> None:
