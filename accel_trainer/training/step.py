@@ -102,9 +102,11 @@ class OptimizerStep:
             with accelerator.autocast() if accelerator.native_amp else _NO_CONTEXT:
                 output = task.step(self.wrapped_model, batch)
             check_output(output, len(batch), has_graph=True)
-            self._backward(output.losses)
+            self._parts.append(StepSums.of(output))
+            losses = output.losses
+            del output  # so that the backward can use the memory of what only metrics read
+            self._backward(losses)
         self.strategy.end_backward(len(batch))
-        self._parts.append(StepSums.of(output))
 
     def _backward(self, losses: Tensor) -> None:
         """Add the gradients of `losses.sum() * gradient_factor / num_samples`.
@@ -184,7 +186,7 @@ class OptimizerStep:
     def _check_counts_always(self) -> None:
         """Raise ConfigError if the task counts items only sometimes.
 
-        **Collective** in the first step.
+        **Collective. Host sync**, in the first step; there also if a count is negative or NaN.
 
         A process without counts would not take part in the collective of the others.
         """
@@ -193,6 +195,7 @@ class OptimizerStep:
         is_uniform = len(counting) == 1
         if self._has_counts is None:
             self._has_counts = has_counts
+            self._check_counts()
             if self._accelerator.num_processes > 1:
                 flag = torch.tensor(float(has_counts), device=self._accelerator.device)
                 num_counting = float(self._accelerator.reduce(flag))
@@ -200,6 +203,17 @@ class OptimizerStep:
         if not is_uniform or has_counts != self._has_counts:
             fact = "the task returned num_items for some micro-batches only"
             raise ConfigError("NUM_ITEMS", f"{fact}: return them for all, 0 where there are none")
+
+    def _check_counts(self) -> None:
+        """Raise ConfigError if a micro-batch has a negative or NaN number of items.
+
+        **Host sync** if items are counted. In later steps, the guard finds the NaN of the gradient.
+        """
+        counts = [part.num_items for part in self._parts if part.num_items is not None]
+        for count in torch.stack(counts).tolist() if counts else ():
+            if not count >= 0:  # negative, or NaN
+                fact = f"the task returned {float(count)} as num_items"
+                raise ConfigError("NUM_ITEMS", f"{fact}: return a count")
 
     def _clip(self, max_grad_norm: float) -> Tensor:
         """Clip the gradients, and return their norm [] before clipping."""
