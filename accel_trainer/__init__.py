@@ -47,7 +47,7 @@ from .run.session import Run, start_run
 from .training.config import TrainerConfig
 from .training.evaluator import Evaluator
 from .training.metric_adapters import EvaluateMetric, TorchMetric, WholeSetMetric
-from .training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
+from .training.metrics import ConfusionMatrix, MeanLoss, MeanNumber, TopKAccuracy
 from .training.tasks import (
     ClassificationConfig,
     ClassificationTask,
@@ -80,6 +80,7 @@ __all__ = [
     "ExitCode",
     "Loader",
     "MeanLoss",
+    "MeanNumber",
     "Metric",
     "MultiLabelTask",
     "OptimizerConfig",

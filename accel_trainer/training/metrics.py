@@ -32,23 +32,64 @@ class MeanLoss:
         return torch.zeros(2, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
-        """Add the losses [B], and their number or that of the items."""
-        num_items = output.num_items
-        sums[0].add_(output.losses.sum(dtype=torch.float64))
-        if num_items is None:
-            sums[1].add_(len(batch))
-        else:
-            num_items = num_items.double()
-            sums[1].add_(num_items.masked_fill(num_items < 0, math.nan).sum())
+        """Add the losses, and their number or that of the items."""
+        _add_mean(sums, output.losses, batch, output)
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
         """Return `loss`. Raises ConfigError if a number of items is negative or NaN."""
-        loss_sum, num_items = sums.tolist()
-        if math.isnan(num_items):
-            raise ConfigError(
-                "NUM_ITEMS", "the task returned num_items that are negative or NaN: return counts"
-            )
-        return {"loss": loss_sum / (num_items or 1)}
+        return {"loss": _mean(sums)}
+
+
+class MeanNumber:
+    """The mean of a number of each sample, per sample or item as in MeanLoss, as `name`.
+
+    It is `name` of the `numbers` that the task returns in evaluation. `higher_is_better` says which
+    direction is better if it may select the best checkpoint.
+    """
+
+    def __init__(self, name: str, higher_is_better: bool | None = None) -> None:
+        self.name = name
+        self.higher_is_better: Mapping[str, bool] = (
+            {} if higher_is_better is None else {name: higher_is_better}
+        )
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return sums [2]: the number, and how many samples or items there are."""
+        return torch.zeros(2, dtype=torch.float64, device=device)
+
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
+        """Add the number of each sample [B]. Raises ConfigError if the task returned none."""
+        if self.name not in output.numbers:
+            found = f"the numbers {', '.join(output.numbers)}" if output.numbers else "no numbers"
+            fact = f"the task returned {found} in evaluation"
+            fix = f"return StepOutput(..., numbers={{{self.name!r}: ...}}) there"
+            raise ConfigError("METRIC", f"{fact}: {fix}")
+        _add_mean(sums, output.numbers[self.name], batch, output)
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        """Return the mean. Raises ConfigError if a number of items is negative or NaN."""
+        return {self.name: _mean(sums)}
+
+
+def _add_mean(sums: Tensor, values: Tensor, batch: Batch, output: StepOutput) -> None:
+    """Add the values to `sums` [2], and their number or that of the items."""
+    sums[0].add_(values.sum(dtype=torch.float64))
+    num_items = output.num_items
+    if num_items is None:
+        sums[1].add_(len(batch))
+    else:
+        num_items = num_items.double()
+        sums[1].add_(num_items.masked_fill(num_items < 0, math.nan).sum())
+
+
+def _mean(sums: Tensor) -> float:
+    total: float
+    total, num_items = sums.tolist()
+    if math.isnan(num_items):
+        raise ConfigError(
+            "NUM_ITEMS", "the task returned num_items that are negative or NaN: return counts"
+        )
+    return total / (num_items or 1)
 
 
 @dataclass(frozen=True)
