@@ -44,3 +44,6 @@ def check_part(name: str, part: Any) -> None:
             f"{name}= has an object of type {type(part).__name__}, without "
             f"{' and '.join(missing)}: see the documentation of build_trainer for what it can be",
         )
+    if name == "task" and hasattr(part, "train_step"):
+        # A subclass of a built-in task would train with the loss of that.
+        raise ConfigError("CONFIG", "task= has train_step, which nothing calls: name it step")
