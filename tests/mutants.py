@@ -65,8 +65,8 @@ MUTANTS = [
     Mutant(
         "the loss is divided by the items of this process only",
         "accel_trainer/training/strategy/base.py",
-        'self.accelerator.reduce(output.num_items, reduction="sum")',
-        "output.num_items",
+        'self.accelerator.reduce(sums.num_items, reduction="sum")',
+        "sums.num_items",
         ("tests/training/test_items.py",),
     ),
     Mutant(
@@ -798,7 +798,7 @@ MUTANTS = [
     Mutant(
         "the items of a step are those of its first micro-batch",
         "accel_trainer/training/strategy/base.py",
-        "torch.stack(counts).sum(0) if counts else None",
+        "torch.stack(counts).sum() if counts else None",
         "counts[0] if counts else None",
         ("tests/training/strategy/test_plain.py",),
     ),
@@ -812,8 +812,43 @@ MUTANTS = [
     Mutant(
         "a loss without a graph is accepted",
         "accel_trainer/training/task_output.py",
-        "not isinstance(loss_sum, Tensor) or not loss_sum.requires_grad",
-        "not isinstance(loss_sum, Tensor)",
+        "if has_graph and not losses.requires_grad:",
+        "if False:",
+        ("tests/training/test_task_output.py",),
+    ),
+    Mutant(
+        "the mean over a batch of one sample is taken for its loss",
+        "accel_trainer/training/task_output.py",
+        "losses.shape != (num_samples,):",
+        "losses.numel() != num_samples:",
+        ("tests/training/test_task_output.py",),
+    ),
+    Mutant(
+        "a mean counts alike for any number of items",
+        "accel_trainer/core/types.py",
+        "torch.promote_types(loss.dtype, torch.float)) * num_items",
+        "torch.promote_types(loss.dtype, torch.float))",
+        ("tests/training/test_task_output.py",),
+    ),
+    Mutant(
+        "a mean over no item is NaN",
+        "accel_trainer/core/types.py",
+        "loss_sum.masked_fill(num_items == 0, 0)",
+        "loss_sum",
+        ("tests/training/test_items.py",),
+    ),
+    Mutant(
+        "the outputs of a task are kept during the backward",
+        "accel_trainer/training/step.py",
+        "            del output  # so",
+        "            pass  # so",
+        ("tests/training/test_task_output.py",),
+    ),
+    Mutant(
+        "a number of items that is NaN is accepted",
+        "accel_trainer/training/step.py",
+        "if not count >= 0:",
+        "if count < 0:",
         ("tests/training/test_task_output.py",),
     ),
     Mutant(

@@ -28,7 +28,7 @@ import sys
 import torch
 from torch import nn
 from accel_trainer import (
-    ClassificationTask, EvalOutput, MeanLoss, RecipeConfig, StepOutput, TopKAccuracy,
+    ClassificationTask, MeanLoss, RecipeConfig, StepOutput, TopKAccuracy,
     build_dataset_loaders, build_trainer, main, start_run,
 )
 
@@ -55,14 +55,11 @@ class Words(nn.Module):
         return {"logits": self.head(embedded.sum(1)), "embedded": embedded}
 
 
-class DictTask(ClassificationTask):
-    def train_step(self, model, batch):
-        return self.loss(model(**batch.inputs)["logits"], batch)
-
-    def eval_step(self, model, batch):
+class DictTask:
+    def step(self, model, batch):
         logits = model(tokens=batch.inputs["tokens"], mask=batch.inputs["mask"])["logits"]
         losses = nn.functional.cross_entropy(logits, batch.targets, reduction="none")
-        return EvalOutput(losses, logits)
+        return StepOutput(losses, logits)
 
 
 class Texts:

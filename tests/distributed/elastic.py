@@ -27,7 +27,6 @@ from accel_trainer import (
     BatchConfig,
     Callback,
     ClassificationTask,
-    EvalOutput,
     RecipeConfig,
     StepOutput,
     main,
@@ -62,7 +61,7 @@ class PauseOnce(ClassificationTask, Callback):
         if report.optimizer_step == 2:
             self._pause("step")
 
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         self._pause("evaluation")
         return super().eval_step(model, batch)
 
@@ -100,9 +99,9 @@ class Samples(ClassificationTask, Callback):
         self._attempt = attempt
         self._ids: list[int] = []
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         self._ids += batch.sample_ids.tolist()
-        return super().train_step(model, batch)
+        return super().step(model, batch)
 
     def on_step_end(self, trainer: Any, report: Any) -> None:
         row = {"attempt": self._attempt, "step": report.optimizer_step, "samples": self._ids}

@@ -71,9 +71,9 @@ def test_strict_ends_there_in_one_line_that_names_it() -> None:
 class Putting(ClassificationTask):
     """A task with such an operation."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         put(1.0)
-        return super().train_step(model, batch)
+        return super().step(model, batch)
 
 
 def train_putting(folder: Path, deterministic: Any) -> None:

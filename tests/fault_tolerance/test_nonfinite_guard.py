@@ -24,7 +24,6 @@ from accel_trainer import (
     Callback,
     ClassificationTask,
     DivergedError,
-    EvalOutput,
     OptimizerConfig,
     RunResult,
     StepOutput,
@@ -50,10 +49,10 @@ class Poisoned(ClassificationTask):
         super().__init__()
         self.bad = bad
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        return super().train_step(model, self.poisoned(batch))
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return super().step(model, self.poisoned(batch))
 
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         return super().eval_step(model, self.poisoned(batch))
 
     def poisoned(self, batch: Batch) -> Batch:
@@ -65,9 +64,9 @@ class Poisoned(ClassificationTask):
 class Exploding(ClassificationTask):
     """A classification whose gradient overflows although its loss is finite."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        loss_sum = super().train_step(model, batch).loss_sum
-        return StepOutput(loss_sum + (loss_sum - loss_sum.detach()).abs().sqrt())
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        losses = super().step(model, batch).losses
+        return StepOutput(losses + (losses - losses.detach()).abs().sqrt())
 
 
 class Watcher(Callback):
@@ -306,9 +305,9 @@ def test_three_in_a_row_or_ten_of_a_thousand_end_a_run(steps: list[int], is_end:
 class Overflowing(ClassificationTask):
     """A classification whose gradient always overflows, as if no scale were small enough."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        output = super().train_step(model, batch)
-        output.loss_sum.register_hook(lambda gradient: gradient * float("inf"))
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().step(model, batch)
+        output.losses.register_hook(lambda gradient: gradient * float("inf"))
         return output
 
 

@@ -23,7 +23,6 @@ from accel_trainer import (
     CheckpointConfig,
     ClassificationTask,
     ConfigError,
-    EvalOutput,
     RecipeConfig,
     StepOutput,
     Trainer,
@@ -63,7 +62,7 @@ class Cramped(ClassificationTask, Callback):
         self, room: int, *, step: int = BAD_STEP, rank: int = 0, where: str = "forward"
     ) -> None:
         super().__init__()
-        self.room, self.step, self.rank, self.where = room, step, rank, where
+        self.room, self.bad_step, self.rank, self.where = room, step, rank, where
         self.next_step = 1
         self.num_forwards = 0
 
@@ -73,23 +72,23 @@ class Cramped(ClassificationTask, Callback):
     def on_step_end(self, trainer: Trainer, report: Any) -> None:
         self.next_step, self.num_forwards = report.optimizer_step + 1, 0
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         self.num_forwards += 1
-        output = super().train_step(model, batch)
+        output = super().step(model, batch)
         if not self.is_short_of_memory(batch):
             return output
-        activations = output.loss_sum * 1
+        activations = output.losses * 1
         if self.where == "forward":
             run_out()
         if self.where == "host":
             ask_for_too_much()
         activations.register_hook(lambda gradient: run_out())
-        return StepOutput(activations, output.sums)
+        return StepOutput(activations)
 
     def is_short_of_memory(self, batch: Batch) -> bool:
         if self.where == "second backward" and self.num_forwards == 1:
             return False  # so that the gradients of the first are there
-        is_here = self.next_step >= self.step and int(os.environ.get("RANK", 0)) == self.rank
+        is_here = self.next_step >= self.bad_step and int(os.environ.get("RANK", 0)) == self.rank
         return is_here and len(batch) > self.room
 
 
@@ -119,10 +118,9 @@ def test_the_line_tells_what_to_do_about_fragmented_memory_on_a_gpu() -> None:
 class Hungry(ClassificationTask):
     """A classification whose forward takes 64 MiB a sample for as long as it lasts."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         taken = torch.empty(len(batch) << 26, dtype=torch.uint8)
-        output = super().train_step(model, batch)
-        return StepOutput(output.loss_sum + 0 * taken[0], output.sums)
+        return StepOutput(super().step(model, batch).losses + 0 * taken[0])
 
 
 def test_a_real_limit_of_memory_is_one_line_with_the_way_out(tmp_path: Path) -> None:
@@ -257,7 +255,7 @@ def test_a_single_sample_that_does_not_fit_is_the_end(tmp_path: Path) -> None:
 
 
 class CrampedEvaluation(ClassificationTask):
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         run_out()
         raise AssertionError
 

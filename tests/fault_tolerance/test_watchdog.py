@@ -41,7 +41,7 @@ def train(
     if slow == "disk":
         slow_down(manager, "write_checkpoint", SLOW_S, at=2)
     if slow == "accumulation":
-        slow_down(workload.ClassificationTask, "train_step", SLOW_S / 8, at=None)
+        slow_down(workload.ClassificationTask, "step", SLOW_S / 8, at=None)
     if slow == "evaluation":
         slow_down(workload.ClassificationTask, "eval_step", SLOW_S / 4, at=None)
     callbacks = [

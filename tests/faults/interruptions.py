@@ -80,7 +80,7 @@ def draw_trial(number: int) -> Trial:
 MOMENTS: dict[str, tuple[Any, str]] = {
     "start": (workload, "SmallNet"),
     "data": (ImageLoader, "_augmented"),
-    "step": (ClassificationTask, "train_step"),
+    "step": (ClassificationTask, "step"),
     "save": (manager, "write_checkpoint"),
     "evaluation": (ClassificationTask, "eval_step"),
     "last evaluation": (ClassificationTask, "eval_step"),

@@ -129,7 +129,7 @@ def pause_in(phase: str, act: Callable[[], None]) -> None:
     owner, name, number = {
         "start": (workload, "SmallNet", 1),
         "data": (ImageLoader, "_augmented", PAUSE_AT_STEP),
-        "step": (ClassificationTask, "train_step", PAUSE_AT_STEP),
+        "step": (ClassificationTask, "step", PAUSE_AT_STEP),
         "evaluation": (ClassificationTask, "eval_step", 4),  # the first two are trials at the start
         "save": (manager, "write_checkpoint", PAUSE_AT_STEP),
     }[phase]

@@ -25,7 +25,7 @@ from accel_trainer import (
     main,
     start_run,
 )
-from accel_trainer.core.types import EvalOutput, StepOutput
+from accel_trainer.core.types import StepOutput
 from tests import processes, workload
 from tests.training.test_exactness import final_files
 from tests.variants import slow
@@ -36,7 +36,7 @@ STEPS_PER_EPOCH = {1: 5, 2: 3}
 class FailingUpdate(MeanLoss):
     """Fails on the last process alone."""
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         if os.environ.get("RANK", "0") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1):
             raise ZeroDivisionError("by zero")
         super().update(sums, batch, output)
@@ -47,7 +47,7 @@ class FailingLater(MeanLoss):
 
     num_calls = 0
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         self.num_calls += 1
         if self.num_calls > 1 and os.environ.get("RANK") == "1":
             raise ZeroDivisionError("by zero")
@@ -105,16 +105,13 @@ def test_a_metric_that_fails_is_named_and_costs_no_step(
 class PerPixel(ClassificationTask):
     """Takes an image's label for each pixel: its own loss can do so, a stock metric cannot."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        return StepOutput(self._losses(model(batch.inputs), batch).sum())
-
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         scores = model(batch.inputs)
-        return EvalOutput(self._losses(scores, batch), scores)
-
-    def _losses(self, scores: Tensor, batch: Batch) -> Tensor:
         labels = batch.targets[:, None, None].expand(-1, *scores.shape[2:])
-        return F.cross_entropy(scores, labels, reduction="none").mean((1, 2))
+        losses = F.cross_entropy(scores, labels, reduction="none")
+        return StepOutput(losses.mean((1, 2)), scores)
+
+    eval_step = step
 
 
 def train_on_pixels(folder: Path, task: type[ClassificationTask]) -> None:

@@ -21,7 +21,6 @@ from accel_trainer import (
     Batch,
     Callback,
     ClassificationTask,
-    EvalOutput,
     MeanLoss,
     RecipeConfig,
     RunResult,
@@ -102,46 +101,58 @@ def wraps_an_error_of_its_own(config: RecipeConfig) -> RunResult:
 
 
 class ReturnsATensor(ClassificationTask):
-    def train_step(self, model: nn.Module, batch: Batch) -> Any:
-        return F.cross_entropy(model(batch.inputs), batch.targets, reduction="sum")
+    def step(self, model: nn.Module, batch: Batch) -> Any:
+        return F.cross_entropy(model(batch.inputs), batch.targets)
 
 
 class ReturnsNone(ClassificationTask):
-    def train_step(self, model: nn.Module, batch: Batch) -> Any:
-        F.cross_entropy(model(batch.inputs), batch.targets, reduction="sum")
+    def step(self, model: nn.Module, batch: Batch) -> Any:
+        F.cross_entropy(model(batch.inputs), batch.targets)
 
 
 class ReturnsAFloat(ClassificationTask):
-    def train_step(self, model: nn.Module, batch: Batch) -> Any:
-        return F.cross_entropy(model(batch.inputs), batch.targets, reduction="sum").item()
+    def step(self, model: nn.Module, batch: Batch) -> Any:
+        return F.cross_entropy(model(batch.inputs), batch.targets).item()
 
 
 class ReturnsALossDict(ClassificationTask):
-    def train_step(self, model: nn.Module, batch: Batch) -> Any:
-        return {"loss": F.cross_entropy(model(batch.inputs), batch.targets, reduction="sum")}
+    def step(self, model: nn.Module, batch: Batch) -> Any:
+        return {"loss": F.cross_entropy(model(batch.inputs), batch.targets)}
 
 
 class HasAFloatAsLoss(ClassificationTask):
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        loss = F.cross_entropy(model(batch.inputs), batch.targets, reduction="sum")
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        loss = F.cross_entropy(model(batch.inputs), batch.targets)
         return StepOutput(loss.item())  # type: ignore[arg-type]
 
 
-class HasAFloatInItsSums(ClassificationTask):
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        output = super().train_step(model, batch)
-        return StepOutput(output.loss_sum, {"half": output.loss_sum.item() / 2})  # type: ignore[dict-item]
+class ReturnsAMeanLoss(ClassificationTask):
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return StepOutput(F.cross_entropy(model(batch.inputs), batch.targets))
 
 
-class HasAListOfSums(ClassificationTask):
+class HasAMeanInItsNumbers(ClassificationTask):
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        losses = super().step(model, batch).losses
+        return StepOutput(losses, numbers={"half": losses.detach().mean() / 2})
+
+
+class HasAListOfNumbers(ClassificationTask):
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        losses = super().step(model, batch).losses
+        return StepOutput(losses, numbers=[losses.detach()])  # type: ignore[arg-type]
+
+
+class OverridesTrainStep(ClassificationTask):
+    """Would train with the cross-entropy."""
+
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        output = super().train_step(model, batch)
-        return StepOutput(output.loss_sum, [output.loss_sum.detach()])  # type: ignore[arg-type]
+        raise AssertionError("nothing calls it")
 
 
 class DetachesItsLoss(ClassificationTask):
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        return StepOutput(super().train_step(model, batch).loss_sum.detach())
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return StepOutput(super().step(model, batch).losses.detach())
 
 
 class KeepsItsGraph(ClassificationTask):
@@ -149,14 +160,14 @@ class KeepsItsGraph(ClassificationTask):
 
     total: Any = 0
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        self.total = self.total + super().train_step(model, batch).loss_sum
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        self.total = self.total + super().step(model, batch).losses
         return StepOutput(self.total)
 
 
 class MisspellsTargets(ClassificationTask):
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        return StepOutput(F.cross_entropy(model(batch.inputs), batch.target, reduction="sum"))  # type: ignore[attr-defined]
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return StepOutput(F.cross_entropy(model(batch.inputs), batch.target, reduction="none"))  # type: ignore[attr-defined]
 
 
 class EvaluatesToATensor(ClassificationTask):
@@ -165,13 +176,13 @@ class EvaluatesToATensor(ClassificationTask):
 
 
 class EvaluatesToAFloat(ClassificationTask):
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         output = super().eval_step(model, batch)
-        return EvalOutput(output.losses.mean().item(), output.outputs)  # type: ignore[arg-type]
+        return StepOutput(output.losses.mean().item(), output.outputs)  # type: ignore[arg-type]
 
 
 class FailsInEvaluation(ClassificationTask):
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         raise KeyError("logits")
 
 
@@ -247,7 +258,7 @@ class WithoutItsKey(MeanLoss):
 
 
 class FailsInUpdate(MeanLoss):
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         sums += output.logits.sum()  # type: ignore[attr-defined]
 
 

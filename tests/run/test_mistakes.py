@@ -63,7 +63,7 @@ RAISED = [
     (
         having(task=m.MisspellsTargets()),
         "AttributeError: 'Batch' object has no attribute 'target'",
-        "train_step",
+        "step",
     ),
     (having(task=m.FailsInEvaluation()), "KeyError: 'logits'", "eval_step"),
     (
@@ -98,7 +98,7 @@ RAISED = [
     ),
     (
         having(metrics=[m.FailsInUpdate()]),
-        "metric FailsInUpdate failed (AttributeError: 'EvalOutput' object has no attribute "
+        "metric FailsInUpdate failed (AttributeError: 'StepOutput' object has no attribute "
         "'logits')",
         "update",
     ),
@@ -161,54 +161,59 @@ FITS_NOT = [
     (
         having(task=m.ReturnsATensor()),
         "TASK",
-        "the task returned float32 []: return StepOutput(loss_sum) of accel_trainer from "
-        "train_step",
+        "the task returned float32 []: return StepOutput(losses) of accel_trainer",
     ),
     (
         having(task=m.ReturnsNone()),
         "TASK",
-        "the task returned a NoneType: return StepOutput(loss_sum) of accel_trainer ...",
+        "the task returned a NoneType: return StepOutput(losses) of accel_trainer",
     ),
     (
         having(task=m.ReturnsAFloat()),
         "TASK",
-        "the task returned a float: return StepOutput(loss_sum) of accel_trainer ...",
+        "the task returned a float: return StepOutput(losses) of accel_trainer",
     ),
     (
         having(task=m.ReturnsALossDict()),
         "TASK",
-        "the task returned a dict of loss: return StepOutput(loss_sum) of ...",
+        "the task returned a dict of loss: return StepOutput(losses) of ...",
     ),
     (
         having(task=m.HasAFloatAsLoss()),
         "TASK",
-        "the task returned a float: return loss_sum with its graph: without ...",
+        "the task returned a float: return losses as a tensor: without item() or float()",
     ),
     (
-        having(task=m.HasAFloatInItsSums()),
-        "TASK",
-        "the task returned a float: return the sum 'half' as a tensor: without item() or float()",
+        having(task=m.ReturnsAMeanLoss()),
+        "SHAPES",
+        "the losses are float32 [] for 8 samples: return one for each sample, [B], as "
+        "reduction='none' does, or, if the model computes only their mean, ...",
     ),
     (
-        having(task=m.HasAListOfSums()),
+        having(task=m.HasAMeanInItsNumbers()),
+        "SHAPES",
+        "the task returned float32 [] as the number 'half' of 8 samples: return a tensor with "
+        "one for each, [B]",
+    ),
+    (
+        having(task=m.HasAListOfNumbers()),
         "TASK",
-        "the task returned a list: return the sums as a dict",
+        "the task returned a list: return the numbers as a dict",
     ),
     (
         having(task=m.DetachesItsLoss()),
         "TASK",
-        "the task returned float32 []: return loss_sum with its graph: without detach(), ...",
+        "the task returned float32 [8]: return losses with their graph: without detach() ...",
     ),
     (
         having(task=m.EvaluatesToATensor()),
         "TASK",
-        "the task returned float32 [24]: return EvalOutput(losses, outputs) of ...",
+        "the task returned float32 [24]: return StepOutput(losses) of accel_trainer",
     ),
     (
         having(task=m.EvaluatesToAFloat()),
         "TASK",
-        "the task returned a EvalOutput: return EvalOutput(losses, outputs) of ..., the losses a "
-        "tensor [B]",
+        "the task returned a float: return losses as a tensor: without item() or float()",
     ),
     (
         having(task=ClassificationTask),
@@ -218,12 +223,22 @@ FITS_NOT = [
     (
         having(task=F.cross_entropy),
         "CONFIG",
-        "task= has an object of type function, without train_step and ...",
+        "task= has an object of type function, without step: ...",
     ),
     (
         having(task=None),
         "CONFIG",
-        "task= has an object of type NoneType, without train_step and eval_step: ...",
+        "task= has an object of type NoneType, without step: ...",
+    ),
+    (
+        having(task=m.OverridesTrainStep()),
+        "CONFIG",
+        "task= has train_step, which nothing calls: name it step",
+    ),
+    (
+        with_model(lambda: nn.Sequential(nn.DataParallel(m.make_net()))),
+        "MODEL",
+        "the model is, or has, a DataParallel: give the plain module, ...",
     ),
     (
         having(model=m.MisspellsALayer),

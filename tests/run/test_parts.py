@@ -24,7 +24,7 @@ def test_parts_of_the_right_kind_are_accepted() -> None:
         ({"model": nn.Linear}, r"model= has the class Linear: give an instance of it, Linear\(\)"),
         (
             {"task": nn.Linear(2, 2)},
-            "task= has an object of type Linear, without train_step and eval_step",
+            "task= has an object of type Linear, without step",
         ),
         ({"loader": [1, 2]}, "loader= has an object of type list, without plan and step_batches"),
         ({"metrics": MeanLoss()}, "metrics= is no list: put it in brackets"),

@@ -153,9 +153,9 @@ def test_reaching_the_limit_of_variants_ends_the_run_in_one_line(tmp_path: Path)
 class ManyVariants(ClassificationTask):
     """Cuts each batch to a size of its own, as batches of texts are cut to their longest."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         number = int(batch.sample_ids.sum()) % 14
-        return super().train_step(
+        return super().step(
             model, replace(batch, inputs=batch.inputs[..., : 4 + number // 5, : 4 + number % 5])
         )
 

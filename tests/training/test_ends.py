@@ -22,7 +22,7 @@ from accel_trainer import (
     StepReport,
     Trainer,
 )
-from accel_trainer.core.types import EvalOutput
+from accel_trainer.core.types import StepOutput
 from accel_trainer.fault_tolerance.preemption import TIME_LIMIT
 from tests import processes, workload
 from tests.variants import slow
@@ -58,7 +58,7 @@ class SignalInEvaluation(MeanLoss):
         type(self).count += 1
         return super().empty(device)
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         if type(self).count == self.at:
             os.kill(os.getpid(), signal.SIGTERM)
         super().update(sums, batch, output)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.types import Batch, EvalLoader, EvalOutput, Metric
+from accel_trainer.core.types import Batch, EvalLoader, Metric, StepOutput
 from accel_trainer.data.dataloader import DatasetEvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
@@ -139,7 +139,7 @@ class ManySums:
     def empty(self, device: torch.device) -> Tensor:
         return torch.zeros(64, dtype=torch.float64, device=device)
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         angles = batch.sample_ids[:, None] * torch.arange(1, 65)
         sums.add_((output.losses[:, None] * angles.double().sin()).sum(0))
 

@@ -25,11 +25,11 @@ from accel_trainer import (
     Batch,
     BatchConfig,
     ConfigError,
-    EvalOutput,
     MeanLoss,
     OptimizerConfig,
     RunConfig,
     StepOutput,
+    Task,
     TrainerConfig,
     build_dataset_loaders,
     build_trainer,
@@ -40,6 +40,7 @@ from accel_trainer.core.rng import epoch_permutation
 from accel_trainer.core.types import StepReport
 
 from .. import processes, workload
+from .planted import PlainTask
 
 NUM_TEXTS = 40
 VOCABULARY = 11
@@ -89,21 +90,20 @@ class LanguageModel(nn.Module):
 class NextToken:
     """Cross-entropy per token that is not ignored."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        losses, counted = token_losses(model, batch)
-        return StepOutput(losses.sum(), num_items=counted.sum())
-
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
-        losses, counted = token_losses(model, batch)
-        return EvalOutput(losses.sum(1), losses, num_items=counted.sum(1))
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        logits = model(**batch.inputs).transpose(1, 2)
+        losses = F.cross_entropy(logits, batch.targets, ignore_index=IGNORED, reduction="none")
+        num_items = (batch.targets != IGNORED).sum(1)
+        return StepOutput(losses.sum(1), num_items=num_items)
 
 
-def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    logits = model(**batch.inputs)
-    losses = F.cross_entropy(
-        logits.transpose(1, 2), batch.targets, ignore_index=IGNORED, reduction="none"
-    )
-    return losses, batch.targets != IGNORED
+class MeanOfTokens:
+    """The same from a mean over the tokens of the micro-batch."""
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        logits = model(**batch.inputs).transpose(1, 2)
+        loss = F.cross_entropy(logits, batch.targets, ignore_index=IGNORED)
+        return StepOutput.from_mean(loss, num_items=(batch.targets != IGNORED).sum())
 
 
 def train(
@@ -112,6 +112,7 @@ def train(
     accumulation: int,
     max_steps: int | None = None,
     dtype: str = "float64",
+    task: Callable[[], Task] = NextToken,
 ) -> None:
     config = replace(
         workload.make_config(folder),
@@ -131,7 +132,7 @@ def train(
         build_trainer(
             run,
             model=model,
-            task=NextToken(),
+            task=task(),
             loader=loader,
             eval_loader=eval_loader,
             metrics=[MeanLoss()],
@@ -151,14 +152,14 @@ def train_by_hand() -> tuple[dict[str, Tensor], list[float], float]:
 
     for epoch in range(EPOCHS):
         for ids in epoch_permutation(NUM_TEXTS, seed=3, epoch=epoch).split(16):
-            output = task.train_step(model, batch_of(ids))
-            loss = output.loss_sum / output.num_items
+            output = task.step(model, batch_of(ids))
+            loss = output.losses.sum() / output.num_items.sum()
             losses.append(loss.item())
             for parameter, gradient in zip(
                 model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
             ):
                 parameter.data.sub_(LEARNING_RATE * gradient)
-    whole = task.eval_step(model, batch_of(torch.arange(NUM_TEXTS)))
+    whole = task.step(model, batch_of(torch.arange(NUM_TEXTS)))
     return model.state_dict(), losses, (whole.losses.sum() / whole.num_items.sum()).item()
 
 
@@ -174,16 +175,27 @@ def final(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("num_processes", "micro", "accumulation"), [(1, 16, 1), (1, 4, 4), (2, 8, 1), (2, 2, 4)]
+    ("num_processes", "micro", "accumulation", "task"),
+    [
+        (1, 16, 1, NextToken),
+        (1, 4, 4, NextToken),
+        (2, 8, 1, NextToken),
+        (2, 2, 4, NextToken),
+        (1, 1, 16, MeanOfTokens),  # the mean over the text without tokens is NaN
+        (2, 2, 4, MeanOfTokens),
+    ],
 )
 def test_a_padded_language_model_trains_as_in_one_batch(
-    tmp_path: Path, num_processes: int, micro: int, accumulation: int
+    tmp_path: Path, num_processes: int, micro: int, accumulation: int, task: Any
 ) -> None:
     processes.run(
         train,
         tmp_path / "run",
         micro,
         accumulation,
+        None,
+        "float64",
+        task,
         num_processes=num_processes,
         folder=tmp_path / "logs",
     )
@@ -204,22 +216,15 @@ def test_a_resumed_language_model_ends_with_the_same_bytes(tmp_path: Path) -> No
     assert final(tmp_path / "parts").read_bytes() == final(tmp_path / "whole").read_bytes()
 
 
-class Counts:
-    """Classification whose number of items is made by `count` from that of the samples []."""
+class Counts(PlainTask):
+    """Classification that trains with the numbers of items that `count` makes from ones [B]."""
 
     def __init__(self, count: Callable[[Tensor, Batch], Any]) -> None:
         self.count = count
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        logits = model(batch.inputs)
-        return StepOutput(
-            F.cross_entropy(logits, batch.targets, reduction="sum"),
-            num_items=self.count(torch.tensor(len(batch)), batch),
-        )
-
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
-        logits = model(batch.inputs)
-        return EvalOutput(F.cross_entropy(logits, batch.targets, reduction="none"), logits)
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        num_items = self.count(torch.ones(len(batch)), batch)
+        return super().step(model, batch)._replace(num_items=num_items)
 
 
 def train_counting(folder: Path, count: Callable[[Tensor, Batch], Any], *, micro: int = 8) -> None:
@@ -247,22 +252,20 @@ def train_counting(folder: Path, count: Callable[[Tensor, Batch], Any], *, micro
         ).fit()
 
 
-def count_on_some(number: Tensor, batch: Batch) -> Tensor | None:
-    return number if 0 in batch.sample_ids else None
+def count_on_some(ones: Tensor, batch: Batch) -> Tensor | None:
+    return ones if 0 in batch.sample_ids else None
 
 
-def count_on_main(number: Tensor, batch: Batch) -> Tensor | None:
-    return number if os.environ.get("RANK", "0") == "0" else None
+def count_on_main(ones: Tensor, batch: Batch) -> Tensor | None:
+    return ones if os.environ.get("RANK", "0") == "0" else None
 
 
 @pytest.mark.parametrize(
-    "count", [lambda n, batch: int(n), lambda n, batch: n.expand(3)], ids=["an int", "a vector"]
+    "count", [lambda ones, batch: 16, lambda ones, batch: ones.sum()], ids=["an int", "a sum"]
 )
-def test_num_items_that_are_not_a_scalar_tensor_are_refused_in_one_line(
-    tmp_path: Path, count: Any
-) -> None:
+def test_num_items_that_are_not_one_for_each_sample_are_refused(tmp_path: Path, count: Any) -> None:
     with pytest.raises(
-        ConfigError, match=r"train_step returned (a int|int64 \[3\]) as num_items: return"
+        ConfigError, match=r"num_items are (a int|float32 \[\]) for 8 samples: return a tensor"
     ):
         train_counting(tmp_path / "run", count)
 
@@ -287,8 +290,8 @@ def test_items_that_only_one_process_counts_are_refused_by_both(tmp_path: Path) 
 
 def test_items_may_be_fractions(tmp_path: Path) -> None:
     """As token weights are: a step of 1/4 item has 64 times the gradient of one of 16 items."""
-    train_counting(tmp_path / "small", lambda number, batch: number / 64)
-    train_counting(tmp_path / "whole", lambda number, batch: number)
+    train_counting(tmp_path / "small", lambda ones, batch: ones / 64)
+    train_counting(tmp_path / "whole", lambda ones, batch: ones)
     for name in ("train/loss", "optim/grad_norm"):
         small, whole = (rows(tmp_path / folder, "train", name)[0] for folder in ("small", "whole"))
         assert small == pytest.approx(64 * whole), name
@@ -298,25 +301,15 @@ def test_the_mean_loss_over_fractions_of_items_is_divided_by_them() -> None:
     metric = MeanLoss()
     sums = torch.zeros(2, dtype=torch.float64)
     batch = Batch(None, torch.zeros(2), torch.arange(2))
-    metric.update(sums, batch, EvalOutput(torch.ones(2), torch.zeros(2), torch.full((2,), 0.125)))
+    metric.update(sums, batch, StepOutput(torch.ones(2), torch.zeros(2), torch.full((2,), 0.125)))
     assert metric.compute(sums) == {"loss": 8.0}
 
 
-def test_items_of_an_evaluation_must_be_one_number_for_each_sample() -> None:
-    batch = Batch(None, torch.zeros(2), torch.arange(2))
-    for count in (3, torch.tensor(3)):
-        output = EvalOutput(torch.ones(2), torch.zeros(2), count)  # type: ignore[arg-type]
-        with pytest.raises(
-            ConfigError, match=r"num_items are (a int|int64 \[\]) for 2 samples: return the number"
-        ):
-            MeanLoss().update(torch.zeros(2, dtype=torch.float64), batch, output)
-
-
 @pytest.mark.parametrize("name", ["loss", "num_items", "grad_norm"])
-def test_a_sum_with_a_name_of_the_log_is_refused(name: str) -> None:
+def test_a_number_with_a_name_of_the_log_is_refused(name: str) -> None:
     """It would take the place of the number with that name, or divide all others."""
     report = StepReport(
         1, 0, 0.1, torch.ones(()), {name: torch.ones(())}, 8, None, was_skipped=False
     )
-    with pytest.raises(ConfigError, match=f"a sum named {name}, which is reserved: rename it"):
+    with pytest.raises(ConfigError, match=f"a number named {name}, which is reserved: rename it"):
         Meters(Accelerator()).update(report)

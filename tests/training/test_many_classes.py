@@ -32,7 +32,7 @@ from accel_trainer import (
 )
 from accel_trainer.cli.main import main as command_line
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.types import Batch, EvalOutput
+from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.data.dataloader import DatasetEvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.training.evaluation_file import EVALUATION_FILE, read_details
@@ -127,7 +127,7 @@ def measured(metric: ConfusionMatrix, logits: Tensor, labels: Tensor) -> dict[st
     parts = []
     for part in (ids[::2], ids[1::2]):
         parts.append(metric.empty(CPU))
-        output = EvalOutput(torch.zeros(len(part)), logits[part])
+        output = StepOutput(torch.zeros(len(part)), logits[part])
         metric.update(parts[-1], Batch(None, labels[part], part), output)
     return plain_values(metric.compute(parts[0] + parts[1]))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.types import Batch, EvalOutput
+from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.training.metric_adapters import EvaluateMetric, TorchMetric, WholeSetMetric
 from accel_trainer.training.metrics import plain_values
 
@@ -73,7 +73,7 @@ def compute_local_metric(folder: Path) -> None:
         sums = metric.empty(CPU)
         ids = torch.arange(NUM_SAMPLES).tensor_split(2)[accelerator.process_index]
         losses = torch.zeros(len(ids))
-        metric.update(sums, Batch(logits[ids], labels[ids], ids), EvalOutput(losses, logits[ids]))
+        metric.update(sums, Batch(logits[ids], labels[ids], ids), StepOutput(losses, logits[ids]))
         result = plain_values(metric.compute(accelerator.reduce(sums, reduction="sum")))
         assert result == macro_recall(logits, labels)
 
@@ -129,7 +129,7 @@ def measure_in_parts() -> None:
         mine = metric.empty(CPU)
         part = ids[rank::2]
         metric.update(
-            mine, Batch(None, labels[part], part), EvalOutput(torch.zeros(len(part)), logits[part])
+            mine, Batch(None, labels[part], part), StepOutput(torch.zeros(len(part)), logits[part])
         )
         torch.distributed.all_reduce(mine)
         whole = torchmetrics_of(5)["f1"]
@@ -183,7 +183,7 @@ def test_several_targets_of_a_sample_keep_their_values() -> None:
     sums = metric.empty(CPU)
     for ids in torch.randperm(NUM_SAMPLES).split(50):
         metric.update(
-            sums, Batch(None, targets[ids], ids), EvalOutput(torch.zeros(len(ids)), outputs[ids])
+            sums, Batch(None, targets[ids], ids), StepOutput(torch.zeros(len(ids)), outputs[ids])
         )
     metric.compute(sums)
     assert torch.equal(seen[0], outputs)

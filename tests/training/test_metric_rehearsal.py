@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from accel_trainer import Callback, ClassificationTask, StepOutput, StepReport
 from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.errors import ConfigError, DivergedError
-from accel_trainer.core.types import Batch, EvalOutput
+from accel_trainer.core.types import Batch
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
 from accel_trainer.training.evaluator import Evaluator, MetricFailed
 from accel_trainer.training.metric_adapters import TorchMetric, WholeSetMetric
@@ -70,7 +70,7 @@ class Float32Sums(TopKAccuracy):
 class NewSums(MeanLoss):
     """Returns its sums in place of adding them up."""
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         return sums + 1  # type: ignore[return-value]
 
 
@@ -114,7 +114,7 @@ def test_a_metric_that_returns_new_sums_is_refused(
 class LostSums(MeanLoss):
     """Adds to a copy of its sums, which it forgets."""
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         sums = sums + output.losses.sum()
 
 
@@ -145,7 +145,7 @@ def test_wrappers_of_torchmetrics_that_keep_no_sums_are_refused() -> None:
 class Fails(TopKAccuracy):
     """Fails in update."""
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         raise ZeroDivisionError("of mine")
 
 
@@ -197,7 +197,7 @@ def honest_metrics() -> list[Any]:
     def r2(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
         return {"r2": sklearn.r2_score(targets.numpy(), outputs[:, 0].numpy())}
 
-    def first_output(batch: Batch, output: EvalOutput) -> tuple[Tensor, Tensor]:
+    def first_output(batch: Batch, output: StepOutput) -> tuple[Tensor, Tensor]:
         return output.outputs[:, 0].double(), batch.targets.double()
 
     by_class = classification.MulticlassAccuracy(NUM_CLASSES, average=None)
@@ -278,16 +278,16 @@ class Items(ClassificationTask):
         self.train = train
         self.evaluation = evaluation
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        return StepOutput(
-            super().train_step(model, batch).loss_sum, num_items=torch.tensor(self.train)
-        )
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return super().step(model, batch)._replace(num_items=self.items(batch, self.train))
 
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
-        output = super().eval_step(model, batch)
-        num_items = torch.full((len(batch),), 2.0)
-        num_items[0] = self.evaluation
-        return output._replace(num_items=num_items)
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        num_items = self.items(batch, self.evaluation)
+        return super().eval_step(model, batch)._replace(num_items=num_items)
+
+    def items(self, batch: Batch, first: float) -> Tensor:
+        """Return `first` for the first sample, and 0 for the others."""
+        return torch.eye(len(batch))[0] * first
 
 
 @pytest.mark.parametrize("number", [-3.0, float("nan")])
@@ -295,11 +295,11 @@ def test_a_number_of_items_that_is_negative_or_nan_is_refused(
     tmp_path: Path, number: float
 ) -> None:
     with pytest.raises(
-        ConfigError, match="eval_step returned num_items that are negative or NaN: return counts"
+        ConfigError, match="the task returned num_items that are negative or NaN: return counts"
     ):
         workload.train(workload.make_config(tmp_path / "a"), task=Items(5.0, number))
     with pytest.raises(
-        ConfigError, match=rf"train_step returned {number} as num_items: return a count"
+        ConfigError, match=rf"the task returned {number} as num_items: return a count"
     ):
         workload.train(workload.make_config(tmp_path / "b"), task=Items(number, 2.0))
 
@@ -309,13 +309,10 @@ class NegativeLater(Items):
 
     calls = 0
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         self.calls += 1
-        return (
-            super()
-            .train_step(model, batch)
-            ._replace(num_items=torch.tensor(-1.0 if self.calls == 10 else 16.0))
-        )
+        self.train = -1.0 if self.calls == 10 else 16.0
+        return super().step(model, batch)
 
 
 def test_a_negative_number_of_items_in_a_later_step_is_not_applied(tmp_path: Path) -> None:

@@ -1,25 +1,31 @@
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.types import Batch, EvalOutput, Metric
+from accel_trainer.core.types import Batch, Metric, StepOutput
 from accel_trainer.training.metric_adapters import EvaluateMetric
 from accel_trainer.training.metrics import (
     ConfusionMatrix,
     MeanLoss,
+    MeanNumber,
     TopKAccuracy,
     is_number,
     plain_values,
     sums_device,
 )
+
+from . import planted
+from .planted import PlainTask
 
 CPU = torch.device("cpu")
 NUM_SAMPLES = 211
@@ -42,7 +48,7 @@ def result_of(
         for ids in part.split(batch_size):
             losses = F.cross_entropy(logits[ids], labels[ids], reduction="none")
             metric.update(
-                sums, Batch(logits[ids], labels[ids], ids), EvalOutput(losses, logits[ids])
+                sums, Batch(logits[ids], labels[ids], ids), StepOutput(losses, logits[ids])
             )
         parts.append(sums)
     return plain_values(metric.compute(torch.stack(parts).sum(0)))
@@ -144,22 +150,81 @@ def test_a_metric_refuses_other_shapes_than_logits_and_labels(
     metric: Metric, logits: Any, labels: Tensor, said: str
 ) -> None:
     batch = Batch(None, labels, torch.arange(8))
-    output = EvalOutput(torch.zeros(8), logits)
+    output = StepOutput(torch.zeros(8), logits)
     with pytest.raises(ConfigError, match=said):
         metric.update(metric.empty(CPU), batch, output)
 
 
-@pytest.mark.parametrize(
-    "losses", [torch.zeros(()), torch.zeros(8, 4, 4), torch.zeros(8, 1), torch.zeros(1)]
-)
-def test_losses_that_are_not_one_for_each_sample_are_refused(losses: Tensor) -> None:
+@pytest.mark.parametrize("is_mean", [False, True])
+def test_the_mean_loss_is_over_samples_or_items(is_mean: bool) -> None:
+    first = torch.tensor([1.0, 5.0]), torch.tensor([3, 0])
+    second = torch.tensor([7.0]), torch.tensor([1])
     metric = MeanLoss()
-    with pytest.raises(
-        ConfigError, match=r"the losses are float32 \[.*\] for 8 samples: return one per sample"
-    ):
-        metric.update(
-            metric.empty(CPU), Batch(None, LABELS, torch.arange(8)), EvalOutput(losses, LOGITS)
-        )
+    by_sample, by_item = metric.empty(CPU), metric.empty(CPU)
+    for losses, num_items in (first, second):
+        batch = Batch(None, None, torch.arange(len(losses)))
+        outputs = [StepOutput(losses), StepOutput(losses, num_items=num_items)]
+        if is_mean:
+            outputs = [
+                StepOutput.from_mean(losses.mean(), num_items=len(losses)),
+                StepOutput.from_mean(losses.sum() / num_items.sum(), num_items=num_items.sum()),
+            ]
+        metric.update(by_sample, batch, outputs[0])
+        metric.update(by_item, batch, outputs[1])
+    assert metric.compute(by_sample) == {"loss": 13 / 3}
+    assert metric.compute(by_item) == {"loss": 13 / 4}
+
+
+def test_a_number_of_the_task_is_averaged_over_samples_or_items() -> None:
+    metric = MeanNumber("hits")
+    by_sample, by_item = metric.empty(CPU), metric.empty(CPU)
+    for hits, num_items in (([True, False], [3, 0]), ([True], [1])):
+        batch = Batch(None, None, torch.arange(len(hits)))
+        output = StepOutput(torch.zeros(len(hits)), numbers={"hits": torch.tensor(hits)})
+        metric.update(by_sample, batch, output)
+        metric.update(by_item, batch, output._replace(num_items=torch.tensor(num_items)))
+    assert metric.compute(by_sample) == {"hits": 2 / 3}
+    assert metric.compute(by_item) == {"hits": 2 / 4}
+
+
+def test_a_number_can_select_the_best_checkpoint_if_its_direction_is_given() -> None:
+    assert MeanNumber("error").higher_is_better == {}
+    assert MeanNumber("error", False).higher_is_better == {"error": False}
+    assert MeanNumber("hits", higher_is_better=True).higher_is_better == {"hits": True}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "found"), [({}, "no numbers"), ({"hit": torch.ones(2)}, "the numbers hit")]
+)
+def test_a_number_that_the_task_does_not_return_is_one_line(
+    numbers: dict[str, Tensor], found: str
+) -> None:
+    metric = MeanNumber("hits")
+    output = StepOutput(torch.zeros(2), numbers=numbers)
+    said = rf"METRIC.* returned {found} in evaluation: return StepOutput\(.*numbers=.*'hits'"
+    with pytest.raises(ConfigError, match=said) as caught:
+        metric.update(metric.empty(CPU), Batch(None, None, torch.arange(2)), output)
+    assert "\n" not in str(caught.value)
+
+
+class Hits(PlainTask):
+    """Says which predictions are right."""
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().step(model, batch)
+        return output._replace(numbers={"hits": output.outputs.argmax(1) == batch.targets})
+
+    eval_step = step
+
+
+def test_a_number_is_reported_in_training_and_in_evaluation(tmp_path: Path) -> None:
+    metrics = (TopKAccuracy(), MeanNumber("hits", higher_is_better=True))
+    result = planted.train(planted.make_config(tmp_path), task=Hits, metrics=metrics)
+    assert result.metrics["eval/hits"] == result.metrics["eval/accuracy"] > 0
+    rows = [json.loads(row) for row in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    hits = [row["train/hits"] for row in rows if row["event"] == "train"]
+    assert hits
+    assert all(0 <= each <= 1 for each in hits)
 
 
 def test_metrics_say_which_numbers_can_select_the_best_checkpoint() -> None:

@@ -19,7 +19,6 @@ from accel_trainer import (
     Callback,
     CheckpointConfig,
     ClassificationTask,
-    EvalOutput,
     RunResult,
     RuntimeConfig,
     StepOutput,
@@ -39,10 +38,10 @@ class OverflowingTask(ClassificationTask):
         super().__init__()
         self.optimizer_step = 0
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        output = super().train_step(model, batch)
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().step(model, batch)
         if self.optimizer_step in (1, 3):
-            output.loss_sum.register_hook(lambda gradient: gradient * float("inf"))
+            output.losses.register_hook(lambda gradient: gradient * float("inf"))
         return output
 
 
@@ -187,11 +186,11 @@ class DistanceTask(ClassificationTask):
         super().__init__()
         self.dtypes: dict[str, torch.dtype] = {}
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         self.dtypes["training"] = (batch.inputs @ batch.inputs.mT).dtype
-        return super().train_step(model, batch)
+        return super().step(model, batch)
 
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         self.dtypes["evaluation"] = (batch.inputs @ batch.inputs.mT).dtype
         return super().eval_step(model, batch)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.train_state import BestCheckpoint, TrainState
-from accel_trainer.core.types import Batch, EvalOutput
+from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.fault_tolerance.preemption import TIME_LIMIT, Stop
 from accel_trainer.training.config import TrainerConfig
 from accel_trainer.training.progress import Progress, choose_monitor
@@ -27,7 +27,7 @@ class Named:
     def empty(self, device: torch.device) -> Tensor:
         return torch.zeros(0, dtype=torch.float64)
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         pass
 
     def compute(self, sums: Tensor) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_trainer import BatchConfig, ClassificationTask
-from accel_trainer.core.types import Batch, EvalOutput
+from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.data.dataloader import DatasetEvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
@@ -32,19 +32,17 @@ from .test_evaluator import NUM_CLASSES, Samples
 class Noisy(ClassificationTask):
     """Evaluates with noise from the generators of torch, numpy and Python."""
 
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
-        losses, logits, _ = super().eval_step(model, batch)
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().eval_step(model, batch)
         noise = torch.rand(len(batch)) + float(np.random.rand()) + random.random()
-        return EvalOutput(losses + noise, logits)
+        return output._replace(losses=output.losses + noise)
 
 
 class Bootstrapped(MeanLoss):
     """Draws when it is updated, and when it computes."""
 
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        super().update(
-            sums, batch, EvalOutput(output.losses * torch.rand(len(batch)), output.outputs)
-        )
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
+        super().update(sums, batch, output._replace(losses=output.losses * torch.rand(len(batch))))
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
         return {"loss": super().compute(sums)["loss"] + random.random() + float(torch.rand(()))}

@@ -285,10 +285,10 @@ class Centred(PlainTask):
     def __init__(self) -> None:
         self.centre = torch.zeros(3)
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         logits = model(batch.inputs)
         self.centre = 0.9 * self.centre + 0.1 * logits.detach().mean(0)
-        return StepOutput((logits - self.centre).logsumexp(1).sum())
+        return StepOutput((logits - self.centre).logsumexp(1))
 
 
 class Taught(PlainTask):
@@ -297,11 +297,11 @@ class Taught(PlainTask):
     def __init__(self) -> None:
         self.teacher = Net()
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         with torch.no_grad():
             for mine, theirs in zip(self.teacher.parameters(), model.parameters(), strict=True):
                 mine.data.lerp_(theirs, 0.1)
-        return super().train_step(model, batch)
+        return super().step(model, batch)
 
 
 class OwnGenerator(PlainTask):
@@ -310,11 +310,9 @@ class OwnGenerator(PlainTask):
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(0)
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         noise = torch.randn(batch.inputs.shape, generator=self.generator)
-        return super().train_step(
-            model, Batch(batch.inputs + noise, batch.targets, batch.sample_ids)
-        )
+        return super().step(model, Batch(batch.inputs + noise, batch.targets, batch.sample_ids))
 
 
 class NumpyGenerator(PlainTask):
@@ -323,11 +321,9 @@ class NumpyGenerator(PlainTask):
     def __init__(self) -> None:
         self.generator = np.random.default_rng(0)
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         noise = float(self.generator.normal())
-        return super().train_step(
-            model, Batch(batch.inputs + noise, batch.targets, batch.sample_ids)
-        )
+        return super().step(model, Batch(batch.inputs + noise, batch.targets, batch.sample_ids))
 
 
 class HiddenCounter(SGD):
@@ -559,8 +555,8 @@ class Adversarial(PlainTask):
         )
         self.last_score: Any = None
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        self.last_score = self.critic(model(batch.inputs)).sum()
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        self.last_score = self.critic(model(batch.inputs)).squeeze(1)
         return StepOutput(self.last_score)
 
 

@@ -51,36 +51,32 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> np
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize("soft", [False, True])
-def test_the_loss_is_the_cross_entropy_summed_over_the_batch(smoothing: float, soft: bool) -> None:
+def test_the_loss_is_the_cross_entropy_of_each_sample(smoothing: float, soft: bool) -> None:
     model = make_model()
     batch = make_batch(soft=soft)
-    output = ClassificationTask(ClassificationConfig(label_smoothing=smoothing)).train_step(
-        model, batch
-    )
-    expected = cross_entropy(model(batch.inputs), batch.targets, smoothing).sum()
-    assert output.loss_sum.item() == pytest.approx(expected, rel=1e-12)
-    assert output.loss_sum.shape == ()
-    assert output.sums == {}
+    output = ClassificationTask(ClassificationConfig(label_smoothing=smoothing)).step(model, batch)
+    expected = cross_entropy(model(batch.inputs), batch.targets, smoothing)
+    np.testing.assert_allclose(output.losses.detach(), expected, rtol=1e-12)
+    assert output.numbers == {}
 
 
 @pytest.mark.parametrize("soft", [False, True])
-def test_train_accuracy_counts_the_hits_of_the_largest_target(soft: bool) -> None:
+def test_train_accuracy_is_the_hits_of_the_largest_target(soft: bool) -> None:
     model = make_model()
     batch = make_batch(50, soft=soft)
-    output = ClassificationTask(ClassificationConfig(train_accuracy=True)).train_step(model, batch)
+    output = ClassificationTask(ClassificationConfig(train_accuracy=True)).step(model, batch)
     labels = batch.targets.argmax(1) if soft else batch.targets
-    assert output.sums["accuracy"].item() == int((model(batch.inputs).argmax(1) == labels).sum())
-    assert not output.sums["accuracy"].requires_grad
+    assert torch.equal(output.numbers["accuracy"], model(batch.inputs).argmax(1) == labels)
+    assert not output.numbers["accuracy"].requires_grad
 
 
 @pytest.mark.parametrize("soft", [False, True])
 def test_a_batch_of_nothing_has_no_loss_and_zero_gradients(soft: bool) -> None:
     model = make_model()
     config = ClassificationConfig(label_smoothing=0.1, train_accuracy=True)
-    output = ClassificationTask(config).train_step(model, make_batch(0, soft=soft))
-    output.loss_sum.backward()
-    assert output.loss_sum.item() == 0
-    assert output.sums["accuracy"].item() == 0
+    output = ClassificationTask(config).step(model, make_batch(0, soft=soft))
+    output.losses.backward(torch.zeros(0, dtype=output.losses.dtype))
+    assert output.losses.shape == output.numbers["accuracy"].shape == (0,)
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name  # so that it takes part in the sum over processes
         assert torch.equal(parameter.grad, torch.zeros_like(parameter)), name
@@ -179,7 +175,7 @@ def test_shapes_that_do_not_fit_are_named_in_one_line_with_the_fix(
 ) -> None:
     model = Gives(output)
     batch = Batch(torch.zeros(4, 3, 8, 8), targets, torch.arange(4))
-    for step in (task.train_step, task.eval_step):
+    for step in (task.step, task.eval_step):
         with pytest.raises(ConfigError, match=said) as caught:
             step(model, batch)
         assert "\n" not in str(caught.value)
@@ -189,11 +185,10 @@ def test_class_weights_are_factors_on_the_losses_of_their_classes() -> None:
     model = make_model()
     batch = make_batch()
     weights = torch.tensor([0.5, 1.0, 2.0, 4.0])
-    output = ClassificationTask(class_weights=weights).train_step(model, batch)
+    output = ClassificationTask(class_weights=weights).step(model, batch)
     each = torch.tensor(cross_entropy(model(batch.inputs), batch.targets))
-    assert output.loss_sum.item() == pytest.approx(
-        float((each * weights[batch.targets]).sum()), rel=1e-12
-    )
+    expected = each * weights[batch.targets]
+    np.testing.assert_allclose(output.losses.detach(), expected, rtol=1e-12)
 
 
 # --- other tasks ---
@@ -215,16 +210,13 @@ def batch_of(targets: Tensor) -> Batch:
 
 def test_regression_is_the_mean_squared_error_of_each_sample() -> None:
     outputs, targets = torch.randn(6, 2), torch.randn(6, 2)
-    result = RegressionTask().eval_step(of(outputs), batch_of(targets))
+    result = RegressionTask().step(of(outputs), batch_of(targets))
     assert torch.allclose(result.losses, ((outputs - targets) ** 2).mean(1))
-    assert torch.allclose(
-        RegressionTask().train_step(of(outputs), batch_of(targets)).loss_sum, result.losses.sum()
-    )
 
 
 def test_multi_label_is_the_binary_cross_entropy_over_the_classes() -> None:
     logits, targets = torch.randn(6, 4), torch.randint(0, 2, (6, 4))
-    result = MultiLabelTask().eval_step(of(logits), batch_of(targets))
+    result = MultiLabelTask().step(of(logits), batch_of(targets))
     p = logits.sigmoid()
     expected = -(targets * p.log() + (1 - targets) * (1 - p).log()).mean(1)
     assert torch.allclose(result.losses, expected, atol=1e-6)
@@ -239,11 +231,11 @@ def test_distillation_adds_the_divergence_from_the_teacher() -> None:
     task = DistillationTask(teacher, weight=0.3, temperature=2.0)
     mine, theirs = (model(batch.inputs).detach() for model in (student, teacher))
     p, q = (theirs / 2).softmax(1), (mine / 2).softmax(1)
-    divergence = 4 * float((p * (p.log() - q.log())).sum())
-    expected = 0.7 * cross_entropy(mine, batch.targets).sum() + 0.3 * divergence
-    output = task.train_step(student, batch)
-    assert output.loss_sum.item() == pytest.approx(expected, rel=1e-10)
-    output.loss_sum.backward()
+    divergence = 4 * (p * (p.log() - q.log())).sum(1)
+    expected = 0.7 * cross_entropy(mine, batch.targets) + 0.3 * divergence.numpy()
+    output = task.step(student, batch)
+    np.testing.assert_allclose(output.losses.detach(), expected, rtol=1e-10)
+    output.losses.sum().backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
@@ -270,7 +262,7 @@ def test_another_teacher_is_another_task() -> None:
 )
 def test_other_shapes_are_named_with_both(task: Any, outputs: Tensor, targets: Tensor) -> None:
     with pytest.raises(ConfigError, match=r"the model returns float32 \[6, .* for targets"):
-        task.train_step(of(outputs), batch_of(targets))
+        task.step(of(outputs), batch_of(targets))
 
 
 @pytest.mark.parametrize("weights", [torch.ones(2), [1.0, 1.0, 1.0]])
@@ -279,7 +271,7 @@ def test_class_weights_that_are_not_one_for_each_class_are_named(weights: Any) -
     with pytest.raises(
         ConfigError, match=r"class_weights are .* for logits float32 \[4, 3\]: give a tensor \[K\]"
     ):
-        ClassificationTask(class_weights=weights).train_step(nn.Identity(), batch)
+        ClassificationTask(class_weights=weights).step(nn.Identity(), batch)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +288,7 @@ def test_a_teacher_of_other_classes_is_named() -> None:
         ConfigError,
         match=r"teacher returns float32 \[4, 5\], the model float32 \[4, 3\]: both must",
     ):
-        DistillationTask(nn.Linear(3, 5)).train_step(nn.Identity(), batch)
+        DistillationTask(nn.Linear(3, 5)).step(nn.Identity(), batch)
 
 
 def test_numbers_to_predict_may_be_integers() -> None:
@@ -305,9 +297,9 @@ def test_numbers_to_predict_may_be_integers() -> None:
     batches = [
         Batch(torch.ones(2, 2), numbers, torch.arange(2)) for numbers in (targets, targets.float())
     ]
-    losses = [RegressionTask().train_step(layer, batch).loss_sum for batch in batches]
+    losses = [RegressionTask().step(layer, batch).losses for batch in batches]
     assert torch.equal(*losses)
-    losses[0].backward()
+    losses[0].sum().backward()
     assert layer.weight.grad is not None
 
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from accel_trainer import (
     Batch,
     BatchConfig,
-    EvalOutput,
     MeanLoss,
     OptimizerConfig,
     RunConfig,
@@ -81,12 +80,9 @@ def _scaled(value: Any, factor: float) -> Any:
 class Sum:
     """The loss is what the model returns."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        return StepOutput(model(batch.inputs["samples"]).sum())
-
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         numbers = model(batch.inputs["samples"])
-        return EvalOutput(numbers, numbers)
+        return StepOutput(numbers, numbers)
 
 
 def collate(samples: list[Any]) -> dict[str, Any]:

@@ -316,9 +316,9 @@ class Steps(ClassificationTask, Callback):
         self.batches: list[Batch] = []
         self.weights: list[dict[str, Tensor]] = []
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         self.batches.append(batch)
-        return super().train_step(model, batch)
+        return super().step(model, batch)
 
     def on_fit_start(self, trainer: Trainer) -> None:
         self.weights.append(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_trainer.core.types import Batch, EvalOutput
+from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.vision import WorstMistakes
 
 
@@ -45,7 +45,7 @@ def test_the_surest_mistakes_are_found_for_any_batches_and_processes() -> None:
         for number, ids in enumerate(torch.randperm(200, generator=generator).split(batch_size)):
             batch = Batch(torch.zeros(len(ids), 1), labels[ids], ids)
             metric.update(
-                parts[number % num_processes], batch, EvalOutput(torch.zeros(len(ids)), logits[ids])
+                parts[number % num_processes], batch, StepOutput(torch.zeros(len(ids)), logits[ids])
             )
         found = metric.compute(torch.stack(parts).sum(0))["worst_mistakes"]
         assert [(each["id"], each["label"], each["prediction"]) for each in found] == expected
@@ -57,7 +57,7 @@ def test_a_classifier_without_mistakes_has_none() -> None:
     metric = WorstMistakes(Path(), Loader(3), [])
     sums = metric.empty(torch.device("cpu"))
     batch = Batch(torch.zeros(3, 1), torch.tensor([0, 1, 2]), torch.arange(3))
-    metric.update(sums, batch, EvalOutput(torch.zeros(3), torch.eye(3)))
+    metric.update(sums, batch, StepOutput(torch.zeros(3), torch.eye(3)))
     assert metric.compute(sums)["worst_mistakes"] == []
 
 
@@ -71,7 +71,7 @@ def test_the_calibration_compares_confidence_with_accuracy_in_tenths() -> None:
         metric.update(
             sums,
             Batch(torch.zeros(len(ids), 1), labels[ids], ids),
-            EvalOutput(torch.zeros(len(ids)), logits[ids]),
+            StepOutput(torch.zeros(len(ids)), logits[ids]),
         )
     low, high = metric.compute(sums)["calibration"]
     assert low == {"samples": 2, "confidence": pytest.approx(0.65), "accuracy": 0.5}

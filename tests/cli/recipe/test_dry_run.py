@@ -30,7 +30,7 @@ from accel_trainer import (
 from accel_trainer.cli.recipe.dry_run import dry_run
 from accel_trainer.cli.recipe.exit import exit_with
 from accel_trainer.core.errors import CheckpointError, ExitCode
-from accel_trainer.core.types import Batch, EvalOutput
+from accel_trainer.core.types import Batch
 from accel_trainer.data.dataloader import DatasetEvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.run.dry_run import limit_evaluation
@@ -135,8 +135,8 @@ class Forgetful(Callback):
 class DrawsFromPython(ClassificationTask):
     """Draws from Python's generator, which the engine does not seed for a step."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        return StepOutput(super().train_step(model, batch).loss_sum * random.random())
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return StepOutput(super().step(model, batch).losses * random.random())
 
 
 class LateState(planted.PlainTask):
@@ -145,11 +145,11 @@ class LateState(planted.PlainTask):
     def __init__(self) -> None:
         self.mean: Any = None
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        output = super().train_step(model, batch)
-        loss = output.loss_sum.detach()
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().step(model, batch)
+        loss = output.losses.detach().sum()
         self.mean = loss if self.mean is None else 0.9 * self.mean + 0.1 * loss
-        return StepOutput(output.loss_sum / self.mean)
+        return StepOutput(output.losses / self.mean)
 
 
 class Initialized(planted.Net):
@@ -180,24 +180,24 @@ class Closure(planted.PlainTask):
 
         self._scale = scale
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        return StepOutput(super().train_step(model, batch).loss_sum / self._scale())
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return StepOutput(super().step(model, batch).losses / self._scale())
 
 
 class Clock(planted.PlainTask):
     """Reads a device that never repeats itself."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         noise = random.SystemRandom().random()
-        return StepOutput(super().train_step(model, batch).loss_sum * noise)
+        return StepOutput(super().step(model, batch).losses * noise)
 
 
 class RandomEvaluation(planted.PlainTask):
     """Draws in an evaluation, from Python's generator."""
 
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         output = super().eval_step(model, batch)
-        return EvalOutput(output.losses * random.SystemRandom().random(), output.outputs)
+        return StepOutput(output.losses * random.SystemRandom().random(), output.outputs)
 
 
 def task(kind: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from accel_trainer import ClassificationTask, RecipeConfig, RunResult, RuntimeConfig, main
-from accel_trainer.core.types import Batch, EvalOutput
+from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.distributed.accelerator import start_accelerator
 
 from ... import processes, workload
@@ -79,7 +79,7 @@ def test_a_mistake_that_all_processes_make_is_reported_once() -> None:
 class Undefined(ClassificationTask):
     """Has an evaluation loss of NaN, as weights have that grew without bounds."""
 
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         output = super().eval_step(model, batch)
         return output._replace(losses=output.losses * float("nan"))
 

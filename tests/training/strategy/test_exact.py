@@ -33,6 +33,7 @@ from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.buffers import BufferHistory
 from accel_trainer.core.pairwise import PairwiseSum
 from accel_trainer.distributed.collectives import sum_pairwise
+from accel_trainer.training.strategy.base import StepSums
 from accel_trainer.training.strategy.exact import ExactStrategy
 from accel_trainer.training.strategy.plain import PlainStrategy
 
@@ -115,8 +116,8 @@ def reduce_filters() -> None:
 class Counting(ClassificationTask):
     """Divides by items, of which samples have 1 to 4."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        return super().train_step(model, batch)._replace(num_items=(batch.sample_ids % 4 + 1).sum())
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return super().step(model, batch)._replace(num_items=batch.sample_ids % 4 + 1)
 
 
 def config_of(folder: Path, options: Mapping[str, Any]) -> RecipeConfig:
@@ -397,7 +398,7 @@ def test_a_pointer_moves_once_a_step_and_a_flag_is_kept() -> None:
             strategy.begin_forward(0, index)
             model(torch.ones(3, 2)).sum().backward()
             strategy.end_backward(3)
-        strategy.finish([StepOutput(torch.zeros(()))] * 4)
+        strategy.finish([StepSums(torch.zeros(()), {}, None)] * 4)
         assert (model.pointer.tolist(), model.is_full.tolist()) == ([pointer], [flag])
 
 
@@ -427,7 +428,7 @@ def test_a_buffer_that_grows_is_refused_by_name() -> None:
         ConfigError,
         match=r"the shape of the buffer means from \[1\] to \[2\]: let it keep its shape",
     ):
-        strategy.finish([StepOutput(torch.zeros(()))] * 2)
+        strategy.finish([StepSums(torch.zeros(()), {}, None)] * 2)
 
 
 @pytest.mark.parametrize("name", ["used", "center"])
@@ -515,7 +516,7 @@ def take_steps(strategy: ExactStrategy, model: nn.Module, optimizer: torch.optim
         loss = model(torch.ones(2, 5)).sum()
         loss.backward()
         strategy.end_backward(2)
-        strategy.finish([StepOutput(loss.detach())])
+        strategy.finish([StepSums(loss.detach(), {}, None)])
         optimizer.step()
 
 

@@ -6,6 +6,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from accel_trainer.core.types import StepOutput
+from accel_trainer.training.strategy.base import StepSums
 from accel_trainer.training.strategy.plain import PlainStrategy
 
 
@@ -31,28 +32,36 @@ def test_a_forward_draws_by_its_step_and_its_micro_batch(strategy: PlainStrategy
 
 
 def test_the_numbers_of_micro_batches_are_added_up(strategy: PlainStrategy) -> None:
-    outputs = [
-        StepOutput(torch.tensor(1.0), {"correct": torch.tensor(3.0)}),
-        StepOutput(torch.tensor(2.5), {"correct": torch.tensor(4.0)}),
+    parts = [
+        StepSums(torch.tensor(1.0), {"correct": torch.tensor(3.0)}, None),
+        StepSums(torch.tensor(2.5), {"correct": torch.tensor(4.0)}, None),
     ]
-    output, num_items = strategy.finish(outputs)
-    assert (float(output.loss_sum), float(output.sums["correct"])) == (3.5, 7)
-    assert (output.num_items, num_items) == (None, None)
+    sums, num_items = strategy.finish(parts)
+    assert (float(sums.loss), float(sums.numbers["correct"])) == (3.5, 7)
+    assert (sums.num_items, num_items) == (None, None)
 
 
 def test_the_items_of_micro_batches_are_added_up_over_all_processes(
     strategy: PlainStrategy,
 ) -> None:
-    outputs = [StepOutput(torch.tensor(1.0), num_items=torch.tensor(each)) for each in (3, 4)]
-    output, num_items = strategy.finish(outputs)
-    assert output.num_items is not None
+    parts = [StepSums(torch.tensor(1.0), {}, torch.tensor(each)) for each in (3, 4)]
+    sums, num_items = strategy.finish(parts)
+    assert sums.num_items is not None
     assert num_items is not None
-    assert (int(output.num_items), int(num_items)) == (7, 7)
+    assert (int(sums.num_items), int(num_items)) == (7, 7)
 
 
-def test_the_totals_of_one_micro_batch_are_its_output(strategy: PlainStrategy) -> None:
-    output = StepOutput(torch.tensor(1.0), {"correct": torch.tensor(2)})
-    assert strategy.finish([output]) == (output, None)
+def test_the_totals_of_one_micro_batch_are_its_sums(strategy: PlainStrategy) -> None:
+    part = StepSums(torch.tensor(1.0), {"correct": torch.tensor(2)}, None)
+    assert strategy.finish([part]) == (part, None)
+
+
+def test_the_sums_of_an_output_add_up_its_samples_without_a_graph() -> None:
+    losses = torch.tensor([1.0, 2.5], requires_grad=True)
+    numbers = {"hit": torch.tensor([True, True])}
+    sums = StepSums.of(StepOutput(losses, None, torch.tensor([3, 4]), numbers))
+    assert sums == (torch.tensor(3.5), {"hit": torch.tensor(2)}, torch.tensor(7))
+    assert not sums.loss.requires_grad
 
 
 def test_a_plain_copy_of_a_model_shares_no_memory(strategy: PlainStrategy) -> None:
