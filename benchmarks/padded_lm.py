@@ -131,7 +131,6 @@ def ours(seed: int, size: int, accumulation: int) -> nn.Module:
     from accel_trainer import (
         Batch,
         BatchConfig,
-        EvalOutput,
         MeanLoss,
         RecipeConfig,
         RunConfig,
@@ -145,16 +144,12 @@ def ours(seed: int, size: int, accumulation: int) -> nn.Module:
     )
 
     class NextToken:
-        def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-            loss_sum = loss_of(model(**batch.inputs), batch.targets, "sum")
-            return StepOutput(loss_sum, num_items=(batch.targets != IGNORED).sum())
-
-        def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        def step(self, model: nn.Module, batch: Batch) -> StepOutput:
             logits = model(**batch.inputs)
             losses = F.cross_entropy(
                 logits.transpose(1, 2), batch.targets, ignore_index=IGNORED, reduction="none"
             )
-            return EvalOutput(losses.sum(1), losses, num_items=(batch.targets != IGNORED).sum(1))
+            return StepOutput(losses.sum(1), num_items=(batch.targets != IGNORED).sum(1))
 
     config = RecipeConfig(
         seed=seed,

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from accel_trainer import BatchConfig, RuntimeConfig, StepOutput, launch
+from accel_trainer import BatchConfig, RuntimeConfig, launch
 from accel_trainer.core.buffers import BufferHistory
 from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.collectives import shutdown, sum_pairwise
+from accel_trainer.training.strategy.base import StepSums
 from accel_trainer.training.strategy.exact import ExactStrategy
 from accel_trainer.vision import (
     AugmentConfig,
@@ -94,7 +95,7 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
         )
         (loss / (len(batch) * accelerator.num_processes)).backward()
         exact.end_backward(len(batch))
-        exact.finish([StepOutput(loss.detach())])
+        exact.finish([StepSums(loss.detach(), {}, None)])
         exact_optimizer.step()
         exact_optimizer.zero_grad()
 

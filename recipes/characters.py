@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from accel_trainer import (
     Batch,
-    EvalOutput,
     MeanLoss,
     RecipeConfig,
     RunResult,
@@ -47,12 +46,7 @@ class CharacterModel(nn.Module):
 class NextCharacter:
     """Cross-entropy per character, without padding: B paragraphs of at most T characters."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the loss summed over the characters, and their number."""
-        losses, _, num_items = self.eval_step(model, batch)
-        return StepOutput(losses.sum(), num_items=num_items.sum())
-
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the loss and the number of characters of each paragraph [B]."""
         logits = model(batch.inputs)
         losses = F.cross_entropy(
@@ -61,7 +55,7 @@ class NextCharacter:
             ignore_index=PADDING,
             reduction="none",
         )
-        return EvalOutput(losses.sum(1), losses, num_items=(batch.targets != PADDING).sum(1))
+        return StepOutput(losses.sum(1), num_items=(batch.targets != PADDING).sum(1))
 
 
 def read_paragraphs() -> list[Tensor]:

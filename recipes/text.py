@@ -14,8 +14,6 @@ from torch import nn
 
 from accel_trainer import (
     Batch,
-    ClassificationTask,
-    EvalOutput,
     MeanLoss,
     RecipeConfig,
     RunResult,
@@ -38,18 +36,14 @@ VOCABULARY = 2000
 MAX_TOKENS = 64
 
 
-class TextTask(ClassificationTask):
+class TextTask:
     """Classification by a model of `transformers`: it takes a dict, its output has `logits`."""
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the cross-entropy summed over the batch."""
-        return self.loss(model(**batch.inputs).logits, batch)
-
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the cross-entropies [B] and the logits [B, K]."""
         logits = model(**batch.inputs).logits
         losses = nn.functional.cross_entropy(logits, batch.targets, reduction="none")
-        return EvalOutput(losses, logits)
+        return StepOutput(losses, logits)
 
 
 def read_documentation() -> list[tuple[str, int]]:
