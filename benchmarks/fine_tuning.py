@@ -27,7 +27,7 @@ from .input_pipeline import write_parquet
 
 CONFIG = results.ROOT / "recipes" / "configs" / "cifar10_cpu.yaml"
 PRETRAINING = ["--epochs", "4", "--batch-size", "128", "--lr", "0.3"]
-FINE_TUNING = ["--epochs", "40", "--batch-size", "50", "--trainer.evaluate-every-n-epochs", "40"]
+FINE_TUNING = ["--epochs", "40", "--batch-size", "50", "--evaluate-every", "40epochs"]
 NUM_A_CLASS = 50
 WAYS = {
     "frozen: only the head is trained": ["--freeze", "blocks"],

@@ -250,7 +250,9 @@ def ours(
         ),
         task=task,
         loader=loader,
-        evaluator=Evaluator(loader, task=task, metrics=[MeanLoss()], accelerator=accelerator),
+        evaluators={
+            "": Evaluator(loader, task=task, metrics=[MeanLoss()], accelerator=accelerator)
+        },
         checkpointer=checkpointer,
         callbacks=[
             MetricLogger(accelerator, history=None, every_n_steps=50, activity=Activity()),

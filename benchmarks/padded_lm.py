@@ -168,8 +168,8 @@ def ours(seed: int, size: int, accumulation: int) -> nn.Module:
             run,
             model=model,
             task=NextToken(),
-            loader=loader,
-            eval_loader=eval_loader,
+            train_set=loader,
+            eval_sets=eval_loader,
             metrics=[MeanLoss()],
             optimizer=make_optimizer,
         ).fit()

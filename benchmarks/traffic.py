@@ -92,8 +92,8 @@ def count(norm: bool) -> list[list[list[int]]]:
             run,
             model=nn.Sequential(*layers),
             task=ClassificationTask(),
-            loader=loader,
-            eval_loader=eval_loader,
+            train_set=loader,
+            eval_sets=eval_loader,
             metrics=[MeanLoss(), TopKAccuracy()],
             callbacks=[snapshots],
         )

@@ -14,11 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from accel_trainer import (
     Batch,
-    MeanLoss,
+    DatasetOptions,
     RecipeConfig,
     RunResult,
     StepOutput,
-    build_dataset_loaders,
     build_trainer,
     main,
     start_run,
@@ -75,24 +74,16 @@ def train(config: RecipeConfig) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     paragraphs = read_paragraphs()
     with start_run(config, recipe="characters") as run:
-        loader, eval_loader = build_dataset_loaders(
-            paragraphs[500:],
-            paragraphs[:500],
-            run.config.batch,
-            seed=config.seed,
-            accelerator=run.accelerator,
-            collate=collate,
-        )
         trainer = build_trainer(
             run,
             model=CharacterModel(),
             task=NextCharacter(),
-            loader=loader,
-            eval_loader=eval_loader,
-            metrics=[MeanLoss()],
+            train_set=paragraphs[500:],
+            eval_sets=paragraphs[:500],
+            options=DatasetOptions(collate=collate),
         )
         return trainer.fit()
 
 
 if __name__ == "__main__":
-    main(train, RecipeConfig, description=__doc__.splitlines()[0])
+    main(train, RecipeConfig)

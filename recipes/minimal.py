@@ -7,11 +7,8 @@ from torch.utils.data import TensorDataset, random_split
 
 from accel_trainer import (
     ClassificationTask,
-    MeanLoss,
     RecipeConfig,
     RunResult,
-    TopKAccuracy,
-    build_dataset_loaders,
     build_trainer,
     main,
     start_run,
@@ -26,15 +23,11 @@ def train(config: RecipeConfig) -> RunResult:
         dataset = TensorDataset(inputs, targets)  # yours: has len() and [index] -> (input, target)
         train_set, test_set = random_split(dataset, [469, 100], torch.Generator().manual_seed(0))
         model = nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2))  # yours: any module
-        metrics = [MeanLoss(), TopKAccuracy()]  # yours: any metrics
-        loader, eval_loader = build_dataset_loaders(
-            train_set, test_set, run.config.batch, seed=config.seed, accelerator=run.accelerator
-        )
-        task = ClassificationTask()
+        task = ClassificationTask()  # yours: what turns a batch into losses
         return build_trainer(
-            run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics
+            run, model=model, task=task, train_set=train_set, eval_sets=test_set
         ).fit()
 
 
 if __name__ == "__main__":
-    main(train, RecipeConfig, description=__doc__)
+    main(train, RecipeConfig)

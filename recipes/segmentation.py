@@ -15,7 +15,6 @@ from accel_trainer import (
     RecipeConfig,
     RunResult,
     TorchMetric,
-    build_dataset_loaders,
     build_trainer,
     main,
     start_run,
@@ -87,24 +86,17 @@ def train(config: RecipeConfig) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     train_set, test_set = random_split(Scenes(), [1000, 200], torch.Generator().manual_seed(0))
     with start_run(config, recipe="segmentation") as run:
-        loader, eval_loader = build_dataset_loaders(
-            train_set,
-            test_set,
-            run.config.batch,
-            seed=config.seed,
-            accelerator=run.accelerator,
-        )
         mean_iou = MulticlassJaccardIndex(NUM_CLASSES, ignore_index=UNLABELLED)
         trainer = build_trainer(
             run,
             model=UNet(),
             task=SegmentationTask(ignored=UNLABELLED),
-            loader=loader,
-            eval_loader=eval_loader,
+            train_set=train_set,
+            eval_sets=test_set,
             metrics=[TorchMetric("mean_iou", mean_iou), MeanLoss()],
         )
         return trainer.fit()
 
 
 if __name__ == "__main__":
-    main(train, RecipeConfig, description=__doc__.splitlines()[0])
+    main(train, RecipeConfig)

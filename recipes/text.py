@@ -103,8 +103,8 @@ def train(config: RecipeConfig) -> RunResult:
             run,
             model=make_model(),
             task=TextTask(),
-            loader=loader,
-            eval_loader=eval_loader,
+            train_set=loader,
+            eval_sets=eval_loader,
             metrics=[TopKAccuracy(), MeanLoss()],
         )
         return trainer.fit()

@@ -194,8 +194,8 @@ def train(
             run,
             model=model,
             task=task or ClassificationTask(),
-            loader=loader,
-            eval_loader=ImageEvalLoader(
+            train_set=loader,
+            eval_sets=ImageEvalLoader(
                 images.test,
                 batch_size=config.batch.eval_batch_size,
                 num_processes=accelerator.num_processes,

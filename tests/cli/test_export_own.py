@@ -98,7 +98,7 @@ def train(config):
         return build_trainer(
             run, model=Pixels() if KIND == "pixels" else Words(),
             task=ClassificationTask() if KIND == "pixels" else DictTask(),
-            loader=loader, eval_loader=eval_loader, metrics=[MeanLoss(), TopKAccuracy()],
+            train_set=loader, eval_sets=eval_loader, metrics=[MeanLoss(), TopKAccuracy()],
             export_config=described if KIND == "pixels" else None,
         ).fit()
 

@@ -36,7 +36,7 @@ FLAGS = [
     "2",
     "--epochs",
     "3",
-    "--trainer.evaluate-every-n-epochs",
+    "--evaluate-every",
     "2",
     "--optimizer.learning-rate-scaling",
     "linear",

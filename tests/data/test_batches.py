@@ -105,8 +105,8 @@ def train(
             run,
             model=Sum(),
             task=ClassificationTask(),
-            loader=loader,
-            eval_loader=eval_loader,
+            train_set=loader,
+            eval_sets=eval_loader,
             metrics=[MeanLoss(), TopKAccuracy()],
         ).fit()
 
@@ -183,8 +183,8 @@ def test_a_net_of_three_dimensions_trains_with_channels_last_on(tmp_path: Path) 
             run,
             model=model,
             task=ClassificationTask(),
-            loader=loader,
-            eval_loader=eval_loader,
+            train_set=loader,
+            eval_sets=eval_loader,
             metrics=[MeanLoss(), TopKAccuracy()],
         )
         assert model.flat.weight.is_contiguous(memory_format=torch.channels_last)

@@ -75,8 +75,8 @@ def train(
             run,
             model=nn.Linear(4, 2),
             task=ClassificationTask(),
-            loader=loaders[0],
-            eval_loader=loaders[1],
+            train_set=loaders[0],
+            eval_sets=loaders[1],
             metrics=[MeanLoss(), TopKAccuracy()],
         ).fit()
 

@@ -103,7 +103,7 @@ def train(folder: Path, trial: Trial | None) -> None:
         checkpoint=CheckpointConfig(every_n_steps=4, keep_last_n=2),
     )
     config = replace(
-        config, trainer=replace(config.trainer, num_epochs=4, evaluate_every_n_epochs=2)
+        config, trainer=replace(config.trainer, num_epochs=4, evaluate_every="2epochs")
     )
     main(
         lambda _: workload.train(config, num_train=96, dropout=0.1),

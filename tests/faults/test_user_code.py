@@ -131,8 +131,8 @@ def train_on_pixels(folder: Path, task: type[ClassificationTask]) -> None:
                 run,
                 model=nn.Conv2d(3, 4, 1),
                 task=task(),
-                loader=loader,
-                eval_loader=eval_loader,
+                train_set=loader,
+                eval_sets=eval_loader,
                 metrics=[MeanLoss(), TopKAccuracy()],
             ).fit()
 

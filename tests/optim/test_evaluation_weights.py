@@ -71,7 +71,7 @@ def train(
         trainer = replace(
             config.trainer,
             max_steps=max_steps,
-            evaluate_every_n_epochs=every_n_epochs,
+            evaluate_every=f"{every_n_epochs}epochs",
             ema_decay=None,
         )
         workload.train(

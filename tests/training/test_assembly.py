@@ -30,7 +30,7 @@ def assemble(
         schedule=learning_rate_at,
         task=task,
         loader=loader,
-        evaluator=Evaluator(loader, task=task, metrics=[], accelerator=accelerator),
+        evaluators={"": Evaluator(loader, task=task, metrics=[], accelerator=accelerator)},
         checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
         trainer_class=trainer_class,
     )

@@ -133,8 +133,8 @@ def train(
             run,
             model=model,
             task=task(),
-            loader=loader,
-            eval_loader=eval_loader,
+            train_set=loader,
+            eval_sets=eval_loader,
             metrics=[MeanLoss()],
         ).fit()
 
@@ -246,8 +246,8 @@ def train_counting(folder: Path, count: Callable[[Tensor, Batch], Any], *, micro
             run,
             model=nn.Linear(5, 3),
             task=Counts(count),
-            loader=loader,
-            eval_loader=eval_loader,
+            train_set=loader,
+            eval_sets=eval_loader,
             metrics=[MeanLoss()],
         ).fit()
 

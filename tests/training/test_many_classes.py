@@ -67,8 +67,8 @@ def train(folder: Path, num_classes: int) -> RunResult:
             run,
             model=nn.Linear(3, num_classes),
             task=ClassificationTask(),
-            loader=loader,
-            eval_loader=eval_loader,
+            train_set=loader,
+            eval_sets=eval_loader,
             metrics=metrics,
         ).fit()
 

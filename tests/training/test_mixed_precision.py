@@ -122,7 +122,7 @@ def test_gradients_are_clipped_without_their_scale(tmp_path: Path) -> None:
     ):
         config = workload.make_config(tmp_path / name)
         trainer = replace(
-            config.trainer, max_grad_norm=0.05, log_every_n_steps=1, evaluate_every_n_epochs=9
+            config.trainer, max_grad_norm=0.05, log_every_n_steps=1, evaluate_every="9epochs"
         )
         workload.train(replace(config, trainer=trainer), scaler=scaler, callbacks=callbacks)
     folders = [tmp_path / name for name in ("float32", "scaled")]

@@ -142,8 +142,8 @@ def in_trainer(
             run,
             model=model,
             task=Sum(),
-            loader=loader,
-            eval_loader=eval_loader,
+            train_set=loader,
+            eval_sets=eval_loader,
             metrics=[MeanLoss()],
             data_fingerprint="arguments",
         ).fit()

@@ -92,14 +92,14 @@ def train(
     task = ClassificationTask()
     loader = Batches(num_steps, accumulation=accumulation)
     trainer = assemble_trainer(
-        TrainerConfig(num_epochs=1, evaluate_every_n_epochs=2, max_grad_norm=max_grad_norm),
+        TrainerConfig(num_epochs=1, evaluate_every="2epochs", max_grad_norm=max_grad_norm),
         strategy=PlainStrategy(accelerator, seed=5),
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-3),
         schedule=learning_rate_at,
         task=task,
         loader=loader,
-        evaluator=Evaluator(loader, task=task, metrics=[], accelerator=accelerator),
+        evaluators={"": Evaluator(loader, task=task, metrics=[], accelerator=accelerator)},
         checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
     )
     step = trainer._step
