@@ -210,10 +210,13 @@ class OptimizerStep:
         **Host sync** if items are counted. In later steps, the guard finds the NaN of the gradient.
         """
         counts = [part.num_items for part in self._parts if part.num_items is not None]
-        for count in torch.stack(counts).tolist() if counts else ():
-            if not count >= 0:  # negative, or NaN
-                fact = f"the task returned {float(count)} as num_items"
-                raise ConfigError("NUM_ITEMS", f"{fact}: return a count")
+        if not counts:
+            return
+        numbers = torch.stack(counts)
+        is_wrong = ~(numbers >= 0)  # negative, or NaN
+        if is_wrong.any():
+            fact = f"the task returned {float(numbers[is_wrong][0])} as num_items"
+            raise ConfigError("NUM_ITEMS", f"{fact}: return a count")
 
     def _clip(self, max_grad_norm: float) -> Tensor:
         """Clip the gradients, and return their norm [] before clipping."""
