@@ -847,8 +847,8 @@ MUTANTS = [
     Mutant(
         "a number of items that is NaN is accepted",
         "accel_trainer/training/step.py",
-        "if not count >= 0:",
-        "if count < 0:",
+        "is_wrong = ~(numbers >= 0)",
+        "is_wrong = numbers < 0",
         ("tests/training/test_task_output.py",),
     ),
     Mutant(

@@ -187,7 +187,7 @@ def test_a_number_of_the_task_is_averaged_over_samples_or_items() -> None:
     assert metric.compute(by_item) == {"hits": 2 / 4}
 
 
-def test_a_number_can_select_the_best_checkpoint_if_its_direction_is_given() -> None:
+def test_a_number_with_a_direction_can_select_the_best_checkpoint() -> None:
     assert MeanNumber("error").higher_is_better == {}
     assert MeanNumber("error", False).higher_is_better == {"error": False}
     assert MeanNumber("hits", higher_is_better=True).higher_is_better == {"hits": True}
