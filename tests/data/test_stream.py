@@ -182,7 +182,12 @@ def train(folder: Path, num_workers: int, *stops: int) -> None:
             model = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 2))
             task, metrics = ClassificationTask(), [MeanLoss()]
             build_trainer(
-                run, model=model, task=task, train_set=loader, eval_sets=eval_loader, metrics=metrics
+                run,
+                model=model,
+                task=task,
+                train_set=loader,
+                eval_sets=eval_loader,
+                metrics=metrics,
             ).fit()
 
 

@@ -26,7 +26,10 @@ def test_parts_of_the_right_kind_are_accepted() -> None:
             {"task": nn.Linear(2, 2)},
             "task= has an object of type Linear, without step",
         ),
-        ({"train_set": [1, 2]}, "train_set= has an object of type list, without plan and step_batches"),
+        (
+            {"train_set": [1, 2]},
+            "train_set= has an object of type list, without plan and step_batches",
+        ),
         ({"metrics": MeanLoss()}, "metrics= is no list: put it in brackets"),
         ({"metrics": "accuracy"}, "metrics= is no list: put it in brackets"),
         (
