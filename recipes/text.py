@@ -6,6 +6,9 @@ python recipes/text.py --optimizer.name adamw --epochs 10    # needs transformer
 """
 
 import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sklearn.metrics
@@ -14,19 +17,22 @@ from torch import nn
 
 from accel_trainer import (
     Batch,
+    DatasetOptions,
+    EvaluateMetric,
     MeanLoss,
     RecipeConfig,
     RunResult,
     StepOutput,
     TopKAccuracy,
-    build_dataset_loaders,
     build_trainer,
     main,
     start_run,
 )
 
 try:
+    import evaluate
     import transformers as hf
+    from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 except ImportError as missing:
     raise SystemExit(f"recipes/text.py needs {missing.name}: pip install transformers") from None
@@ -46,17 +52,18 @@ class TextTask:
         return StepOutput(losses, logits)
 
 
-def read_documentation() -> list[tuple[str, int]]:
-    """Return the docstrings of the libraries, each with the number of its library, sorted."""
+def read_documentation() -> Dataset:
+    """Return the docstrings of the libraries as a table of `text` and `library`."""
     found = set()
     for label, library in enumerate(LIBRARIES):
         for member in list(vars(library).values()):
             if callable(member) and (text := inspect.getdoc(member)):
                 found.add((text, label))
-    return sorted(found)
+    texts, labels = zip(*sorted(found), strict=True)
+    return Dataset.from_dict({"text": texts, "library": labels})
 
 
-def make_tokenizer(texts: list[str]) -> hf.PreTrainedTokenizerFast:
+def make_tokenizer(texts: Sequence[str]) -> hf.PreTrainedTokenizerFast:
     """Return a tokenizer for the most frequent words of `texts`."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -85,30 +92,40 @@ def make_model() -> nn.Module:
     return hf.DistilBertForSequenceClassification(size)
 
 
+class Collator:
+    """Turns a list of (text, label) into tokens, padded to the longest text, and labels."""
+
+    def __init__(self, tokenizer: hf.PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, samples: list[tuple[str, int]]) -> tuple[Any, torch.Tensor]:
+        """Return the tokens as a dict of int64 [B, T], and the labels [B]."""
+        texts, labels = zip(*samples, strict=True)
+        tokens = self._tokenizer(texts, truncation=True, padding=True, return_tensors="pt")
+        return dict(tokens), torch.tensor(labels)
+
+
 def train(config: RecipeConfig) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
-    texts = read_documentation()
-    tokenizer = make_tokenizer([text for text, _ in texts[::2]])
-    samples = [{**tokenizer(text, truncation=True), "labels": label} for text, label in texts]
+    parts = read_documentation().train_test_split(test_size=0.5, seed=0)
+    tokenizer = make_tokenizer(parts["train"]["text"])
+    macro_f1 = evaluate.load(str(Path(__file__).parent / "metrics/macro_f1.py"))
     with start_run(config, recipe="text") as run:
-        loader, eval_loader = build_dataset_loaders(
-            samples[::2],
-            samples[1::2],
-            run.config.batch,
-            seed=config.seed,
-            accelerator=run.accelerator,
-            collate=hf.DataCollatorWithPadding(tokenizer),
-        )
         trainer = build_trainer(
             run,
             model=make_model(),
             task=TextTask(),
-            train_set=loader,
-            eval_sets=eval_loader,
-            metrics=[TopKAccuracy(), MeanLoss()],
+            train_set=parts["train"],
+            eval_sets=parts["test"],
+            options=DatasetOptions(columns=("text", "library"), collate=Collator(tokenizer)),
+            metrics=[
+                EvaluateMetric(macro_f1, higher_is_better={"macro_f1": True}),
+                TopKAccuracy(),
+                MeanLoss(),
+            ],
         )
         return trainer.fit()
 
 
 if __name__ == "__main__":
-    main(train, RecipeConfig, description=__doc__.splitlines()[0])
+    main(train, RecipeConfig)

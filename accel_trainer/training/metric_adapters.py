@@ -5,6 +5,7 @@ Legend: B batch, K outputs per sample, T targets per sample, N samples of the ev
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -90,7 +91,7 @@ class TorchMetric:
         return torch.cat([state.double().reshape(-1) for state in states])
 
 
-@dataclass(frozen=True)
+@dataclass
 class WholeSetMetric:
     """Numbers that a function computes from the whole evaluation set.
 
@@ -103,22 +104,16 @@ class WholeSetMetric:
     """
 
     function: Callable[[Tensor, Tensor], Mapping[str, Any]]
-    num_samples: int
     num_outputs: int
     num_targets: int = 1
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)
+    num_samples: int = field(default=0, init=False)
 
     def for_samples(self, num_samples: int) -> WholeSetMetric:
-        """Return this metric.
-
-        Raises ConfigError if the evaluation does not have the number of samples that it expects.
-        """
-        if self.num_samples != num_samples:
-            fact = f"{type(self).__name__} has num_samples={self.num_samples}"
-            raise ConfigError(
-                "METRIC", f"{fact}, but the evaluation has {num_samples}: set it to that"
-            )
-        return self
+        """Return the metric for an evaluation of `num_samples`."""
+        metric = copy.copy(self)
+        metric.num_samples = num_samples
+        return metric
 
     def empty(self, device: torch.device) -> Tensor:
         """Return [N, K + T + 1]: outputs, targets, and whether the targets are integers."""
@@ -162,7 +157,6 @@ class EvaluateMetric(WholeSetMetric):
     def __init__(
         self,
         metric: Any,
-        num_samples: int,
         compute_arguments: Mapping[str, Any] = MappingProxyType({}),
         higher_is_better: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
@@ -172,7 +166,7 @@ class EvaluateMetric(WholeSetMetric):
                 predictions=classes, references=labels.numpy(), **compute_arguments
             )
 
-        super().__init__(compute, num_samples, num_outputs=1, higher_is_better=higher_is_better)
+        super().__init__(compute, num_outputs=1, higher_is_better=higher_is_better)
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Write the predicted classes of logits [B, K] and the labels [B] into their rows.

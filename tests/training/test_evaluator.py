@@ -18,7 +18,6 @@ from accel_trainer.data.dataloader import DatasetEvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
 from accel_trainer.training.evaluator import Evaluator, MetricFailed
-from accel_trainer.training.metric_adapters import EvaluateMetric, WholeSetMetric
 from accel_trainer.training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 from accel_trainer.training.tasks import ClassificationTask
 
@@ -427,15 +426,3 @@ def test_numbers_of_any_library_are_in_rows_lines_and_the_result(tmp_path: Path)
     ]
     assert len(lines) == 3, "two rows, and the end"
     processes.run(train_and_count, tmp_path / "run", folder=tmp_path / "again")
-
-
-@pytest.mark.parametrize(
-    "metric", [WholeSetMetric(lambda outputs, targets: {}, 9, 2), EvaluateMetric(None, 9)]
-)
-def test_a_metric_for_another_number_of_samples_is_refused(metric: Any) -> None:
-    """Larger, it would count rows of zeros that no sample has."""
-    loader = DatasetEvalLoader(SampleReader(Samples(8), torch.device("cpu")), batch_size=4)
-    with pytest.raises(
-        ConfigError, match="has num_samples=9, but the evaluation has 8: set it to that"
-    ):
-        Evaluator(loader, task=ClassificationTask(), metrics=[metric], accelerator=Accelerator())

@@ -49,7 +49,7 @@ def macro_recall(logits: Tensor, labels: Tensor) -> dict[str, Any]:
 def load_local_metric(folder: Path) -> EvaluateMetric:
     evaluate = pytest.importorskip("evaluate")
     module = evaluate.load(str(folder / "macro_recall.py"), cache_dir=str(folder / "cache"))
-    return EvaluateMetric(module, NUM_SAMPLES, {"percent": True})
+    return EvaluateMetric(module, {"percent": True})
 
 
 def test_a_metric_of_evaluate_gets_every_prediction_once_and_in_order(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_metric_of_evaluate_is_the_same_on_every_process(tmp_path: Path) -> No
 
 def compute_local_metric(folder: Path) -> None:
     with joined_processes() as accelerator:
-        metric = load_local_metric(folder)
+        metric = load_local_metric(folder).for_samples(NUM_SAMPLES)
         logits, labels = make_samples(4)
         sums = metric.empty(CPU)
         ids = torch.arange(NUM_SAMPLES).tensor_split(2)[accelerator.process_index]
@@ -157,18 +157,17 @@ def test_a_metric_of_the_whole_set_gets_outputs_in_the_order_of_the_ids() -> Non
         assert targets.dtype == torch.int64
         return {"auroc": roc_auc_score(targets, outputs.softmax(1), multi_class="ovr")}
 
-    metric = WholeSetMetric(auroc, NUM_SAMPLES, num_outputs=5, higher_is_better={"auroc": True})
+    metric = WholeSetMetric(auroc, num_outputs=5, higher_is_better={"auroc": True})
     expected = roc_auc_score(labels, logits.double().softmax(1), multi_class="ovr")
     assert result_of(metric, logits, labels) == {"auroc": expected}
 
 
 def test_a_metric_of_the_whole_set_knows_how_many_samples_there_are() -> None:
-    metric = WholeSetMetric(lambda outputs, targets: {}, 9, num_outputs=2)
-    assert metric.for_samples(9) is metric
-    with pytest.raises(
-        ConfigError, match="has num_samples=9, but the evaluation has 8: set it to that"
-    ):
-        metric.for_samples(8)
+    metric = WholeSetMetric(lambda outputs, targets: {}, num_outputs=2)
+    few = metric.for_samples(8)
+    many = metric.for_samples(9)
+    assert few.empty(CPU).shape == (8, 4)
+    assert many.empty(CPU).shape == (9, 4)
 
 
 def test_several_targets_of_a_sample_keep_their_values() -> None:
@@ -179,7 +178,7 @@ def test_several_targets_of_a_sample_keep_their_values() -> None:
         seen.extend((outputs.float(), targets.float()))
         return {}
 
-    metric = WholeSetMetric(keep, NUM_SAMPLES, num_outputs=3, num_targets=3)
+    metric = WholeSetMetric(keep, num_outputs=3, num_targets=3).for_samples(NUM_SAMPLES)
     sums = metric.empty(CPU)
     for ids in torch.randperm(NUM_SAMPLES).split(50):
         metric.update(
@@ -193,6 +192,4 @@ def test_several_targets_of_a_sample_keep_their_values() -> None:
 def test_another_number_of_outputs_is_named() -> None:
     logits, labels = make_samples(5)
     with pytest.raises(ConfigError, match="set num_outputs=5, num_targets=1"):
-        result_of(
-            WholeSetMetric(lambda outputs, targets: {}, NUM_SAMPLES, num_outputs=4), logits, labels
-        )
+        result_of(WholeSetMetric(lambda outputs, targets: {}, num_outputs=4), logits, labels)

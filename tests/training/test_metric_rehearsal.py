@@ -203,7 +203,6 @@ def honest_metrics() -> list[Any]:
     by_class = classification.MulticlassAccuracy(NUM_CLASSES, average=None)
     # It raises ValueError for a single sample.
     torchs_r2 = pytest.importorskip("torchmetrics.regression").R2Score()
-    num_samples = 40
     higher = {"auroc": True}
     return [
         MeanLoss(),
@@ -215,8 +214,8 @@ def honest_metrics() -> list[Any]:
         TorchMetric("auroc_of_bins", classification.MulticlassAUROC(NUM_CLASSES, thresholds=20)),
         TorchMetric("kappa", classification.MulticlassCohenKappa(NUM_CLASSES)),
         TorchMetric("torchs_r2", torchs_r2, arguments=first_output),
-        WholeSetMetric(auroc, num_samples, NUM_CLASSES, higher_is_better=higher),
-        WholeSetMetric(r2, num_samples, NUM_CLASSES, higher_is_better={"r2": True}),
+        WholeSetMetric(auroc, NUM_CLASSES, higher_is_better=higher),
+        WholeSetMetric(r2, NUM_CLASSES, higher_is_better={"r2": True}),
     ]
 
 
