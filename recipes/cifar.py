@@ -69,7 +69,7 @@ def train(config: Config) -> RunResult:
         trainer = build_trainer(
             run,
             model=whiten(model, images),
-            task=ImageClassificationTask(config.task, class_counts=images.class_counts),
+            task=ImageClassificationTask(config.task, class_counts=loader.class_counts),
             train_set=loader,
             eval_sets=eval_loader,
             metrics=[

@@ -74,7 +74,7 @@ def train(config: Config) -> RunResult:
         trainer = build_trainer(
             run,
             model=model,
-            task=ImageClassificationTask(config.task, class_counts=photos.class_counts),
+            task=ImageClassificationTask(config.task, class_counts=loader.class_counts),
             train_set=loader,
             eval_sets=eval_loader,
             metrics=[

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ...core.errors import DataError
@@ -93,11 +92,6 @@ class ImageDataset:
     def num_classes(self) -> int:
         """The number of classes, K."""
         return len(self.class_names)
-
-    @property
-    def class_counts(self) -> Tensor:
-        """The number of training images of each class, int64 [K]."""
-        return torch.bincount(self.train.labels, minlength=self.num_classes)
 
     @property
     def image_size(self) -> tuple[int, int]:

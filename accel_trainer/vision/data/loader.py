@@ -93,6 +93,11 @@ class ImageLoader:
         self._pixels = _Pixels(split, normalization, device)
         self._kept = self.order.kept.to(device)
 
+    @property
+    def class_counts(self) -> Tensor:
+        """The number of samples of each class that are trained on, int64 [K]."""
+        return torch.bincount(self._pixels.labels[self._kept], minlength=self._num_classes)
+
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch`, starting at step `first_step`.
 

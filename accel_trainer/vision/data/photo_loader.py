@@ -165,6 +165,12 @@ class PhotoLoader:
         self._copy = DeviceCopy(device)
         self._normalize = _normalizer(transform, device)
 
+    @property
+    def class_counts(self) -> Tensor:
+        """The number of samples of each class that are trained on, [K]."""
+        labels = torch.from_numpy(self._reader.split.labels)[self.order.kept]
+        return self._weights_of(labels).sum(0)
+
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch`, starting at step `first_step`.
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from ...core.config import short_flag
 from ...core.errors import ConfigError, DataError
@@ -95,14 +94,6 @@ class Photos:
     def num_classes(self) -> int:
         """The number of classes, K."""
         return len(self.class_names)
-
-    @property
-    def class_counts(self) -> Tensor:
-        """The number of training photos of each class, [K]."""
-        labels = torch.from_numpy(self.train.labels)
-        if labels.ndim == 2:
-            return labels.sum(0)
-        return torch.bincount(labels, minlength=self.num_classes)
 
 
 def load_photos(
