@@ -23,6 +23,7 @@ NAMES = (
     "traffic",
     "cpu_cifar",
     "fine_tuning",
+    "imbalance",
     "padded_lm",
     "gpu",
 )

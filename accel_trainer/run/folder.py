@@ -7,9 +7,8 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from accelerate import Accelerator
 
@@ -54,8 +53,8 @@ class OpenedFolder(NamedTuple):
     path: str
     source: Source | None
     """What the run continues from; None: it is new."""
-    batch: dict[str, Any]
-    """The batch settings, with the global batch size filled in."""
+    global_batch_size: int | None
+    """The one to train with, where the settings leave it open."""
     changes: list[str]
     """Settings that decide the training and were changed on purpose."""
 
@@ -103,7 +102,7 @@ def open_folder(
         filesystem.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
         encoded = json.dumps(environment, indent=1).encode()
         filesystem.write_file_atomic(folder / "environment.json", encoded)
-    return OpenedFolder(str(folder), source, asdict(resolved.batch), changes)
+    return OpenedFolder(str(folder), source, resolved.batch.global_batch_size, changes)
 
 
 def _sweep(folder: Path) -> None:

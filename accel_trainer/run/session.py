@@ -98,7 +98,9 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         stop_flag.is_starting = True  # until the trainer begins
         opened = _open_on_main(config, recipe, accelerator, stop_flag, lock)
         folder = Path(opened.path)
-        config = replace(config, batch=replace(config.batch, **opened.batch))
+        config = replace(
+            config, batch=replace(config.batch, global_batch_size=opened.global_batch_size)
+        )
         if accelerator.is_main_process:
             for code, message in find_warnings(config, is_too_late_for_cublas=is_late).items():
                 _logger.warning("[%s] %s", code, message)
