@@ -131,6 +131,7 @@ def ours(seed: int, size: int, accumulation: int) -> nn.Module:
     from accel_trainer import (
         Batch,
         BatchConfig,
+        DatasetOptions,
         MeanLoss,
         RecipeConfig,
         RunConfig,
@@ -138,7 +139,6 @@ def ours(seed: int, size: int, accumulation: int) -> nn.Module:
         ScheduleConfig,
         StepOutput,
         TrainerConfig,
-        build_dataset_loaders,
         build_trainer,
         start_run,
     )
@@ -161,15 +161,13 @@ def ours(seed: int, size: int, accumulation: int) -> nn.Module:
     )
     model, texts = make_model(seed), Texts(seed, is_ordered=False)
     with start_run(config, recipe="texts") as run:
-        loader, eval_loader = build_dataset_loaders(
-            texts, texts, run.config.batch, seed=seed, accelerator=run.accelerator, collate=collate
-        )
         build_trainer(
             run,
             model=model,
             task=NextToken(),
-            train_set=loader,
-            eval_sets=eval_loader,
+            train_set=texts,
+            eval_sets=texts,
+            options=DatasetOptions(collate=collate),
             metrics=[MeanLoss()],
             optimizer=make_optimizer,
         ).fit()

@@ -25,7 +25,6 @@ from accel_trainer import (
     RuntimeConfig,
     TopKAccuracy,
     TrainerConfig,
-    build_dataset_loaders,
     build_trainer,
     launch,
     start_run,
@@ -85,15 +84,12 @@ def count(norm: bool) -> list[list[list[int]]]:
     with start_run(config, recipe="traffic") as run:
         snapshots = Snapshots()
         layers = [nn.BatchNorm1d(256), nn.Linear(256, 10)] if norm else [nn.Linear(256, 10)]
-        loader, eval_loader = build_dataset_loaders(
-            samples, samples[:1000], batch=run.config.batch, seed=0, accelerator=run.accelerator
-        )
         trainer = build_trainer(
             run,
             model=nn.Sequential(*layers),
             task=ClassificationTask(),
-            train_set=loader,
-            eval_sets=eval_loader,
+            train_set=samples,
+            eval_sets=samples[:1000],
             metrics=[MeanLoss(), TopKAccuracy()],
             callbacks=[snapshots],
         )

@@ -106,7 +106,7 @@ def _ramp(lowest: float, growth: float, num_steps: int) -> list[str]:
         "--epochs": num_steps + 1,
         "--resume": "never",
         "--trainer.log-every-n-steps": 1,
-        "--trainer.evaluate-every-n-epochs": num_steps + 1,
+        "--evaluate-every": f"{num_steps + 1}epochs",
     }
     return [str(word) for flag in flags.items() for word in flag]
 

@@ -124,7 +124,7 @@ def build_train_loader(
             cannot be had, or the dataset has no `len()` and `[index]`.
         DataError: there are fewer samples than processes.
     """
-    reader = _build_reader(dataset, "train", batch, accelerator, options)
+    reader = _build_reader(dataset, "the training set", batch, accelerator, options)
     labels = options.labels
     if labels is None and batch.order == "balanced":
         labels = labels_of(dataset, options.columns)
@@ -151,7 +151,7 @@ def build_eval_loader(
         ConfigError: the dataset has no `len()` and `[index]`.
     """
     return DatasetEvalLoader(
-        _build_reader(dataset, "test", batch, accelerator, options),
+        _build_reader(dataset, "an evaluation set", batch, accelerator, options),
         batch_size=batch.eval_batch_size,
         num_processes=accelerator.num_processes,
         process_index=accelerator.process_index,

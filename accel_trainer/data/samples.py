@@ -19,7 +19,7 @@ def check_dataset(dataset: Any, name: str) -> None:
         fix = "give an instance of it"
     elif isinstance(dataset, DataLoader):
         why = "the batches, their order and the workers follow the flags"
-        fix = f"give its dataset, {name}.dataset: {why}"
+        fix = f"give its dataset: {why}"
     elif isinstance(dataset, Mapping) and 0 not in dataset:
         fix = f"give one of its parts, {', '.join(map(repr, dataset))}"
     elif is_stream and hasattr(dataset, "__iter__"):

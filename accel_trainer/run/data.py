@@ -110,6 +110,8 @@ def build_data(
 
     is_named = isinstance(eval_sets, Mapping) and 0 not in eval_sets
     named = eval_sets if is_named else {"": eval_sets}
+    if not named:
+        raise ConfigError("CONFIG", "eval_sets= has no set: give one or more")
     for name in named:
         if is_named and not _SET_NAME.fullmatch(str(name)):
             fact = f"an evaluation set has the name {name!r}"

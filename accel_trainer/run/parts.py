@@ -16,6 +16,7 @@ _NEEDED = {
     "metrics": ("empty", "update", "compute"),
     "callbacks": ("on_fit_start", "on_step_end", "state_dict"),
 }
+_VALUES = ("plan", "num_samples")  # the others are methods
 _LISTS = ("metrics", "callbacks")
 
 
@@ -38,7 +39,14 @@ def check_part(name: str, part: Any) -> None:
             "CONFIG",
             f"{name}= has the class {part.__name__}: give an instance of it, {part.__name__}()",
         )
-    if missing := [attribute for attribute in _NEEDED[name] if not hasattr(part, attribute)]:
+    missing = [
+        needed
+        for needed in _NEEDED[name]
+        if not (
+            hasattr(part, needed) if needed in _VALUES else callable(getattr(part, needed, None))
+        )
+    ]
+    if missing:
         raise ConfigError(
             "CONFIG",
             f"{name}= has an object of type {type(part).__name__}, without "

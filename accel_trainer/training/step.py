@@ -24,6 +24,7 @@ from .task_output import check_output
 _NO_CONTEXT = nullcontext()
 # A gradient that overflows even below this scale is NaN or inf, not a float16 overflow.
 _MIN_LOSS_SCALE = 1e-3
+_MAX_GRADIENTS = 16
 _BYPASSABLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
@@ -117,6 +118,8 @@ class OptimizerStep:
         key = self._loss_gradient, losses.shape
         gradient = self._gradients.get(key)
         if gradient is None:
+            if len(self._gradients) == _MAX_GRADIENTS:  # of batches of ever other sizes
+                self._gradients.clear()
             gradient = self._gradients[key] = torch.full_like(losses, self._loss_gradient)
         if self.bypass_accelerate:
             torch.autograd.backward(losses, gradient)

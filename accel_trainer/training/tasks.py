@@ -192,7 +192,7 @@ def call_model(model: nn.Module, batch: Batch) -> Any:
     if batch.targets is None:
         fix = (
             "name the columns of inputs and targets, "
-            'as in build_dataset_loaders(columns=("image", "label"))'
+            'as in DatasetOptions(columns=("image", "label"))'
         )
         fact = f"the samples are {describe_tensor(batch.inputs)}, without labels"
         raise ConfigError("DATASET", f"{fact}: {fix}")
@@ -212,7 +212,7 @@ def _cross_entropy(
     try:
         return F.cross_entropy(logits, targets, weight, reduction="none", label_smoothing=smoothing)
     except IndexError as error:
-        fix = f"num_classes={logits.shape[1]} of build_dataset_loaders names the sample"
+        fix = f"num_classes={logits.shape[1]} of DatasetOptions names the sample"
         raise DataError(
             "DATA_LABEL", f"the model has {logits.shape[1]} classes ({error}): {fix}"
         ) from error

@@ -28,8 +28,8 @@ import sys
 import torch
 from torch import nn
 from accel_trainer import (
-    ClassificationTask, MeanLoss, RecipeConfig, StepOutput, TopKAccuracy,
-    build_dataset_loaders, build_trainer, main, start_run,
+    ClassificationTask, DatasetOptions, MeanLoss, RecipeConfig, StepOutput, TopKAccuracy,
+    build_trainer, main, start_run,
 )
 
 
@@ -86,11 +86,8 @@ def collate(samples):
 
 def train(config):
     with start_run(config, recipe="own") as run:
-        options = {} if KIND == "pixels" else {"collate": collate}
+        options = DatasetOptions() if KIND == "pixels" else DatasetOptions(collate=collate)
         data = Images() if KIND == "pixels" else Texts()
-        loader, eval_loader = build_dataset_loaders(
-            data, data, run.config.batch, seed=config.seed, accelerator=run.accelerator, **options
-        )
         described = {
             "class_names": ["ant", "bee", "cow"], "in_channels": 1, "image_size": [4, 4],
             "normalization": {"mean": [0.0], "std": [1.0]},
@@ -98,7 +95,8 @@ def train(config):
         return build_trainer(
             run, model=Pixels() if KIND == "pixels" else Words(),
             task=ClassificationTask() if KIND == "pixels" else DictTask(),
-            train_set=loader, eval_sets=eval_loader, metrics=[MeanLoss(), TopKAccuracy()],
+            train_set=data, eval_sets=data, options=options,
+            metrics=[MeanLoss(), TopKAccuracy()],
             export_config=described if KIND == "pixels" else None,
         ).fit()
 

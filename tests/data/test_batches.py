@@ -21,7 +21,6 @@ from accel_trainer import (
     ClassificationTask,
     MeanLoss,
     TopKAccuracy,
-    build_dataset_loaders,
     build_trainer,
     start_run,
 )
@@ -94,19 +93,12 @@ def train(
     )
     config = replace(config, trainer=replace(config.trainer, max_steps=max_steps))
     with start_run(config, recipe="nested") as run:
-        loader, eval_loader = build_dataset_loaders(
-            Samples(shape, NUM_TRAIN),
-            Samples(shape, 5),
-            run.config.batch,
-            seed=0,
-            accelerator=run.accelerator,
-        )
         build_trainer(
             run,
             model=Sum(),
             task=ClassificationTask(),
-            train_set=loader,
-            eval_sets=eval_loader,
+            train_set=Samples(shape, NUM_TRAIN),
+            eval_sets=Samples(shape, 5),
             metrics=[MeanLoss(), TopKAccuracy()],
         ).fit()
 
@@ -175,16 +167,13 @@ def test_a_net_of_three_dimensions_trains_with_channels_last_on(tmp_path: Path) 
     config = workload.make_config(tmp_path)
     with start_run(config, recipe="volume") as run:
         samples = Samples(torch.Tensor.clone, 24)
-        loader, eval_loader = build_dataset_loaders(
-            samples, samples, run.config.batch, seed=0, accelerator=run.accelerator
-        )
         model = Net()
         trainer = build_trainer(
             run,
             model=model,
             task=ClassificationTask(),
-            train_set=loader,
-            eval_sets=eval_loader,
+            train_set=samples,
+            eval_sets=samples,
             metrics=[MeanLoss(), TopKAccuracy()],
         )
         assert model.flat.weight.is_contiguous(memory_format=torch.channels_last)

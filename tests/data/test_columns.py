@@ -13,7 +13,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from accel_trainer import BatchConfig, ConfigError, DataError, build_dataset_loaders
+from accel_trainer import (
+    BatchConfig,
+    ConfigError,
+    DataError,
+    DatasetOptions,
+    build_dataset_loaders,
+)
 from accel_trainer.core.types import Batch
 
 PIXELS = torch.randint(
@@ -32,7 +38,12 @@ def table_of(pictures: list[Any]) -> datasets.Dataset:
 def first_batch(dataset: Any, **options: Any) -> Batch:
     batch = BatchConfig(per_device_batch_size=6)
     loader, _ = build_dataset_loaders(
-        dataset, dataset, batch, seed=0, accelerator=Accelerator(), **options
+        dataset,
+        dataset,
+        batch,
+        seed=0,
+        accelerator=Accelerator(),
+        options=DatasetOptions(**options),
     )
     return next(loader.step_batches(0, 0)).micro_batches[0]
 

@@ -175,7 +175,7 @@ def test_step_batches_count_the_samples_of_all_processes() -> None:
 
 def test_a_plan_for_another_number_of_samples_is_refused() -> None:
     plan = BatchPlan(num_samples=32, global_batch_size=12, per_device_batch_size=4)
-    with pytest.raises(ValueError, match="the plan is for 32 samples, the dataset has 31"):
+    with pytest.raises(ValueError, match="the plan is for 32 samples, an epoch has 31"):
         DatasetLoader(SampleReader(Noisy(), CPU), plan, seed=0)
 
 

@@ -28,7 +28,6 @@ from accel_trainer import (
     MeanLoss,
     RunResult,
     TopKAccuracy,
-    build_dataset_loaders,
     build_trainer,
     start_run,
 )
@@ -68,15 +67,12 @@ def train(
         run=replace(config.run, allow_change=allow),
     )
     with start_run(config, recipe="points") as run:
-        loaders = build_dataset_loaders(
-            data, Points(10), run.config.batch, seed=config.seed, accelerator=run.accelerator
-        )
         return build_trainer(
             run,
             model=nn.Linear(4, 2),
             task=ClassificationTask(),
-            train_set=loaders[0],
-            eval_sets=loaders[1],
+            train_set=data,
+            eval_sets=Points(10),
             metrics=[MeanLoss(), TopKAccuracy()],
         ).fit()
 

@@ -20,7 +20,6 @@ from accel_trainer import (
     RecipeConfig,
     RunResult,
     TopKAccuracy,
-    build_dataset_loaders,
     build_trainer,
     main,
     start_run,
@@ -124,15 +123,12 @@ def train_on_pixels(folder: Path, task: type[ClassificationTask]) -> None:
             if task is ClassificationTask:
                 labels = labels[:, None, None].expand(-1, 8, 8)
             data = TensorDataset(images.train.images / 255, labels)
-            loader, eval_loader = build_dataset_loaders(
-                data, data, run.config.batch, seed=0, accelerator=run.accelerator
-            )
             return build_trainer(
                 run,
                 model=nn.Conv2d(3, 4, 1),
                 task=task(),
-                train_set=loader,
-                eval_sets=eval_loader,
+                train_set=data,
+                eval_sets=data,
                 metrics=[MeanLoss(), TopKAccuracy()],
             ).fit()
 

@@ -26,7 +26,6 @@ from accel_trainer import (
     RunResult,
     StepOutput,
     TopKAccuracy,
-    build_dataset_loaders,
     build_trainer,
     start_run,
 )
@@ -45,21 +44,15 @@ def make_net() -> nn.Module:
 
 def train(config: RecipeConfig, **changes: Any) -> RunResult:
     """Train a small net for two epochs; `changes` replace its parts."""
-    data = {
-        name: changes.pop(name) for name in ("collate", "num_classes", "columns") if name in changes
-    }
     parts = {
         "model": make_net(),
         "task": ClassificationTask(),
+        "train_set": DATA,
+        "eval_sets": DATA,
         "metrics": [MeanLoss(), TopKAccuracy()],
     }
-    train_set, test_set = changes.pop("train_set", DATA), changes.pop("test_set", DATA)
     with start_run(config, recipe="mistakes") as run:
-        loaders = build_dataset_loaders(
-            train_set, test_set, run.config.batch, seed=0, accelerator=run.accelerator, **data
-        )
-        parts |= {"loader": loaders[0], "eval_loader": loaders[1]} | changes
-        return build_trainer(run, **parts).fit()
+        return build_trainer(run, **(parts | changes)).fit()
 
 
 # --- recipes ---
@@ -148,6 +141,10 @@ class OverridesTrainStep(ClassificationTask):
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         raise AssertionError("nothing calls it")
+
+
+class HasANumberAsStep:
+    step = 0
 
 
 class DetachesItsLoss(ClassificationTask):
@@ -359,6 +356,11 @@ class IsNotThere(Dataset[Any]):
 class HasNoLength(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return INPUTS[index], LABELS[index]
+
+
+class HasNoPlan:
+    def step_batches(self, epoch: int, first_step: int) -> Iterator[Any]:
+        raise AssertionError("nothing calls it")
 
 
 class Streams(IterableDataset[Any]):

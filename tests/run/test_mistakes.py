@@ -14,7 +14,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from accel_trainer import ClassificationTask, MeanLoss, RecipeConfig, TopKAccuracy, main
+from accel_trainer import (
+    ClassificationTask,
+    DatasetOptions,
+    MeanLoss,
+    RecipeConfig,
+    TopKAccuracy,
+    main,
+)
 
 from .. import processes
 from . import mistakes as m
@@ -32,7 +39,7 @@ def with_model(make: Callable[[], nn.Module]) -> Recipe:
 
 def on(make: Callable[[], Any]) -> Recipe:
     """Read the samples of both sets from what `make` makes."""
-    return lambda config: m.train(config, train_set=make(), test_set=make())
+    return lambda config: m.train(config, train_set=make(), eval_sets=make())
 
 
 # An error that is raised in the user's code: its type, what it says, and the function that raised
@@ -231,6 +238,11 @@ FITS_NOT = [
         "task= has an object of type NoneType, without step: ...",
     ),
     (
+        having(task=m.HasANumberAsStep()),
+        "CONFIG",
+        "task= has an object of type HasANumberAsStep, without step: ...",
+    ),
+    (
         having(task=m.OverridesTrainStep()),
         "CONFIG",
         "task= has train_step, which nothing calls: name it step",
@@ -307,9 +319,9 @@ FITS_NOT = [
         "the recipe's schedule returns None at step 3: return a number",
     ),
     (
-        having(loader=m.DATA),
+        having(train_set=m.HasNoPlan()),
         "CONFIG",
-        "loader= has an object of type TensorDataset, without plan and step_batches: ...",
+        "train_set= has an object of type HasNoPlan, without plan: ...",
     ),
     (
         m.forgets_to_return,
@@ -324,34 +336,43 @@ FITS_NOT = [
     (
         having(train_set=m.NamesAreStrings),
         "DATASET",
-        "train is NamesAreStrings: give an instance of it",
+        "the training set is NamesAreStrings: give an instance of it",
     ),
     (
         having(train_set=m.HasNoLength()),
         "DATASET",
-        "train is HasNoLength: give an object with len() ...",
+        "the training set is HasNoLength: give an object with len() ...",
     ),
-    (having(train_set="photos/"), "DATASET", "train is str: give an object with len() and [index]"),
-    (having(test_set=None), "DATASET", "test is NoneType: give an object with len() and [index]"),
+    (
+        having(train_set="photos/"),
+        "DATASET",
+        "the training set is str: give an object with len() and [index]",
+    ),
+    (having(eval_sets={}), "CONFIG", "eval_sets= has no set: give one or more"),
+    (
+        having(eval_sets=None),
+        "DATASET",
+        "an evaluation set is NoneType: give an object with len() and [index]",
+    ),
     (
         having(train_set=m.Streams()),
         "DATASET",
-        "train is Streams: it has no [index], so give it to build_stream_loaders, ...",
+        "the training set is Streams: it has no [index], so give it to build_stream_loaders, ...",
     ),
     (
         on(m.stream_of_rows),
         "DATASET",
-        "train is IterableDataset: it has no [index], so give it to build_stream_loaders, ...",
+        "the training set is IterableDataset: it has no [index], so give it to ...",
     ),
     (
         on(m.batches),
         "DATASET",
-        "train is DataLoader: give its dataset, train.dataset: the batches, ...",
+        "the training set is DataLoader: give its dataset: the batches, ...",
     ),
     (
         on(lambda: datasets.DatasetDict(train=m.table())),
         "DATASET",
-        "train is DatasetDict: give one of its parts, 'train'",
+        "the training set is DatasetDict: give one of its parts, 'train'",
     ),
     (
         on(m.table),
@@ -370,7 +391,7 @@ FITS_NOT = [
         "__getitem__): ...",
     ),
     (
-        having(collate=m.collates_wrongly),
+        having(options=DatasetOptions(collate=m.collates_wrongly)),
         "DATA_SAMPLE",
         "samples ... (TypeError: list indices must be integers..., at mistakes.py in "
         "collates_wrongly): ...",
@@ -385,9 +406,13 @@ FITS_NOT = [
         "DATA_SAMPLE",
         "samples ... (ValueError: the batch is a Tensor, not of (input, target) pairs): ...",
     ),
-    (having(num_classes=2), "DATA_SAMPLE", "sample 2 has label 2, the classes are 0 to 1: ..."),
     (
-        having(train_set=m.NamesAreStrings(), num_classes=3),
+        having(options=DatasetOptions(num_classes=2)),
+        "DATA_SAMPLE",
+        "sample 2 has label 2, the classes are 0 to 1: ...",
+    ),
+    (
+        having(train_set=m.NamesAreStrings(), options=DatasetOptions(num_classes=3)),
         "SHAPES",
         "... for targets a tuple: the labels are texts, such as 'c': number the classes from 0",
     ),

@@ -22,7 +22,6 @@ from accel_trainer import (
     RuntimeConfig,
     StepOutput,
     TrainerConfig,
-    build_dataset_loaders,
     build_trainer,
     start_run,
 )
@@ -80,15 +79,12 @@ def train(
 ) -> RunResult:
     """Train on vectors; the parts are built as a recipe builds them, at each start."""
     with start_run(config, recipe="planted") as run:
-        loader, eval_loader = build_dataset_loaders(
-            data(32), data(15), run.config.batch, seed=config.seed, accelerator=run.accelerator
-        )
         trainer = build_trainer(
             run,
             model=model(),
             task=task(),
-            train_set=loader,
-            eval_sets=eval_loader,
+            train_set=data(32),
+            eval_sets=data(15),
             metrics=[MeanLoss(), *metrics],
             optimizer=optimizer,
             callbacks=callbacks,

@@ -25,13 +25,13 @@ from accel_trainer import (
     Batch,
     BatchConfig,
     ConfigError,
+    DatasetOptions,
     MeanLoss,
     OptimizerConfig,
     RunConfig,
     StepOutput,
     Task,
     TrainerConfig,
-    build_dataset_loaders,
     build_trainer,
     start_run,
 )
@@ -125,16 +125,14 @@ def train(
     )
     config = replace(config, schedule=replace(config.schedule, shape="constant", warmup_epochs=0))
     with start_run(config, recipe="texts") as run:
-        loader, eval_loader = build_dataset_loaders(
-            Texts(), Texts(), run.config.batch, seed=3, accelerator=run.accelerator, collate=collate
-        )
         model = LanguageModel().to(getattr(torch, dtype))
         build_trainer(
             run,
             model=model,
             task=task(),
-            train_set=loader,
-            eval_sets=eval_loader,
+            train_set=Texts(),
+            eval_sets=Texts(),
+            options=DatasetOptions(collate=collate),
             metrics=[MeanLoss()],
         ).fit()
 
@@ -239,15 +237,12 @@ def train_counting(folder: Path, count: Callable[[Tensor, Batch], Any], *, micro
         torch.randn(32, 5, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
     )
     with start_run(config, recipe="counts") as run:
-        loader, eval_loader = build_dataset_loaders(
-            data, data, run.config.batch, seed=3, accelerator=run.accelerator
-        )
         build_trainer(
             run,
             model=nn.Linear(5, 3),
             task=Counts(count),
-            train_set=loader,
-            eval_sets=eval_loader,
+            train_set=data,
+            eval_sets=data,
             metrics=[MeanLoss()],
         ).fit()
 

@@ -26,7 +26,6 @@ from accel_trainer import (
     RuntimeConfig,
     TopKAccuracy,
     TrainerConfig,
-    build_dataset_loaders,
     build_trainer,
     start_run,
 )
@@ -59,16 +58,13 @@ def train(folder: Path, num_classes: int) -> RunResult:
     data = samples_of(num_classes)
     torch.manual_seed(0)
     with start_run(config, recipe="many") as run:
-        loader, eval_loader = build_dataset_loaders(
-            data, data, run.config.batch, seed=0, accelerator=run.accelerator
-        )
         metrics = [MeanLoss(), TopKAccuracy(), TopKAccuracy(5), ConfusionMatrix(num_classes)]
         return build_trainer(
             run,
             model=nn.Linear(3, num_classes),
             task=ClassificationTask(),
-            train_set=loader,
-            eval_sets=eval_loader,
+            train_set=data,
+            eval_sets=data,
             metrics=metrics,
         ).fit()
 

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from accel_trainer import (
     Batch,
     BatchConfig,
+    DatasetOptions,
     MeanLoss,
     OptimizerConfig,
     RunConfig,
     StepOutput,
     TrainerConfig,
-    build_dataset_loaders,
     build_trainer,
     start_run,
 )
@@ -135,15 +135,13 @@ def in_trainer(
     )
     model = Scalars(copy.deepcopy(module))
     with start_run(config, recipe="modules") as run:
-        loader, eval_loader = build_dataset_loaders(
-            data, data, run.config.batch, seed=3, accelerator=run.accelerator, collate=collate
-        )
         build_trainer(
             run,
             model=model,
             task=Sum(),
-            train_set=loader,
-            eval_sets=eval_loader,
+            train_set=data,
+            eval_sets=data,
+            options=DatasetOptions(collate=collate),
             metrics=[MeanLoss()],
             data_fingerprint="arguments",
         ).fit()

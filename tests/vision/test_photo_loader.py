@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 
-from accel_trainer import BatchConfig, build_dataset_loaders
+from accel_trainer import BatchConfig, DatasetOptions, build_dataset_loaders
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.core.types import Batch, EvalLoader, Loader
@@ -298,7 +298,7 @@ def test_a_padding_as_large_as_the_photo_is_refused() -> None:
 
 def test_a_plan_for_other_photos_is_refused() -> None:
     plan = BatchPlan(num_samples=20, global_batch_size=4, per_device_batch_size=4)
-    with pytest.raises(ValueError, match="the plan is for 20 samples, the split has 21"):
+    with pytest.raises(ValueError, match="the plan is for 20 samples, an epoch has 21"):
         PhotoLoader(
             split_of(mixed_photos(21)),
             plan=plan,
@@ -328,7 +328,7 @@ def test_a_users_own_callable_gives_the_same_pixels_anywhere() -> None:
             BatchConfig(per_device_batch_size=8, num_workers=num_workers),
             seed=0,
             accelerator=Accelerator(cpu=True),
-            num_classes=3,
+            options=DatasetOptions(num_classes=3),
         )
         return [list(step.micro_batches) for step in loader.step_batches(0, first_step)]
 

@@ -309,7 +309,7 @@ class PhotoEvalLoader:
 class PhotoDataset:
     """A split as a map-style dataset of `(transform(photo), label)`.
 
-    It is for `build_dataset_loaders` and any DataLoader. `transform` gets a `PIL.Image` in RGB,
+    It is for `build_trainer` and any DataLoader. `transform` gets a `PIL.Image` in RGB,
     upright, and may draw from the global generators of Python, numpy and torch.
     """
 
