@@ -145,8 +145,9 @@ def choose_monitor(
         for metric in of_set
         for name, is_higher in metric.higher_is_better.items()
     }
-    accuracies = [name for name in known if name.endswith("/accuracy")]
-    name = config.monitor or next(iter([*accuracies, *known]), None)
+    first = next(iter(known), None)
+    accuracy = f"{(first or '').partition('/')[0]}/accuracy"
+    name = config.monitor or (accuracy if accuracy in known else first)
     if name is None and config.patience is None:
         return None
     if name not in known:

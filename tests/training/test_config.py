@@ -5,20 +5,44 @@ from typing import Any
 import pytest
 
 from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.train_state import TrainState
 from accel_trainer.training.config import TrainerConfig
 
 
 @pytest.mark.parametrize(
     ("num_epochs", "every", "evaluated"),
-    [(5, 1, [1, 2, 3, 4, 5]), (5, 2, [2, 4, 5]), (4, 2, [2, 4]), (2, 9, [2])],
+    [
+        (5, "1epoch", [4, 8, 12, 16, 20]),
+        (5, "2epochs", [8, 16, 20]),
+        (4, "2 epochs", [8, 16]),
+        (2, "9epochs", [8]),
+        (2, "0.5epochs", [2, 4, 6, 8]),
+        (2, ".75epochs", [3, 6, 8]),
+        (2, "0.3epochs", [2, 3, 4, 5, 6, 8]),
+        (2, "0.01epochs", [1, 2, 3, 4, 5, 6, 7, 8]),
+        (2, "3steps", [3, 6, 8]),
+        (2, "1step", [1, 2, 3, 4, 5, 6, 7, 8]),
+    ],
 )
-def test_a_run_evaluates_after_every_nth_epoch_and_the_last(
-    num_epochs: int, every: int, evaluated: list[int]
+def test_a_run_evaluates_at_every_interval_and_at_its_end(
+    num_epochs: int, every: str, evaluated: list[int]
 ) -> None:
-    config = TrainerConfig(num_epochs=num_epochs, evaluate_every_n_epochs=every)
+    """Steps after which it does; an epoch has 4."""
+    config = TrainerConfig(num_epochs=num_epochs, evaluate_every=every)
+    positions = [
+        TrainState(optimizer_step=4 * epoch + step, epoch=epoch, step_in_epoch=step)
+        for epoch in range(num_epochs)
+        for step in (1, 2, 3, 4)
+    ]
     assert [
-        epoch for epoch in range(1, num_epochs + 1) if config.evaluates_after(epoch)
+        position.optimizer_step for position in positions if config.evaluates_after(position, 4)
     ] == evaluated
+
+
+@pytest.mark.parametrize("every", ["", "0steps", "0.0epochs", "1.5steps", "5", "-1epoch", "often"])
+def test_an_interval_that_cannot_be_is_refused(every: str) -> None:
+    with pytest.raises(ConfigError, match=f"--evaluate-every is '{every}': set it to some steps"):
+        TrainerConfig(evaluate_every=every)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +51,6 @@ def test_a_run_evaluates_after_every_nth_epoch_and_the_last(
         ({"num_epochs": -1}, "--epochs is -1: set it to 0 .evaluate only. or more"),
         ({"max_steps": 0}, "trainer.max_steps is 0: set it to 1 or more"),
         ({"log_every_n_steps": 0}, "trainer.log_every_n_steps is 0"),
-        ({"evaluate_every_n_epochs": 0}, "trainer.evaluate_every_n_epochs is 0"),
         ({"patience": 0}, "trainer.patience is 0"),
         ({"max_grad_norm": 0.0}, "trainer.max_grad_norm is 0.0: set it above 0"),
         ({"max_time_s": -1.0}, "trainer.max_time_s is -1.0"),

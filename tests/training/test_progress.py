@@ -39,7 +39,7 @@ ACCURACY = Named(accuracy=True)
 
 
 def make(**config: Any) -> Progress:
-    return Progress(TrainerConfig(**config), [LOSS])
+    return Progress(TrainerConfig(**config), {"": [LOSS]})
 
 
 def evaluate(progress: Progress, step: int, loss: float | None) -> None:
@@ -157,7 +157,7 @@ def test_the_best_of_another_metric_is_forgotten() -> None:
     progress = make()
     evaluate(progress, 1, 0.5)
     stored = progress.state_dict()
-    other = Progress(TrainerConfig(), [ACCURACY])
+    other = Progress(TrainerConfig(), {"": [ACCURACY]})
     other.load_state_dict(stored)
     assert other.best is None
     same = make()
@@ -183,7 +183,19 @@ def test_the_best_of_another_metric_is_forgotten() -> None:
 def test_the_monitored_metric_is_the_accuracy_or_the_first_declared(
     metrics: list[Named], config: dict[str, Any], expected: tuple[str, str] | None
 ) -> None:
-    assert choose_monitor(TrainerConfig(**config), metrics) == expected
+    assert choose_monitor(TrainerConfig(**config), {"": metrics}) == expected
+
+
+def test_the_monitored_metric_is_one_of_the_first_evaluation_set() -> None:
+    metrics = {"near": [LOSS], "far": [ACCURACY]}
+    assert choose_monitor(TrainerConfig(), metrics) == ("eval_near/loss", "min")
+    config = TrainerConfig(ema_decay=0.9)
+    assert choose_monitor(config, metrics) == ("eval_ema_near/loss", "min")
+    config = TrainerConfig(monitor="eval_far/accuracy")
+    assert choose_monitor(config, metrics) == ("eval_far/accuracy", "max")
+    progress = Progress(config, metrics)
+    assert progress.monitored_in("far") == "eval_far/accuracy"
+    assert progress.monitored_in("near") is None
 
 
 @pytest.mark.parametrize(
@@ -201,4 +213,4 @@ def test_a_monitored_metric_that_there_is_not_is_refused(
     metrics: list[Named], config: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        Progress(TrainerConfig(**config), metrics)
+        Progress(TrainerConfig(**config), {"": metrics})

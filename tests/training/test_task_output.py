@@ -161,15 +161,9 @@ LABELS = torch.randint(12, (7,), generator=torch.Generator().manual_seed(1))
 TOKENS = torch.tensor([[1, 3, 0], [2, 0, 0], [0, 0, 0], [3, 3, 1], [0, 1, 0], [0, 0, 0], [2, 2, 2]])
 
 
-def step_of(
-    task: Task, targets: Tensor, parts: list[range], dtype: torch.dtype = torch.float64
-) -> tuple[nn.Module, float, float]:
-    """Take a step over 7 samples; return the new model, and the mean of the loss from the sums."""
-    torch.manual_seed(0)
-    model = nn.Linear(5, 12).to(dtype)
-    inputs = torch.randn(7, 5, dtype=torch.float64).to(dtype)
+def make_step(model: nn.Module) -> OptimizerStep:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    step = OptimizerStep(
+    return OptimizerStep(
         PlainStrategy(Accelerator(cpu=True), seed=0),
         wrapped_model=model,
         optimizer=optimizer,
@@ -178,6 +172,16 @@ def step_of(
         guard=Mock(must_skip=lambda *unused: False),
         max_grad_norm=None,
     )
+
+
+def step_of(
+    task: Task, targets: Tensor, parts: list[range], dtype: torch.dtype = torch.float64
+) -> tuple[nn.Module, float, float]:
+    """Take a step over 7 samples; return the new model, and the mean of the loss from the sums."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 12).to(dtype)
+    inputs = torch.randn(7, 5, dtype=torch.float64).to(dtype)
+    step = make_step(model)
     batches = [Batch(inputs[ids], targets[ids], torch.tensor([*ids])) for ids in parts]
     step.begin(TrainState(), StepBatch(batches, 7))
     for batch in batches:
@@ -202,6 +206,16 @@ def test_a_mean_has_the_gradients_of_the_losses(
         assert numbers == pytest.approx([loss_sum, num_items], abs=1e-14, rel=1e-14)
         for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-14)
+
+
+def test_batches_of_ever_other_sizes_keep_no_more_memory() -> None:
+    step = make_step(nn.Linear(5, 12))
+    for size in range(1, 40):
+        batch = Batch(torch.randn(size, 5), torch.arange(size) % 12, torch.arange(size))
+        step.begin(TrainState(), StepBatch([batch], size))
+        step.accumulate(Losses(), batch)
+        step.finish()
+    assert len(step._gradients) <= 16
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -23,6 +23,7 @@ from accel_trainer.vision.sources.find import find_image_source
 from accel_trainer.vision.sources.image_folder import list_images
 from tests import processes
 from tests.joined import joined_processes
+from tests.vision.loader_run import loader_run
 from tests.vision.make_data import png, random_images, write_parquet
 from tests.vision.test_sources import bomb
 
@@ -147,11 +148,9 @@ def take_an_epoch(root: Path) -> None:
     logging.basicConfig()
     with joined_processes() as accelerator:
         loader, _ = build_image_loaders(
+            loader_run(BatchConfig(per_device_batch_size=2), accelerator),
             load(root, SKIP),
-            BatchConfig(per_device_batch_size=2),
             augment=AugmentConfig(),
-            seed=0,
-            accelerator=accelerator,
         )
         step_batches = list(loader.step_batches(0, 0))
         ids = torch.cat(

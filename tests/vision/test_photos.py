@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from accelerate import Accelerator
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
 
 from accel_trainer import BatchConfig
@@ -20,6 +19,7 @@ from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.vision import EvalTransform, PhotoAugmentConfig, build_photo_loaders
 from accel_trainer.vision.sources.photos import Photos, PhotoSplit, load_photos
 
+from .loader_run import loader_run
 from .make_photos import encoded, metadata_is_closed, photo, write_classes, write_photos
 
 
@@ -126,12 +126,10 @@ def test_a_mixture_of_photos_with_several_labels_weighs_each(tmp_path: Path) -> 
     )
     photos = load(splits, tmp_path, multi_label=True)
     loader, _ = build_photo_loaders(
+        loader_run(BatchConfig(per_device_batch_size=8)),
         photos,
-        BatchConfig(per_device_batch_size=8),
         augment=PhotoAugmentConfig(mixup=1.0),
         transform=EvalTransform(size=8),
-        seed=0,
-        accelerator=Accelerator(cpu=True),
     )
     (batch,) = next(iter(loader.step_batches(0, 0))).micro_batches
     assert batch.targets.shape == (8, 3)
@@ -186,12 +184,10 @@ def test_a_class_without_a_validation_photo_is_named_in_one_line(
     assert "photo of cow: add photos of it, or change --val-fraction" in photos.notes[0]
     with caplog.at_level(logging.WARNING):
         build_photo_loaders(
+            loader_run(BatchConfig(per_device_batch_size=4)),
             photos,
-            BatchConfig(per_device_batch_size=4),
             augment=PhotoAugmentConfig(),
             transform=EvalTransform(size=8),
-            seed=0,
-            accelerator=Accelerator(cpu=True),
         )
     assert [record.message for record in caplog.records if record.name.startswith("accel")] == [
         photos.notes[0]
