@@ -444,9 +444,9 @@ MUTANTS = [
     ),
     Mutant(
         "the export has the weights of the model where their average was the best",
-        "accel_trainer/callbacks/export.py",
-        'weights = "ema" if result.best.metric.startswith("eval_ema/") else "model"',
-        'weights = "model"',
+        "accel_trainer/core/train_state.py",
+        'return "ema" if self.metric.startswith("eval_ema") else "model"',
+        'return "model"',
         (
             "tests/training/test_trainer.py::test_exported_weights_load_into_the_plain_model",
             "tests/cli/test_export.py::test_an_export_and_a_run_are_verified",
@@ -721,7 +721,7 @@ MUTANTS = [
     Mutant(
         "every sample of an epoch draws the same",
         "accel_trainer/data/workers.py",
-        "seed = fold_in(key, sample_id)",
+        "seed = fold_in(key, drawn_id)",
         "seed = fold_in(key, len(self.last_begun))",
         ("tests/data/test_workers.py",),
     ),
@@ -770,9 +770,23 @@ MUTANTS = [
     Mutant(
         "the last epoch is not evaluated unless it is due",
         "accel_trainer/training/config.py",
-        " or epoch == self.num_epochs",
-        "",
+        "return is_due or (is_last_epoch and position.step_in_epoch == steps_per_epoch)",
+        "return is_due",
         ("tests/training/test_config.py",),
+    ),
+    Mutant(
+        "an evaluation set decides the best checkpoint because it has an accuracy",
+        "accel_trainer/training/progress.py",
+        "name = config.monitor or (accuracy if accuracy in known else first)",
+        "name = config.monitor or min(known, key=lambda known: '/accuracy' not in known)",
+        ("tests/training/test_progress.py",),
+    ),
+    Mutant(
+        "batches of every size keep memory",
+        "accel_trainer/training/step.py",
+        "self._gradients.clear()",
+        "pass",
+        ("tests/training/test_task_output.py",),
     ),
     Mutant(
         "the file of an evaluation has single numbers too",
@@ -910,8 +924,8 @@ MUTANTS = [
     Mutant(
         "other data of the same size is restored without a word",
         "accel_trainer/run/restore.py",
-        "    if before == after and is_same_data(old, new):",
-        "    if before == after:",
+        "    if before == after and is_same_order and is_same_data(old, new):",
+        "    if before == after and is_same_order:",
         ("tests/run/test_restore.py",),
     ),
     Mutant(
