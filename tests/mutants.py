@@ -778,7 +778,7 @@ MUTANTS = [
         "an evaluation set decides the best checkpoint because it has an accuracy",
         "accel_trainer/training/progress.py",
         "name = config.monitor or (accuracy if accuracy in known else first)",
-        "name = config.monitor or min(known, key=lambda known: '/accuracy' not in known)",
+        "name = config.monitor or next((n for n in known if n.endswith('/accuracy')), first)",
         ("tests/training/test_progress.py",),
     ),
     Mutant(
