@@ -929,6 +929,13 @@ MUTANTS = [
         ("tests/run/test_restore.py",),
     ),
     Mutant(
+        "another order of the samples is restored without a word",
+        "accel_trainer/run/restore.py",
+        "    if before == after and is_same_order and is_same_data(old, new):",
+        "    if before == after and is_same_data(old, new):",
+        ("tests/run/test_restore.py",),
+    ),
+    Mutant(
         "a finished run is continued",
         "accel_trainer/run/resume.py",
         'return not (result.exists() and read_json_object(result)["state"] == "done")',

@@ -36,8 +36,6 @@ FLAGS = [
     "2",
     "--epochs",
     "3",
-    "--evaluate-every",
-    "2",
     "--optimizer.learning-rate-scaling",
     "linear",
     "--schedule.warmup-epochs",
@@ -59,10 +57,18 @@ def train(flags: list[str]) -> None:
     main(cifar.train, cifar.Config, description="", argv=flags)
 
 
-@pytest.mark.parametrize("num_processes", [2, *slow([1])])
-def test_a_run_does_what_was_planned(num_processes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_processes", "every"), [(2, "4steps"), *slow([(1, "2epochs")])])
+def test_a_run_does_what_was_planned(num_processes: int, every: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    flags = [*FLAGS, "--cache-dir", str(tmp_path / "cache"), "--output-dir", str(tmp_path / "run")]
+    flags = [
+        *FLAGS,
+        "--evaluate-every",
+        every,
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--output-dir",
+        str(tmp_path / "run"),
+    ]
     plan = plan_run(
         parse_config(cifar.Config, flags, description=""),
         num_samples=1438,
