@@ -37,6 +37,7 @@ from .data.stream import StreamEvalLoader, StreamLoader, build_stream_loaders
 from .data.workers import SampleReader
 from .distributed.accelerator import RuntimeConfig
 from .distributed.launch import launch
+from .distributed.with_gradient import gather_with_gradient
 from .optim.config import OptimizerConfig
 from .optim.lr_scheduler import ScheduleConfig, build_schedule, schedule_from_torch
 from .optim.optimizers import build_optimizer
@@ -113,6 +114,7 @@ __all__ = [
     "build_schedule",
     "build_stream_loaders",
     "build_trainer",
+    "gather_with_gradient",
     "launch",
     "load_config",
     "main",

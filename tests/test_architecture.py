@@ -316,6 +316,7 @@ RULES = {
             "training.unseen_state",  # in the first two steps
             "training.metrics",  # computes from merged sums, which are on the host
             "distributed.collectives",  # sizes and messages, never in a step
+            "distributed.with_gradient",  # sizes, only in the step of a task that asks for them
             "fault_tolerance.nonfinite_guard",  # once it has found one
             "distributed.fsdp",  # the copy that a checkpoint is written from
             # Index lists and images, which are on the host.

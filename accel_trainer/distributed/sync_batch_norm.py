@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from ..core.errors import ConfigError
+from .with_gradient import sum_with_gradient
 
 _TORCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -106,7 +107,7 @@ def batch_norm(
     # Sums in float64, so that mean and variance do not depend on the split over processes.
     mine = input.double().sum(over)
     count = mine.new_full((1,), input.numel() // input.shape[1])
-    sums = _all_reduce(torch.cat([mine, count]))
+    sums = sum_with_gradient(torch.cat([mine, count]))
     total = sums[-1].detach()
     if input.numel() <= input.shape[1] and total == 1:  # torch refuses this, too
         raise ConfigError(
@@ -117,7 +118,7 @@ def batch_norm(
     mean = sums[:-1] / total
     dtype = torch.promote_types(input.dtype, torch.float32)
     centered = input.to(dtype) - mean.to(dtype).view(shape)
-    variance = _all_reduce(centered.double().square().sum(over)) / total
+    variance = sum_with_gradient(centered.double().square().sum(over)) / total
     if running_mean is not None and running_var is not None:
         with torch.no_grad():
             unbiased = variance * total / (total - 1).clamp(min=1)
@@ -129,23 +130,3 @@ def batch_norm(
     if bias is not None:
         output = output + bias.view(shape)
     return output.to(input.dtype)
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    """A differentiable all-reduce; torch's are deprecated or private (2.13).
-
-    **Collective**, forward and backward.
-    """
-
-    @staticmethod
-    def forward(context: Any, values: Tensor) -> Tensor:
-        total = values.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:
-        return _all_reduce(gradient)
-
-
-_all_reduce = cast(Callable[[Tensor], Tensor], _SumOverProcesses.apply)
