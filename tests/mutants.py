@@ -273,6 +273,38 @@ MUTANTS = [
             "tests/distributed/test_sync_batch_norm.py::test_a_subclass_of_batch_norm_keeps_its_forward_over_all_processes",
         ),
     ),
+    Mutant(
+        "the gradient of gathered samples is that of this process only",
+        "accel_trainer/distributed/with_gradient.py",
+        "return sum_with_gradient(gradient)",
+        "return gradient",
+        (
+            "tests/distributed/test_with_gradient.py::test_gathered_samples_have_the_gradient_of_the_whole_batch",
+        ),
+    ),
+    Mutant(
+        "pairs that are not gathered train on several processes",
+        "accel_trainer/run/parts.py",
+        'num_processes == 1 or coupling == "gathered"',
+        "num_processes == 1 or coupling",
+        ("tests/training/test_pairs.py::test_a_step_that_splits_pairs_is_refused_before_any_work",),
+    ),
+    Mutant(
+        "pairs are split by accumulation",
+        "accel_trainer/run/parts.py",
+        "num_micro_batches == 1 and (",
+        "(",
+        ("tests/run/test_parts.py::test_a_step_that_splits_the_pairs_of_a_loss_is_one_line",),
+    ),
+    Mutant(
+        "a process without samples leaves out an evaluation batch that gathers",
+        "accel_trainer/run/build.py",
+        "has_collective_forward=strategy.has_collective_forward or gathers",
+        "has_collective_forward=strategy.has_collective_forward",
+        (
+            "tests/training/test_pairs.py::test_all_processes_evaluate_a_gathering_task_equally_often",
+        ),
+    ),
     # --- evaluation ---
     Mutant(
         "the sums of the processes are averaged",

@@ -40,7 +40,7 @@ from .dry_run import UnseenRecorder
 from .final_test import FinalTest
 from .observers import build_callbacks
 from .optimization import Optimization, describe_length, plan_optimization
-from .parts import check_parts
+from .parts import check_coupling, check_parts
 from .restore import restore_checkpoint
 from .session import Run
 
@@ -99,13 +99,14 @@ def build_trainer(
 
     Raises:
         ConfigError: an argument has the wrong type, some processes have other data than the main
-            process, or a setting has no effect.
+            process, a setting has no effect, or a step splits the pairs of a loss.
         CheckpointError: the checkpoint to continue from does not fit, or the disk has no room for a
             checkpoint.
     """
     check_parts(model=model, task=task, callbacks=callbacks)
     _refuse_wrapped(model)
     data = build_data(run, train_set, eval_sets, test_set, options)
+    check_coupling(task, data.plan)
     metrics_of = choose_metrics(metrics, task, data)
     strategy = choose_strategy(data.plan, run.accelerator, seed=run.config.seed)
     strategy.refuse(
@@ -156,6 +157,7 @@ def build_trainer(
         data = data.limited(run)
         parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
         callbacks = [*callbacks, UnseenRecorder(run.folder, parts)]
+    gathers = getattr(task, "couples_batch", False) == "gathered"
 
     def evaluator_of(name: str, loader: EvalLoader) -> Evaluator:
         return Evaluator(
@@ -165,7 +167,7 @@ def build_trainer(
             accelerator=run.accelerator,
             num_parts=data.num_parts,
             seed=run.config.seed,
-            has_collective_forward=strategy.has_collective_forward,
+            has_collective_forward=strategy.has_collective_forward or gathers,
         )
 
     own_callbacks = build_callbacks(

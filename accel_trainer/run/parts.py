@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..core.batch_plan import BatchPlan
 from ..core.errors import ConfigError
+from ..core.types import Task
 
 _NEEDED = {
     "model": ("forward", "named_parameters"),
@@ -55,3 +57,34 @@ def check_part(name: str, part: Any) -> None:
     if name == "task" and hasattr(part, "train_step"):
         # A subclass of a built-in task would train with the loss of that.
         raise ConfigError("CONFIG", "task= has train_step, which nothing calls: name it step")
+
+
+def check_coupling(task: Task, plan: BatchPlan) -> None:
+    """Raise ConfigError if a step of `plan` splits the pairs that the loss of `task` needs.
+
+    See `couples_batch` of `Task`.
+    """
+    coupling = getattr(task, "couples_batch", False)
+    if coupling is False:
+        return
+    name = type(task).__name__
+    if coupling is not True and coupling != "gathered":
+        fact = f"couples_batch of {name} is {coupling!r}"
+        raise ConfigError("TASK", f"{fact}: set it to True, False or 'gathered'")
+    fact = f"the loss of {name} couples the samples of a batch"
+    if not hasattr(task, "eval_step"):
+        fix = "add an eval_step whose losses do not depend on other samples"
+        raise ConfigError("TASK", f"{fact}: {fix}")
+    num_processes = plan.num_processes
+    num_micro_batches = plan.accumulation_steps
+    if num_micro_batches == 1 and (num_processes == 1 or coupling == "gathered"):
+        return
+    batch_size = plan.global_batch_size
+    fix = f"set --accumulate 1 --batch-size {batch_size // num_processes}"
+    if coupling is True:
+        fix = (
+            f"launch 1 process with --accumulate 1 --batch-size {batch_size}, or gather the "
+            "samples with gather_with_gradient in the task and set couples_batch = 'gathered'"
+        )
+    split = f"{num_processes} processes x {num_micro_batches} micro-batches"
+    raise ConfigError("BATCH_SIZE", f"{fact}, and a step has {split}: {fix}")
