@@ -94,12 +94,12 @@ def same_torch_threads() -> None:
 @pytest.fixture(autouse=True)
 def same_signal_handlers() -> Iterator[None]:
     """Restore the handlers: a recipe's `main` ignores late signals, because its process ends."""
-    from accel_trainer.core.platform import STOP_SIGNALS
+    from accel_trainer.core.platform import RUN_SIGNALS
 
-    for number in STOP_SIGNALS:
+    for number in RUN_SIGNALS:
         if signal.getsignal(number) is signal.SIG_IGN:  # the tests themselves run under nohup
             signal.signal(number, signal.SIG_DFL)
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in RUN_SIGNALS}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)

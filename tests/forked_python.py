@@ -43,7 +43,7 @@ with socket.socket(socket.AF_UNIX) as server:
     server.sendall(encoded)
     said = server.makefile()
     process = int(said.readline())
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, frame: os.kill(process, number))
     code = int(said.readline())
 if code < 0:

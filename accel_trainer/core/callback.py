@@ -27,7 +27,7 @@ class RunResult:
 
 
 class TrainerView(Protocol):
-    """What a callback may read from a trainer, and the only request it may make."""
+    """What a callback may read from a trainer, and the requests it may make."""
 
     @property
     def accelerator(self) -> Accelerator:
@@ -86,6 +86,9 @@ class Callback:
 
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
         """Called after an evaluation; the metrics are the same on every process."""
+
+    def request_save(self) -> None:
+        """Save at the next step boundary. Any process may call it at any time."""
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Called after an epoch and its evaluation, if any.

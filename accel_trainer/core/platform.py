@@ -18,6 +18,9 @@ WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0)
 _SIGNAL_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGBREAK")
 STOP_SIGNALS = tuple(signal.Signals[name] for name in _SIGNAL_NAMES if hasattr(signal, name))
 """The signals that ask a run to stop. Windows has SIGTERM, SIGINT and SIGBREAK (Ctrl-Break)."""
+SAVE_SIGNALS = (signal.SIGUSR2,) if hasattr(signal, "SIGUSR2") else ()
+"""The signal that asks a run to save and go on; Windows has none."""
+RUN_SIGNALS = (*STOP_SIGNALS, *SAVE_SIGNALS)
 
 # On Windows, no other process can read the locked byte, so it lies beyond the content.
 _LOCKED_BYTE = 2**30

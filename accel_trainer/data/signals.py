@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ..core.platform import STOP_SIGNALS
+from ..core.platform import RUN_SIGNALS
 
 _CHILD_DIED: Any = getattr(signal, "SIGCHLD", None)  # None on Windows
 
@@ -51,9 +51,9 @@ worker_deaths = WorkerDeaths()
 
 
 def ignore_signals() -> None:
-    """Ignore stop signals to the process group.
+    """Ignore signals to the process group that ask a run to stop or to save.
 
     For data workers, which the main process ends, and for processes that have finished.
     """
-    for number in STOP_SIGNALS:
+    for number in RUN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

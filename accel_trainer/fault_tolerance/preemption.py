@@ -1,4 +1,4 @@
-"""Clean stops: a signal raises a flag, and all processes agree on the step at which they stop."""
+"""Stops and saves on request: a signal raises a flag, and all processes agree on the step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 
 from ..core.errors import Preempted
-from ..core.platform import STOP_SIGNALS
+from ..core.platform import RUN_SIGNALS, SAVE_SIGNALS
 from ..distributed.process_group import find_cpu_group
 
 TIME_LIMIT = 100  # above every signal number
-# Stands for "no request" in the reduction, where the smallest code wins: a signal wins over the
-# time limit, and the time limit over no request.
+# In the reduction, the smallest code wins: a signal wins over the time limit, that over a save,
+# which the end of the run makes anyway, and a save over no request.
+_SAVE = 500
 _NOTHING = 1000
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ class Stop(int):
 
 
 class StopFlag:
-    """A request to stop, on which all processes agree.
+    """A request to stop or to save, on which all processes agree.
 
     A process may raise the flag at any time. Every process calls `poll` once per step, which sets
     `agreed` once *any* process has raised the flag. With several processes that is one step later:
@@ -49,6 +50,9 @@ class StopFlag:
 
     `agreed` is the request that all processes follow; `Stop(0)`, which is false, while there is
     none. The smallest code of any process wins: a signal wins over the time limit.
+
+    `is_save_agreed` is set in the same way once any process has asked for a save. It stays set
+    until the trainer has saved and clears it: evaluations poll, too, but do not save.
 
     `num_polls` counts the calls of `poll`: the watchdog sees in it that the process makes progress.
 
@@ -65,9 +69,11 @@ class StopFlag:
         self.agreed = self._wish = Stop()
         self.num_polls = 0
         self.is_starting = False
+        self.is_save_agreed = False
+        self._wants_save = False
         self._num_processes = num_processes
         self._group = None if num_processes == 1 else find_cpu_group(timeout_s=timeout_s)
-        # The smallest wish of all processes, and whether all of them have run out of items.
+        # The smallest code of all processes, and whether all of them have run out of items.
         self._reduced = torch.zeros(2, dtype=torch.int32)
         self._pending: dist.Work | None = None
         self._have_all_run_out = False
@@ -85,20 +91,23 @@ class StopFlag:
         if not self._wish.is_preemption:
             self._wish = Stop(code)
 
+    def request_save(self) -> None:
+        """Request a save. Safe in a signal handler."""
+        self._wants_save = True
+
     def poll(self, *, has_run_out: bool = False) -> bool:
         """Return whether to stop now, the same on every process. **Collective** (asynchronous)."""
         self.num_polls += 1
+        self.drain()
+        code = self._wish or (_SAVE if self._wants_save else _NOTHING)
         if self._num_processes == 1:
-            self.agreed = self._wish
-            self._have_all_run_out = has_run_out
-        else:
-            self.drain()
-            if not (self.agreed.is_preemption or self._have_all_run_out):
-                self._reduced[0] = self._wish or _NOTHING
-                self._reduced[1] = has_run_out
-                self._pending = dist.all_reduce(
-                    self._reduced, dist.ReduceOp.MIN, self._group, async_op=True
-                )
+            self._follow(code, has_run_out)
+        elif not (self.agreed.is_preemption or self._have_all_run_out):
+            self._reduced[0] = code
+            self._reduced[1] = has_run_out
+            self._pending = dist.all_reduce(
+                self._reduced, dist.ReduceOp.MIN, self._group, async_op=True
+            )
         return bool(self.agreed)
 
     def drain(self) -> None:
@@ -109,9 +118,17 @@ class StopFlag:
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
-            # The remainder is the code itself, or 0 for `_NOTHING`.
-            self.agreed = Stop(int(self._reduced[0]) % _NOTHING)
-            self._have_all_run_out = bool(self._reduced[1])
+            self._follow(*self._reduced.tolist())
+
+    def _follow(self, code: int, have_all_run_out: bool) -> None:
+        """Follow the smallest code of all processes."""
+        # The remainder is the code itself, or 0 for `_SAVE` and `_NOTHING`.
+        self.agreed = Stop(code % _SAVE)
+        self._have_all_run_out = have_all_run_out
+        if code == _SAVE:
+            # A request of this process that is not reduced yet is served by the same save.
+            self._wants_save = False
+            self.is_save_agreed = True
 
     def agree(self) -> bool:
         """Return whether any process has requested a stop so far. **Collective.**"""
@@ -139,13 +156,16 @@ class StopFlag:
 
 @contextmanager
 def stop_on_signals(flag: StopFlag) -> Iterator[None]:
-    """Raise `flag` on the first TERM, INT, USR1 or HUP inside the block.
+    """Raise `flag` on the first TERM, INT, USR1 or HUP inside the block; USR2 requests a save.
 
     A second INT exits at once with 130. A signal that was ignored stays ignored, as under nohup.
     Outside the main thread, where Python allows no handlers, the block runs without them.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if number in SAVE_SIGNALS:
+            flag.request_save()
+            return
         if number == signal.SIGINT and flag.is_raised:
             os._exit(128 + signal.SIGINT)
         flag.request(number)
@@ -157,7 +177,7 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
                 "run the same command again",
             )
 
-    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handled = [number for number in RUN_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     try:
         previous = {number: signal.signal(number, handle) for number in handled}
     except ValueError:

@@ -212,8 +212,17 @@ class Trainer:
 
     def _save(self) -> None:
         """Pass a checkpoint of the current position to the writer. **Collective.**"""
+    def request_save(self) -> None:
+        """Save a checkpoint at the next step boundary, and go on training.
+
+        Any process may call it at any time. All save after the same step: with several processes,
+        that is one step later. After an evaluation, the checkpoint holds its result.
+        """
+        self._stop_flag.request_save()
+
         self._saved_best = self.best
         self._step.check_last_gradient()
+        self._stop_flag.is_save_agreed = False
         with self._activity.during("disk"):
             self._checkpointer.wait()
         with self._activity.during("save"):
@@ -297,7 +306,11 @@ class Trainer:
 
     @property
     def _is_save_due(self) -> bool:
-        return self.best is not self._saved_best or self._checkpointer.config.is_due(self.state)
+        return (
+            self.best is not self._saved_best
+            or self._checkpointer.config.is_due(self.state)
+            or self._stop_flag.is_save_agreed
+        )
 
     @property
     def position(self) -> Position:

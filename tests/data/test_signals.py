@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from accel_trainer.core.platform import STOP_SIGNALS
+from accel_trainer.core.platform import RUN_SIGNALS
 from accel_trainer.data.signals import WorkerDeaths, ignore_signals
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="Windows has no SIGCHLD")
@@ -63,8 +63,8 @@ def test_a_handler_of_deaths_that_is_not_torchs_is_left_alone() -> None:
     assert signal.getsignal(signal.SIGCHLD) is own
 
 
-def test_a_process_that_is_done_ignores_stop_signals() -> None:
+def test_a_process_that_is_done_ignores_the_signals_to_a_run() -> None:
     ignore_signals()
-    assert {signal.getsignal(number) for number in STOP_SIGNALS} == {signal.SIG_IGN}
-    for number in STOP_SIGNALS:
+    assert {signal.getsignal(number) for number in RUN_SIGNALS} == {signal.SIG_IGN}
+    for number in RUN_SIGNALS:
         os.kill(os.getpid(), number)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from accel_trainer.core.errors import Preempted
-from accel_trainer.core.platform import STOP_SIGNALS
+from accel_trainer.core.platform import RUN_SIGNALS, SAVE_SIGNALS, STOP_SIGNALS
 from accel_trainer.fault_tolerance.preemption import TIME_LIMIT, Stop, StopFlag, stop_on_signals
 
 from .. import processes
@@ -36,21 +36,21 @@ def test_handlers_are_restored_however_the_block_ends() -> None:
     def handle(number: int, frame: object) -> None:
         raise AssertionError
 
-    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, handle) for number in RUN_SIGNALS}
     try:
         with stop_on_signals(StopFlag()):
-            assert all(signal.getsignal(number) is not handle for number in STOP_SIGNALS)
-        assert all(signal.getsignal(number) is handle for number in STOP_SIGNALS)
+            assert all(signal.getsignal(number) is not handle for number in RUN_SIGNALS)
+        assert all(signal.getsignal(number) is handle for number in RUN_SIGNALS)
         with pytest.raises(KeyError), stop_on_signals(StopFlag()):
             raise KeyError
-        assert all(signal.getsignal(number) is handle for number in STOP_SIGNALS)
+        assert all(signal.getsignal(number) is handle for number in RUN_SIGNALS)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def test_outside_the_main_thread_the_block_runs_without_handlers() -> None:
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in RUN_SIGNALS}
     ran: list[bool] = []
 
     def work() -> None:
@@ -64,7 +64,7 @@ def test_outside_the_main_thread_the_block_runs_without_handlers() -> None:
     thread.start()
     thread.join()
     assert ran == [True]
-    assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
+    assert {number: signal.getsignal(number) for number in RUN_SIGNALS} == before
 
 
 def test_an_error_outside_the_main_thread_comes_through() -> None:
@@ -125,6 +125,50 @@ def test_a_stop_gives_its_reason() -> None:
     assert all(number < TIME_LIMIT for number in signal.valid_signals())
 
 
+@pytest.mark.parametrize("number", SAVE_SIGNALS)
+def test_a_save_signal_stops_nothing_and_asks_for_one_save(number: int) -> None:
+    flag = StopFlag()
+    flag.is_starting = True  # it does not raise either
+    with stop_on_signals(flag):
+        for _ in range(2):
+            os.kill(os.getpid(), number)
+        assert not flag.is_raised
+        for _ in range(3):  # as in an evaluation, which polls and does not save
+            assert not flag.poll()
+            assert flag.is_save_agreed
+    flag.is_save_agreed = False  # as a save does
+    assert not flag.poll()
+    assert not flag.is_save_agreed
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_all_processes_agree_on_one_save_though_each_asks_when_it_will(
+    tmp_path: Path, num_processes: int
+) -> None:
+    processes.run(save_together, tmp_path, num_processes=num_processes, folder=tmp_path / "logs")
+    saved = {(tmp_path / str(rank)).read_text() for rank in range(num_processes)}
+    # Asked for before the polls of step 5 and, by the others, of step 6; then before that of 9.
+    assert saved == {"6 10"}
+
+
+def save_together(folder: Path) -> None:
+    with joined_processes() as accelerator:
+        flag = StopFlag(num_processes=accelerator.num_processes)
+        saved = []
+        with stop_on_signals(flag):
+            for step in range(12):
+                if step == (5 if accelerator.is_last_process else 6):
+                    os.kill(os.getpid(), signal.SIGUSR2)
+                if step == 9 and accelerator.is_main_process:
+                    os.kill(os.getpid(), signal.SIGUSR2)
+                assert not flag.poll()
+                if flag.is_save_agreed:
+                    flag.is_save_agreed = False
+                    saved.append(step)
+        flag.drain()
+        (folder / str(accelerator.process_index)).write_text(" ".join(map(str, saved)))
+
+
 @pytest.mark.parametrize("num_processes", [2, 3])
 def test_all_processes_stop_at_the_same_step_though_only_one_got_a_signal(
     tmp_path: Path, num_processes: int
@@ -171,6 +215,7 @@ def wish_differently() -> None:
     with joined_processes() as accelerator:
         flag = StopFlag(num_processes=2)
         flag.request(TIME_LIMIT if accelerator.is_main_process else signal.SIGTERM)
+        flag.request_save()
         assert not flag.poll()
         assert flag.poll()
         assert flag.agreed == Stop(signal.SIGTERM)
@@ -190,7 +235,7 @@ def leave_after_a_poll() -> None:
         assert accelerator.reduce(torch.ones(1), reduction="sum").item() == 2
 
 
-def test_data_workers_outlive_every_stop_signal(tmp_path: Path) -> None:
+def test_data_workers_outlive_every_signal_to_a_run(tmp_path: Path) -> None:
     processes.run(ignore_all, num_processes=1, folder=tmp_path)
 
 
@@ -198,20 +243,22 @@ def ignore_all() -> None:
     from accel_trainer.data.signals import ignore_signals
 
     ignore_signals()
-    for number in STOP_SIGNALS:
+    for number in RUN_SIGNALS:
         os.kill(os.getpid(), number)
 
 
-def test_a_signal_that_was_ignored_stays_ignored() -> None:
+@pytest.mark.parametrize("number", [signal.SIGHUP, *SAVE_SIGNALS])
+def test_a_signal_that_was_ignored_stays_ignored(number: int) -> None:
     """Under nohup the end of a session is no reason to stop."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         flag = StopFlag()
         with stop_on_signals(flag):
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert not flag.is_raised
+            os.kill(os.getpid(), number)
+            assert not flag.poll()
+            assert not flag.is_save_agreed
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 def test_a_signal_before_there_is_anything_to_save_leaves_at_once() -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import IO, Any
 
-from ...core.platform import STOP_SIGNALS
+from ...core.platform import RUN_SIGNALS, STOP_SIGNALS
 
 # Without -P, `python -m` would import modules of the current folder, such as its torch.py.
 _SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
@@ -61,7 +61,7 @@ def start_recipe(
 
 @contextmanager
 def forward_signals() -> Iterator[list[int]]:
-    """Forward signals to all children inside the block; yield the list of signal numbers received.
+    """Forward signals to all children inside the block; yield the list of stop signals received.
 
     A first INT is forwarded as TERM: a terminal also sends INT to the children, and a second INT
     would make them exit at once. The launchers of torch and accelerate do not expose the children
@@ -77,13 +77,14 @@ def forward_signals() -> Iterator[list[int]]:
 
     def forward(number: int, frame: FrameType | None) -> None:
         is_first = number not in received
-        received.append(number)
+        if number in STOP_SIGNALS:
+            received.append(number)
         sent = signal.SIGTERM if number == signal.SIGINT and is_first else number
         for child in children:
             if child.returncode is None:
                 child.send_signal(sent)
 
-    previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+    previous = {number: signal.signal(number, forward) for number in RUN_SIGNALS}
     subprocess.Popen.__init__ = start_and_record  # type: ignore[method-assign]
     try:
         yield received
