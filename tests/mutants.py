@@ -502,6 +502,63 @@ MUTANTS = [
         ("tests/fault_tolerance/test_preemption.py::test_the_first_stop_request_is_kept",),
     ),
     Mutant(
+        "a save that each process asked for is made twice",
+        "accel_trainer/fault_tolerance/preemption.py",
+        "            self._wants_save = False\n",
+        "            self._wants_save = self._wants_save and not self.is_save_agreed\n",
+        (
+            "tests/fault_tolerance/test_preemption.py::test_all_processes_agree_on_one_save_though_each_asks_when_it_will",
+        ),
+    ),
+    Mutant(
+        "a save that was agreed on in an evaluation is forgotten",
+        "accel_trainer/fault_tolerance/preemption.py",
+        "            self.is_save_agreed = True\n",
+        "        self.is_save_agreed = code == _SAVE\n",
+        ("tests/faults/test_save_signals.py::test_usr2_in_an_evaluation_saves_after_it",),
+    ),
+    Mutant(
+        "a signal that asks for a save during the start raises",
+        "accel_trainer/fault_tolerance/preemption.py",
+        "            flag.request_save()\n            return\n",
+        "            flag.request_save()\n",
+        (
+            "tests/faults/test_save_signals.py::test_usr2_during_the_start_saves_after_the_first_step",
+        ),
+    ),
+    Mutant(
+        "data workers die of a signal that asks for a save",
+        "accel_trainer/data/signals.py",
+        "for number in RUN_SIGNALS:",
+        "for number in RUN_SIGNALS[:-1]:",
+        (
+            "tests/fault_tolerance/test_preemption.py::test_data_workers_outlive_every_signal_to_a_run",
+        ),
+    ),
+    Mutant(
+        "once a save was asked for, every step saves",
+        "accel_trainer/training/trainer.py",
+        "        self._stop_flag.is_save_agreed = False\n",
+        "",
+        (
+            "tests/faults/test_save_signals.py::test_usr2_saves_once_and_the_run_ends_with_the_same_bytes",
+        ),
+    ),
+    Mutant(
+        "the metadata of the program replaces that of the checkpoint",
+        "accel_trainer/run/restore.py",
+        'trainer.metadata.update(checkpoint.manifest.get("metadata", {}))',
+        'trainer.metadata = {**checkpoint.manifest.get("metadata", {}), **trainer.metadata}',
+        ("tests/run/test_metadata.py::test_metadata_is_stored_in_every_checkpoint_and_restored",),
+    ),
+    Mutant(
+        "a checkpoint stores what a callback notes after it was saved",
+        "accel_trainer/checkpoint/manager.py",
+        '"metadata": copy_metadata(metadata),',
+        '"metadata": metadata or {},',
+        ("tests/run/test_metadata.py",),
+    ),
+    Mutant(
         "slow evaluations are taken for stuck",
         "accel_trainer/fault_tolerance/watchdog.py",
         "now = (phase, self._stop_flag.num_polls + self._activity.num_forwards)",

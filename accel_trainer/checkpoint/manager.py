@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 
@@ -21,7 +21,7 @@ from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..distributed.collectives import SINGLE_PROCESS, Peers
 from . import retention
 from .format import commit_mark, list_checkpoints, write_checkpoint
-from .serialization import Encoded, encode, first_nonfinite
+from .serialization import Encoded, copy_metadata, encode, first_nonfinite
 from .sharded import local_slices
 from .staging import Snapshot
 
@@ -166,15 +166,17 @@ class Checkpointer:
         pieces: Mapping[str, object],
         *,
         best: BestCheckpoint | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """Copy `pieces`, states by name, and write the copy in the background.
 
         Training may continue once this returns. `best` is the best checkpoint so far, perhaps this
-        one: it is kept, and best.json names it. A valid checkpoint of this run at `position` is not
-        written again.
+        one: it is kept, and best.json names it. `metadata` is what the user notes in the manifest.
+        A valid checkpoint of this run at `position` is not written again.
 
         Waits for the save before, and raises its errors as `wait` does. Raises CheckpointError for
-        a state that is not made of plain values and tensors.
+        a state that is not made of plain values and tensors, and ConfigError for `metadata` that is
+        not plain JSON.
         """
         self.wait()
         index = self.peers.process_index
@@ -182,7 +184,7 @@ class Checkpointer:
             name: local_slices(encode(value, name=name), index) for name, value in pieces.items()
         }
         copies, wait_for_copies = self._snapshot.take(encoded)
-        header = {**self._metadata, **asdict(position)}
+        header = {**self._metadata, "metadata": copy_metadata(metadata), **asdict(position)}
         name = checkpoint_name(position)
 
         def commit() -> None:

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, ConfigError
 from ..core.filesystem import Chunk, read_file
 
 MAX_BYTES = 8 * 2**20
@@ -71,6 +71,19 @@ def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} is not an object")
     return value
+
+
+def copy_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a user notes in checkpoints, as it comes back from JSON: a tuple as a list.
+
+    Raises ConfigError for what JSON cannot hold.
+    """
+    try:
+        return dict(parse_json(dump_json(dict(metadata or {}))))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            "METADATA", f"metadata is not JSON ({error}): use texts, numbers, lists and dicts"
+        ) from None
 
 
 # --- tensors as a safetensors file ---

@@ -64,7 +64,8 @@ class TrainerView(Protocol):
 class Callback:
     """Observes a run; its hooks are called on every process.
 
-    A callback may call `trainer.request_stop`, but must not assign to the trainer's attributes.
+    A callback may call `trainer.request_stop` and `trainer.request_save`, and change the entries of
+    `trainer.metadata`, but must not assign to the trainer's attributes.
 
     `on_fit_start` is called first. Then `on_step_end` follows every step, `on_evaluate_end` every
     evaluation, `on_epoch_end` every epoch, and `on_checkpoint` every checkpoint. The last call is
@@ -72,6 +73,10 @@ class Callback:
 
     Every checkpoint stores what `state_dict` returns, under the name of the class and the
     callback's number among the callbacks of that class. An exception in a hook ends the run with an
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the next checkpoints store as "metadata"; that of the main process counts."""
+
     error that names the callback.
     """
 

@@ -16,6 +16,7 @@ from ..callbacks.export import OnnxExport
 from ..callbacks.metrics_file import MetricsFile
 from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer
+from ..checkpoint.serialization import copy_metadata
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
 from ..core.errors import ConfigError
@@ -62,6 +63,7 @@ def build_trainer(
     optimizer: Callable[[nn.Module], Optimizer] | None = None,
     schedule: Schedule | None = None,
     callbacks: Sequence[Callback] = (),
+    metadata: Mapping[str, Any] | None = None,
     trainer_class: type[Trainer] = Trainer,
 ) -> Trainer:
     """Assemble a trainer for `run`, and restore the checkpoint that the run continues from.
@@ -78,8 +80,9 @@ def build_trainer(
     None: a hash of some samples, if the loaders have one.
     `export_config` is written beside the exported weights as JSON. `optimizer` is a function that
     builds your optimizer for the model on its device, and `schedule` a function that returns the
-    learning rate at each step; None: they follow the config. `trainer_class` is a subclass that
-    overrides `train_step`.
+    learning rate at each step; None: they follow the config. `metadata` has plain JSON values that
+    the manifest of every checkpoint stores; a run that continues keeps those of its checkpoint, and
+    adds what they lack. `trainer_class` is a subclass that overrides `train_step`.
 
     The order matters:
 
@@ -98,12 +101,14 @@ def build_trainer(
        into is complete.
 
     Raises:
-        ConfigError: an argument has the wrong type, some processes have other data than the main
-            process, a setting has no effect, or a step splits the pairs of a loss.
+        ConfigError: an argument has the wrong type, `metadata` is not plain JSON, some processes
+            have other data than the main process, a setting has no effect, or a step splits the
+            pairs of a loss.
         CheckpointError: the checkpoint to continue from does not fit, or the disk has no room for a
             checkpoint.
     """
     check_parts(model=model, task=task, callbacks=callbacks)
+    noted = copy_metadata(metadata)
     _refuse_wrapped(model)
     data = build_data(run, train_set, eval_sets, test_set, options)
     check_coupling(task, data.plan)
@@ -129,7 +134,7 @@ def build_trainer(
     optimization = plan_optimization(run.config, model, data.plan, optimizer, schedule)
     _check_same_parts(run, model, optimization, task, metrics_of)
 
-    metadata = {
+    header = {
         **identity,
         "config_sha256": identity_sha256(run.config),
         "task_fingerprint": fingerprint_of(task),
@@ -148,7 +153,7 @@ def build_trainer(
     checkpointer = Checkpointer(
         run.folder / "checkpoints",
         config=run.config.checkpoint,
-        metadata=metadata,
+        metadata=header,
         before_commit=history.sync if history is not None else lambda: None,
         peers=strategy.checkpoint_peers(timeout_s=run.config.runtime.timeout_s),
     )
@@ -199,6 +204,7 @@ def build_trainer(
         callbacks=[*own_callbacks, *callbacks],
         trainer_class=trainer_class,
     )
+    trainer.metadata |= noted
     prepare_checkpoints(trainer, checkpointer)
     if run.accelerator.is_main_process:
         run.resources.enter_context(guarded_folder(checkpointer.directory))
@@ -206,7 +212,7 @@ def build_trainer(
         restore_checkpoint(
             trainer,
             run.checkpoint,
-            metadata=metadata,
+            metadata=header,
             changes=run.changes,
             allowed=run.config.run.allow_change,
         )

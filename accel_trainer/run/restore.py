@@ -45,6 +45,7 @@ def restore_checkpoint(
     _warn_of_changes(checkpoint, metadata)
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
+        trainer.metadata.update(checkpoint.manifest.get("metadata", {}))
         for stored in checkpoint.slices:
             stored.kept = None  # frees slices that this process has verified for another one
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -88,6 +88,8 @@ class Trainer:
         self._data_wait = Stopwatch()
         self._callback_runner = CallbackRunner(callbacks)
         self._saved_best: BestCheckpoint | None = None
+        self.metadata: dict[str, Any] = {}
+        """Plain JSON values that every checkpoint stores; those of the main process count."""
         self.result: RunResult | None = None
         """How the run ended; None while it runs."""
 
@@ -230,7 +232,7 @@ class Trainer:
                 self._rehearsal.check_tensors()
             pieces = self.state_dict()
             if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
-                self._checkpointer.save(self.state, pieces, best=self.best)
+                self._checkpointer.save(self.state, pieces, best=self.best, metadata=self.metadata)
         self._notify("on_checkpoint", checkpoint_name(self.state))
 
     def restore(self, pieces: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:

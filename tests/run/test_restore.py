@@ -29,6 +29,7 @@ class Restored:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
         self.changes: Sequence[str] | None = None
+        self.metadata: dict[str, Any] = {}
 
     def restore(self, pieces: Mapping[str, Any], *, changes: Sequence[str]) -> None:
         if self.error is not None:

@@ -5,6 +5,7 @@ Nothing is written. The exit code is 74 if there is no valid checkpoint to resum
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,9 @@ def _describe(report: CheckpointReport) -> Iterator[str]:
         )
     for name, value in manifest.items():
         if name not in ("files", *_POSITION):
-            if isinstance(value, dict):
+            if name == "metadata":
+                value = json.dumps(value, ensure_ascii=False)
+            elif isinstance(value, dict):
                 value = ", ".join(f"{key} {entry}" for key, entry in value.items())
             yield f"{name}: {value}"
     rows = []
