@@ -1,6 +1,5 @@
 """A thin, exact training toolkit over HuggingFace accelerate."""
 
-from .callbacks.metrics_file import read_history
 from .checkpoint.manager import CheckpointConfig
 from .cli.recipe.main import main
 from .core.batch_plan import BatchConfig, BatchPlan
@@ -15,6 +14,7 @@ from .core.errors import (
     ProcessError,
     UserError,
 )
+from .core.history import read_history
 from .core.learning_rate import Schedule
 from .core.train_state import TrainState
 from .core.types import (

@@ -6,11 +6,11 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.filesystem import AppendFile, read_lines
+from ..core.filesystem import AppendFile
 
 _logger = logging.getLogger(__name__)
 
@@ -76,15 +76,3 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def read_history(run: Path | str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a run's `metrics.jsonl`; NaN and inf are strings.
-
-    The run may be writing more rows: a line that is not complete yet is left out.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    for line in read_lines(Path(run) / "metrics.jsonl"):
-        yield json.loads(line)

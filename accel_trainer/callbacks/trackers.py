@@ -17,7 +17,7 @@ from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.config import flatten_config
 from ..core.errors import ConfigError
-from .metrics_file import read_history
+from ..core.history import read_history
 
 _logger = logging.getLogger(__name__)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from accelerate import Accelerator
 
+from .history import read_history
 from .train_state import BestCheckpoint, TrainState
 from .types import Loader, StepReport
 
@@ -16,7 +19,7 @@ from .types import Loader, StepReport
 class RunResult:
     """How a run ended.
 
-    `metrics` are the results of the last evaluation.
+    `metrics` are the results of the last evaluation, and `folder` is that of the run.
     """
 
     state: Literal["done", "stopped", "preempted"]
@@ -24,6 +27,26 @@ class RunResult:
     position: TrainState
     metrics: Mapping[str, Any]
     best: BestCheckpoint | None
+    folder: Path
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The rows of the run's `metrics.jsonl`, also of earlier attempts; NaN and inf are floats.
+
+        They are read when asked for. Empty on a machine without the file.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with suppress(FileNotFoundError):
+            return [
+                {
+                    name: float(value) if value in ("nan", "inf", "-inf") else value
+                    for name, value in row.items()
+                }
+                for row in read_history(self.folder)
+            ]
+        return []
 
 
 class TrainerView(Protocol):
@@ -50,6 +73,10 @@ class TrainerView(Protocol):
         """The best evaluation so far."""
 
     @property
+    def metadata(self) -> dict[str, Any]:
+        """What the next checkpoints store as "metadata"; that of the main process counts."""
+
+    @property
     def is_finished(self) -> bool:
         """Whether all steps have been trained."""
 
@@ -59,6 +86,9 @@ class TrainerView(Protocol):
 
     def request_stop(self, reason: str) -> None:
         """Stop at the next step boundary. Call it on every process at the same step."""
+
+    def request_save(self) -> None:
+        """Save at the next step boundary. Any process may call it at any time."""
 
 
 class Callback:
@@ -73,10 +103,6 @@ class Callback:
 
     Every checkpoint stores what `state_dict` returns, under the name of the class and the
     callback's number among the callbacks of that class. An exception in a hook ends the run with an
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What the next checkpoints store as "metadata"; that of the main process counts."""
-
     error that names the callback.
     """
 
@@ -91,9 +117,6 @@ class Callback:
 
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
         """Called after an evaluation; the metrics are the same on every process."""
-
-    def request_save(self) -> None:
-        """Save at the next step boundary. Any process may call it at any time."""
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Called after an epoch and its evaluation, if any.

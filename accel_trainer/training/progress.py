@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from ..core.callback import RunResult
@@ -86,7 +87,7 @@ class Progress:
         self.metrics = metrics
         self.evaluated_step = self.position.optimizer_step
 
-    def result(self, stop: Stop) -> RunResult:
+    def result(self, stop: Stop, folder: Path) -> RunResult:
         """Return how the run ended: done and evaluated, or by `stop`."""
         state: Literal["done", "stopped", "preempted"] = (
             "preempted" if stop.is_preemption else "stopped"
@@ -95,7 +96,9 @@ class Progress:
         if self.end_reason is not None and self.is_evaluated:
             state, reason = "done", self.end_reason
         reason = reason or "left by the program"
-        return RunResult(state, reason, replace(self.position), self.metrics, self.best)
+        return RunResult(
+            state, reason, replace(self.position), self.metrics, self.best, folder=folder
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -212,8 +212,6 @@ class Trainer:
         """
         self._progress.requested_stop = self._progress.requested_stop or reason
 
-    def _save(self) -> None:
-        """Pass a checkpoint of the current position to the writer. **Collective.**"""
     def request_save(self) -> None:
         """Save a checkpoint at the next step boundary, and go on training.
 
@@ -222,9 +220,11 @@ class Trainer:
         """
         self._stop_flag.request_save()
 
+    def _save(self) -> None:
+        """Pass a checkpoint of the current position to the writer. **Collective.**"""
+        self._stop_flag.is_save_agreed = False
         self._saved_best = self.best
         self._step.check_last_gradient()
-        self._stop_flag.is_save_agreed = False
         with self._activity.during("disk"):
             self._checkpointer.wait()
         with self._activity.during("save"):
@@ -401,7 +401,7 @@ class Trainer:
             self._evaluate_at(self.state)
             if self.accelerator.is_main_process:
                 self._checkpointer.record_best(self.best)
-        result = self._progress.result(self._stop_flag.agreed)
+        result = self._progress.result(self._stop_flag.agreed, self._run_folder)
         if result.state == "done" and self._final_test is not None:
             result = self._test(result, self._final_test)
         is_diverged = result.state != "preempted" and nonfinite_loss(result.metrics) is not None

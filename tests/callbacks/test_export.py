@@ -45,7 +45,7 @@ def ended(
     best = (
         None if best_step is None else BestCheckpoint(name_at(best_step), f"{group}/accuracy", 0.5)
     )
-    return RunResult(state, "max_steps reached", position_at(2), {}, best)
+    return RunResult(state, "max_steps reached", position_at(2), {}, best, Path())
 
 
 def exported(run: Path) -> dict[str, Any]:

@@ -24,11 +24,12 @@ main(recipe, RecipeConfig, description="", argv=[])
 """
 
 PRINTS_LAST = """
+from pathlib import Path
 from accel_trainer import RecipeConfig, RunResult, TrainState, main
 
 def recipe(config):
     print("not flushed")
-    return RunResult("done", "", TrainState(), {}, None)
+    return RunResult("done", "", TrainState(), {}, None, Path())
 
 main(recipe, RecipeConfig, description="", argv=[])
 """

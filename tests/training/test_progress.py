@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,7 +110,7 @@ def test_a_result_is_done_only_if_the_last_weights_are_evaluated(
     evaluate(progress, 5, 0.5)
     assert progress.is_evaluated
     progress.evaluated_step = 5 if is_evaluated else 4
-    result = progress.result(stop)
+    result = progress.result(stop, Path())
     assert (result.state, result.stop_reason) == expected
     progress.position.advance(8)
     assert result.position.optimizer_step == 5, "the result is of the end, whatever follows"

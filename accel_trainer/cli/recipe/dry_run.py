@@ -13,7 +13,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...callbacks.metrics_file import read_history
 from ...checkpoint.format import list_checkpoints
 from ...checkpoint.retention import load_checkpoint
 from ...checkpoint.serialization import read_json_object
@@ -21,6 +20,7 @@ from ...checkpoint.state_dict import load_all
 from ...core.callback import RunResult
 from ...core.console import say
 from ...core.errors import CheckpointError, ConfigError
+from ...core.history import read_history
 from ...distributed.accelerator import uses_cpu
 from ...run.config import RecipeConfig
 from ...run.dry_run import GENERATORS, NUM_STEPS, UNSEEN_FILE
