@@ -312,6 +312,7 @@ RULES = {
         calls(".item", ".tolist", ".cpu"),
         {
             "callbacks.metric_logger",
+            "core.log",  # the bins of a histogram, which are on the host
             "training.evaluator",
             "training.unseen_state",  # in the first two steps
             "training.metrics",  # computes from merged sums, which are on the host
@@ -644,7 +645,7 @@ def test_a_trainer_has_few_public_names() -> None:
             and dotted(node.value) == "self"
         ):
             names.add(node.attr)
-    assert len([name for name in names if not name.startswith("_")]) <= 19, sorted(names)
+    assert len([name for name in names if not name.startswith("_")]) <= 20, sorted(names)
 
 
 def test_importing_the_package_is_light() -> None:

@@ -31,9 +31,10 @@ class MetricLogger(Callback):
 
     For the main process; the others take part in the sums.
 
-    A row has `event` (`train` or `eval`), `optimizer_step`, `epoch` and numbers; (event,
-    optimizer_step) never repeats. An interruption changes nothing in the rows but `perf/...`. The
-    times of compiling and evaluating, which `activity` has, are left out of the throughput.
+    A row has `event`, `optimizer_step`, `epoch` and numbers; (event, optimizer_step) never repeats.
+    The event is `train`, `eval`, or `log` for what callbacks have logged after the last row. An
+    interruption changes nothing in the rows but `perf/...`. The times of compiling and evaluating,
+    which `activity` has, are left out of the throughput.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class MetricLogger(Callback):
         values["perf/peak_memory_gib"] = peak_memory_bytes(trainer.accelerator) / 2**30
         if spent_s["compile"]:
             values["perf/compile_s"] = spent_s["compile"]
-        self._write("train", trainer, values)
+        self._write("train", trainer, {**values, **trainer.log.read()})
         self._restart_timer(trainer)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
@@ -108,7 +109,9 @@ class MetricLogger(Callback):
         self._restart_timer(trainer)
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
-        """Write a row of the test set's numbers, if there is one, and make the rows durable."""
+        """Write what is left: what was logged after the last row, and the test set's numbers."""
+        if result.state != "preempted" and (left := trainer.log.read()):
+            self._write("log", trainer, left)
         numbers = {
             name: value
             for name, value in result.metrics.items()

@@ -80,8 +80,12 @@ class Trackers(Callback):
             self.show(row)
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """Log a row in every tracker. A sink of `MetricLogger`."""
-        values = {name: float(value) for name, value in row.items() if "/" in name}
+        """Log the numbers of a row in every tracker. A sink of `MetricLogger`."""
+        values = {
+            name: float(value)
+            for name, value in row.items()
+            if "/" in name and not isinstance(value, dict)
+        }
         for name, tracker in list(self._trackers.items()):
             with self._dropped_on_error(name):
                 tracker.log(values, step=row["optimizer_step"])

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from accelerate import Accelerator
 
 from .history import read_history
+from .log import Log
 from .train_state import BestCheckpoint, TrainState
 from .types import Loader, StepReport
 
@@ -50,7 +51,7 @@ class RunResult:
 
 
 class TrainerView(Protocol):
-    """What a callback may read from a trainer, and the requests it may make."""
+    """What a callback may read from a trainer, and what it may ask for."""
 
     @property
     def accelerator(self) -> Accelerator:
@@ -84,6 +85,10 @@ class TrainerView(Protocol):
     def data_wait_s(self) -> float:
         """Seconds that training has waited for data in this attempt."""
 
+    @property
+    def log(self) -> Log:
+        """Takes numbers, histograms and pictures for the next row."""
+
     def request_stop(self, reason: str) -> None:
         """Stop at the next step boundary. Call it on every process at the same step."""
 
@@ -94,8 +99,9 @@ class TrainerView(Protocol):
 class Callback:
     """Observes a run; its hooks are called on every process.
 
-    A callback may call `trainer.request_stop` and `trainer.request_save`, and change the entries of
-    `trainer.metadata`, but must not assign to the trainer's attributes.
+    A callback may call `trainer.request_stop` and `trainer.request_save`, log numbers of its own
+    with `trainer.log`, and change the entries of `trainer.metadata`, but must not assign to the
+    trainer's attributes.
 
     `on_fit_start` is called first. Then `on_step_end` follows every step, `on_evaluate_end` every
     evaluation, `on_epoch_end` every epoch, and `on_checkpoint` every checkpoint. The last call is

@@ -28,7 +28,7 @@ _FILES = (
     "run.lock",
     "status.json",
 )
-_FOLDERS = ("checkpoints", "export", "logs", "profile", "trackers")
+_FOLDERS = ("checkpoints", "export", "logs", "pictures", "profile", "trackers")
 
 
 def prepare_directory(path: Path) -> Path:

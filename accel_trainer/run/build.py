@@ -175,13 +175,14 @@ def build_trainer(
             has_collective_forward=strategy.has_collective_forward or gathers,
         )
 
-    own_callbacks = build_callbacks(
+    all_callbacks = build_callbacks(
         run,
         banner=_banner(run, data.plan, model, optimization, identity),
         history=history,
         num_eval_samples=data.eval_loaders[0].num_samples,
         export_config=export_config or {},
         onnx=onnx,
+        callbacks=callbacks,
     )
 
     final_test = None
@@ -201,7 +202,7 @@ def build_trainer(
         checkpointer=checkpointer,
         stop_flag=run.stop_flag,
         activity=run.activity,
-        callbacks=[*own_callbacks, *callbacks],
+        callbacks=all_callbacks,
         trainer_class=trainer_class,
     )
     trainer.metadata |= noted

@@ -107,7 +107,7 @@ def open_folder(
 
 def _sweep(folder: Path) -> None:
     """Remove the half-written files of killed attempts; the checkpointer sweeps its folder."""
-    for part in (folder, folder / "logs", folder / "export"):
+    for part in (folder, folder / "logs", folder / "export", folder / "pictures"):
         if part.is_dir():
             filesystem.sweep(part)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..callbacks.early_stopping import EarlyStopping, TimeLimit
@@ -26,8 +26,12 @@ def build_callbacks(
     num_eval_samples: int,
     export_config: Mapping[str, Any],
     onnx: OnnxExport | None,
+    callbacks: Sequence[Callback],
 ) -> list[Callback]:
-    """Return the callbacks in the order in which they are called."""
+    """Return the callbacks, with the user's `callbacks`, in the order in which they are called.
+
+    The rows are written after the user's hooks, so that a row has what was logged at its step.
+    """
     config = run.config.trainer
     is_main = run.accelerator.is_main_process
     progress = ProgressBar(config, banner=banner, is_quiet=run.config.run.quiet or not is_main)
@@ -42,18 +46,18 @@ def build_callbacks(
         activity=run.activity,
         sinks=[progress.show, *(each.show for each in trackers)],
     )
-    callbacks: list[Callback] = []
+    own: list[Callback] = []
     if config.patience is not None:
-        callbacks.append(EarlyStopping(patience=config.patience))
+        own.append(EarlyStopping(patience=config.patience))
     if config.max_time_s is not None:
-        callbacks.append(TimeLimit(run.stop_flag, max_seconds=config.max_time_s))
+        own.append(TimeLimit(run.stop_flag, max_seconds=config.max_time_s))
     exporter = Exporter(
         run.folder,
         weights="model" if config.ema_decay is None else "ema",
         config=export_config,
         onnx=onnx,
     )
-    callbacks += [log, progress, exporter]
+    own += [progress, exporter]
     if is_main:
         result = ResultWriter(
             run.folder,
@@ -62,7 +66,7 @@ def build_callbacks(
             activity=run.activity,
             nondeterministic=run.nondeterministic,
         )
-        callbacks.append(result)
+        own.append(result)
     if run.config.run.profile:
-        callbacks.append(Profile(run.folder / "profile", show=progress.write))
-    return [*callbacks, *trackers]
+        own.append(Profile(run.folder / "profile", show=progress.write))
+    return [*own, *callbacks, log, *trackers]

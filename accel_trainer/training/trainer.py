@@ -14,6 +14,7 @@ from torch import nn
 from ..core.activity import Activity
 from ..core.callback import Callback, RunResult
 from ..core.learning_rate import Schedule, set_learning_rate
+from ..core.log import Log
 from ..core.timing import Stopwatch
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.training_mode import set_training_mode
@@ -87,6 +88,7 @@ class Trainer:
         self._activity.position = self.state
         self._data_wait = Stopwatch()
         self._callback_runner = CallbackRunner(callbacks)
+        self.log = Log(self._run_folder, self.state, self.accelerator.is_main_process)
         self._saved_best: BestCheckpoint | None = None
         self.metadata: dict[str, Any] = {}
         """Plain JSON values that every checkpoint stores; those of the main process count."""
@@ -252,6 +254,7 @@ class Trainer:
         self._saved_best = self.best
         self._step.load_state_dict(progress)
         self._callback_runner.load_state_dict(progress["callbacks"])
+        self.log.pending = progress.get("log", {})  # not in older versions
         if self.accelerator.is_main_process:
             self._restore_details()
 
@@ -275,6 +278,7 @@ class Trainer:
             **self._progress.state_dict(),
             **self._step.state_dict(),
             "callbacks": self._callback_runner.state_dict(),
+            "log": self.log.settle(),
         }
         return {**self._states.state_dict(), "trainer": progress}
 

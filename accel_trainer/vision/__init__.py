@@ -14,6 +14,7 @@ from .data.photo_loader import PhotoDataset, PhotoEvalLoader, PhotoLoader, build
 from .mistakes import WorstMistakes
 from .models.whitening import whiten
 from .models.zoo import MODEL_NAMES, ModelConfig, build_model
+from .png import to_png
 from .sources.find import DATASET_NAMES
 from .sources.photos import PhotoConfig, Photos, PhotoSplit, load_photos
 from .tasks import ImageClassificationConfig, ImageClassificationTask, SegmentationTask
@@ -46,5 +47,6 @@ __all__ = [
     "build_photo_loaders",
     "load_images",
     "load_photos",
+    "to_png",
     "whiten",
 ]

@@ -475,3 +475,110 @@ def test_names_from_a_run_are_text_and_not_markup(runs: Path, tmp_path: Path) ->
     text, _ = render([with_few_charts(read_run(folder)), with_few_charts(read_run(runs / "slow"))])
     assert Page(text).counts["script"] == 2, "the page's own"
     assert "<script>alert" not in text
+
+
+# --- what callbacks have logged ---
+
+DOT = base64.b64decode(
+    b"iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
+HISTOGRAM = {"counts": [1, 3], "low": 0.0, "high": 2.0, "nonfinite": 0}
+
+
+def run_that_logged(runs: Path, folder: Path, **values: object) -> Path:
+    """A copy of a run with few charts, whose last row has logged `values`."""
+    shutil.copytree(runs / "slow", folder)
+    (folder / "mistakes.json").unlink()
+    row = {"event": "train", "optimizer_step": 3, "epoch": 1, "train/loss": 1.0, **values}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "log=dot-step-0000000003.png").write_bytes(DOT)
+    return folder
+
+
+def test_own_numbers_pictures_and_histograms_are_in_the_report(runs: Path, tmp_path: Path) -> None:
+    values = {
+        "log/noise": 0.5,
+        "log/dot": {"picture": "pictures/log=dot-step-0000000003.png"},
+        "log/weights": HISTOGRAM,
+    }
+    run = read_run(run_that_logged(runs, tmp_path / "run", **values))
+    text, charts = render([run])
+    page = Page(text)
+    assert "log/noise" in page.headings
+    assert {"Logged pictures", "Logged histograms", "log/weights"} <= set(page.headings)
+    assert page.addresses.count(f"data:image/png;base64,{base64.b64encode(DOT).decode()}") == 1
+    assert {"noise.png", "run_log_weights.png"} <= set(charts)
+
+
+def test_an_own_loss_does_not_share_the_title_of_the_loss(runs: Path, tmp_path: Path) -> None:
+    run = read_run(run_that_logged(runs, tmp_path / "run", **{"log/loss": 0.5}))
+    assert {"Loss", "log/loss"} <= set(Page(render([run])[0]).headings)
+
+
+def test_a_run_that_logged_nothing_has_no_such_section(runs: Path, tmp_path: Path) -> None:
+    page, _ = render([read_run(run_that_logged(runs, tmp_path / "run"))])
+    assert "Logged" not in page
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, 7, [], {}, "pictures/secret.png", {"picture": 7}, {"picture": None}),
+        *(
+            {"picture": path}
+            for path in (
+                "../secret.png",
+                "pictures/../../secret.png",
+                "secret.png",
+                "pictures/link.png",
+                "pictures/missing.png",
+                "pictures/text.png",
+                "pictures/huge.png",
+                "pictures/folder.png",
+                "pictures/\x00.png",
+            )
+        ),
+        {"counts": []},
+        {"counts": [1], "low": 0},
+        {"counts": [-1], "low": 0, "high": 1},
+        {"counts": [10**30], "low": 0, "high": 1},
+        {"counts": ["1"], "low": 0, "high": 1},
+        {"counts": [1] * 100_000, "low": 0, "high": 1},
+        {"counts": [1], "low": 1, "high": 1},
+        {"counts": [1], "low": "nan", "high": 1},
+        {"counts": [1], "low": -1e308, "high": 1e308},
+    ],
+)
+def test_a_logged_value_that_is_none_is_left_out(runs: Path, tmp_path: Path, value: object) -> None:
+    folder = run_that_logged(runs, tmp_path / "run", **{"log/x": value})
+    (tmp_path / "secret.png").write_bytes(DOT)
+    (folder / "secret.png").write_bytes(DOT)
+    (folder / "pictures" / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "pictures" / "text.png").write_text("<svg onload='alert(1)'>")
+    (folder / "pictures" / "folder.png").mkdir()
+    with open(folder / "pictures" / "huge.png", "wb") as file:
+        file.write(DOT)
+        file.truncate(2**30)
+    page, _ = render([read_run(folder)])
+    assert "Logged" not in page
+
+
+def test_pictures_are_not_read_through_a_linked_folder(runs: Path, tmp_path: Path) -> None:
+    values = {"log/dot": {"picture": "pictures/log=dot-step-0000000003.png"}}
+    folder = run_that_logged(runs, tmp_path / "run", **values)
+    shutil.move(folder / "pictures", tmp_path / "elsewhere")
+    (folder / "pictures").symlink_to(tmp_path / "elsewhere")
+    assert "Logged" not in render([read_run(folder)])[0]
+
+
+def test_the_names_of_logged_values_are_text_and_not_markup(runs: Path, tmp_path: Path) -> None:
+    name = '"><script>alert(1)</script>'
+    values = {
+        f"log/{name}a": {"picture": "pictures/log=dot-step-0000000003.png"},
+        f"log/{name}b": HISTOGRAM,
+        f"log/{name}c": 1.0,
+    }
+    text, _ = render([read_run(run_that_logged(runs, tmp_path / "run", **values))])
+    assert Page(text).counts["script"] == 2, "the page's own"
+    assert Page(text).counts["img"] == 1

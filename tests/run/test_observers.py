@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from accel_trainer import RecipeConfig, RunConfig, RuntimeConfig, TrainerConfig, start_run
+from accel_trainer import (
+    Callback,
+    RecipeConfig,
+    RunConfig,
+    RuntimeConfig,
+    TrainerConfig,
+    start_run,
+)
 from accel_trainer.run.observers import build_callbacks
 
 
@@ -27,6 +34,7 @@ def names_of(folder: Path, *, run: Any = None, is_main: bool = True, **trainer: 
             num_eval_samples=1,
             export_config={},
             onnx=None,
+            callbacks=[Callback()],
         )
         return [type(callback).__name__ for callback in callbacks]
 
@@ -43,19 +51,21 @@ class Other:
         return getattr(self._accelerator, name)
 
 
-ALWAYS = ["MetricLogger", "ProgressBar", "Exporter"]
+ALWAYS = ["ProgressBar", "Exporter"]
+# A row has what the user's hooks logged at its step.
+LAST = ["Callback", "MetricLogger"]
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, [*ALWAYS, "ResultWriter"]),
+        ({}, [*ALWAYS, "ResultWriter", *LAST]),
         (
             {"patience": 2, "max_time_s": 60.0},
-            ["EarlyStopping", "TimeLimit", *ALWAYS, "ResultWriter"],
+            ["EarlyStopping", "TimeLimit", *ALWAYS, "ResultWriter", *LAST],
         ),
-        ({"run": {"profile": True}}, [*ALWAYS, "ResultWriter", "Profile"]),
-        ({"is_main": False, "patience": 2}, ["EarlyStopping", *ALWAYS]),
+        ({"run": {"profile": True}}, [*ALWAYS, "ResultWriter", "Profile", *LAST]),
+        ({"is_main": False, "patience": 2}, ["EarlyStopping", *ALWAYS, *LAST]),
     ],
 )
 def test_the_callbacks_of_a_run_are_those_that_its_config_asks_for(

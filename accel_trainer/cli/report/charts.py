@@ -78,8 +78,10 @@ def draw_curves(
 
 
 def _title(chart: str) -> str:
-    """Return the title of a chart: the name of its quantity in words."""
-    words = chart.rpartition("/")[2]
+    """Return the title of a chart: the name of its quantity in words, or one that a user chose."""
+    group, _, words = chart.rpartition("/")
+    if group not in ("", "optim", "perf"):
+        return chart
     words = words.replace("_per_s", " per second").replace("_gib", " (GiB)").replace("_", " ")
     words = words.replace("grad ", "gradient ")
     words = words.replace("data wait fraction", "time waiting for data")

@@ -30,6 +30,7 @@ from ..runs.run_reader import RunReader, read_run, reading
 from ..runs.runs import find_runs
 from ..runs.settings import changed_settings, differing_settings, flatten
 from .figures import DARK, LIGHT, Chart, series_name
+from .logged import draw_histograms, read_pictures
 from .pictures import draw_samples, load_data, read_mistakes
 
 _EXAMPLE = "example: accel-trainer report runs --open"
@@ -90,6 +91,7 @@ def render(
         time = draw_time(runs)
         curves = draw_curves(runs)
         classes = [_class_charts(run) for run in runs]
+        histograms = [draw_histograms(run) for run in runs]
     except ImportError as error:
         raise OutputError(
             "REPORT", f"a report needs {error.name}: pip install 'accel-trainer[report]'"
@@ -102,8 +104,10 @@ def render(
     page = environment.from_string(template).render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         runs=[
-            _describe(run, number, data) | {"classes": charts}
-            for number, (run, charts) in enumerate(zip(runs, classes, strict=True))
+            _describe(run, number, data) | {"classes": charts, "histograms": drawn}
+            for number, (run, charts, drawn) in enumerate(
+                zip(runs, classes, histograms, strict=True)
+            )
         ],
         curves=curves,
         time=time,
@@ -115,7 +119,7 @@ def render(
         is_open=len(runs) <= _MAX_OPEN,
     )
     files: dict[str, bytes] = {}
-    for chart in itertools.chain(curves, [] if time is None else [time], *classes):
+    for chart in itertools.chain(curves, [] if time is None else [time], *classes, *histograms):
         name = f"{chart.name}.png"
         numbers = itertools.count(2)
         while name in files:  # two runs may have the same name
@@ -136,6 +140,7 @@ def _describe(run: RunReader, number: int, data: ImageDataset | Photos | None) -
         "restarts": run.restarts,
         "num_killed": run.num_killed,
         "mistakes": read_mistakes(run),
+        "logged": read_pictures(run),
         "samples": [] if data is None else draw_samples(run, data),
         "changed": changed_settings(run),
         "config": list(flatten(run.config).items()),

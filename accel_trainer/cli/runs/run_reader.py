@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -54,6 +54,8 @@ class RunReader:
     result: Mapping[str, Any]
     environment: Mapping[str, Any]
     attempts: Sequence[Mapping[str, Any]] = ()
+    logged: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The last histogram or picture of each name in the rows, as callbacks have logged them."""
 
     @property
     def name(self) -> str:
@@ -206,13 +208,15 @@ def read_run(folder: Path) -> RunReader:
     try:
         if not os.path.lexists(folder / "config.yaml"):
             raise ValueError("there is no config.yaml")
+        rows, logged = _read_metrics(folder / "metrics.jsonl")
         return RunReader(
             folder,
             _checked("config.yaml", read_plain_yaml(folder / "config.yaml"), _CONFIG),
-            _read_metrics(folder / "metrics.jsonl"),
+            rows,
             _checked("result.json", _read_json(folder / "result.json"), _RESULT),
             _checked("environment.json", _read_json(folder / "environment.json"), {}),
             list(_read_rows(folder / "attempts.jsonl", _is_attempt)),
+            logged,
         )
     except (OSError, ValueError) as error:
         raise OutputError(
@@ -257,14 +261,24 @@ def _read_rows(path: Path, is_valid: Callable[[Any], bool]) -> Iterator[dict[str
             yield row
 
 
-def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of numbers in order of steps, thinned out evenly if there are very many."""
+def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], dict[str, Mapping[str, Any]]]:
+    """Return the rows of numbers in order of steps, thinned out evenly if there are very many.
+
+    And the last value of each name that is no number but an object.
+    """
+    logged: dict[str, Mapping[str, Any]] = {}
     training = _ThinnedRows()
     evaluations = _ThinnedRows()
     for row in _read_rows(path, _is_metrics):
         thinned = evaluations if row["event"] == "eval" else training
         thinned.add(row)
-    return sorted(training.kept + evaluations.kept, key=lambda row: int(row["optimizer_step"]))
+        logged |= {
+            name: value
+            for name, value in row.items()
+            if isinstance(value, dict) and name.isprintable()
+        }
+    rows = sorted(training.kept + evaluations.kept, key=lambda row: int(row["optimizer_step"]))
+    return rows, logged
 
 
 class _ThinnedRows:
