@@ -40,6 +40,70 @@ EXACT_EVALUATION = (
 )
 
 MUTANTS = [
+    # --- what callbacks log themselves ---
+    Mutant(
+        "pending values are not in a checkpoint",
+        "accel_trainer/training/trainer.py",
+        'self.log.pending = progress.get("log", {})',
+        "self.log.pending = {}",
+        ("tests/callbacks/test_own_numbers.py",),
+    ),
+    Mutant(
+        "a logged tensor is not copied",
+        "accel_trainer/core/log.py",
+        "copied = value + 0",
+        "copied = value",
+        ("tests/core/test_log.py",),
+    ),
+    Mutant(
+        "a logged tensor is read at once",
+        "accel_trainer/core/log.py",
+        "copied = value + 0",
+        "copied = float(value)",
+        ("tests/core/test_log.py",),
+    ),
+    Mutant(
+        "the numbers of all processes count",
+        "accel_trainer/core/log.py",
+        "        if self.is_main_process:\n            with torch.no_grad():",
+        "        if True:\n            with torch.no_grad():",
+        ("tests/core/test_log.py",),
+    ),
+    Mutant(
+        "a callback may log under the names of evaluations",
+        "accel_trainer/core/log.py",
+        "train|optim|perf|eval[^/]*",
+        "train|optim|perf|eval",
+        ("tests/core/test_log.py",),
+    ),
+    Mutant(
+        "what is logged after the last row is lost",
+        "accel_trainer/callbacks/metric_logger.py",
+        'if result.state != "preempted" and (left := trainer.log.read()):',
+        'if result.state == "never" and (left := trainer.log.read()):',
+        ("tests/callbacks/test_own_numbers.py",),
+    ),
+    Mutant(
+        "a row is written before the hooks of its step",
+        "accel_trainer/run/observers.py",
+        "return [*own, *callbacks, log, *trackers]",
+        "return [*own, log, *callbacks, *trackers]",
+        ("tests/callbacks/test_own_numbers.py",),
+    ),
+    Mutant(
+        "a report reads any path as a logged picture",
+        "accel_trainer/cli/report/logged.py",
+        "not _PATH.fullmatch(path)",
+        "not path",
+        ("tests/cli/test_report.py",),
+    ),
+    Mutant(
+        "a report reads pictures through a linked folder",
+        "accel_trainer/cli/report/logged.py",
+        'if (run.folder / "pictures").is_symlink():',
+        "if False:",
+        ("tests/cli/test_report.py",),
+    ),
     # --- data: the plan, the order, what is drawn ---
     Mutant(
         "a process's part of a step begins one sample early",

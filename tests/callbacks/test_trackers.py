@@ -252,6 +252,20 @@ def test_nan_reaches_a_tracker_as_a_number(
     assert [(type(value), value != value) for value in seen[0].values()] == [(float, True)]
 
 
+def test_trackers_get_the_numbers_that_callbacks_logged_and_no_more(
+    tmp_path: Path, broken: type[Broken], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(broken, "log", lambda self, values, step: seen.append(values))
+    history = MetricsFile(tmp_path / "metrics.jsonl")
+    own = {"log/x": 0.5, "log/w": {"counts": [1]}, "log/p": {"picture": "pictures/p.png"}}
+    history.append({"event": "train", "optimizer_step": 1, "epoch": 1, **own})
+    trackers = Trackers(("broken",), run=tmp_path, config={})
+    trackers.on_fit_start(None)
+    trackers.on_fit_end(None, None)
+    assert seen == [{"log/x": 0.5}]
+
+
 def test_a_tracker_that_cannot_be_used_is_one_line_before_training(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="--track tensorbord: accelerate has no such tracker: choose from "
