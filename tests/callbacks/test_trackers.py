@@ -32,7 +32,7 @@ Point = tuple[str, int, float]
 
 
 class Dies(Callback):
-    """Kills its process after a step, once the tracker has it in its files."""
+    """Kills its process in the step after one that the tracker has in its files."""
 
     def __init__(self, name: str, step: int) -> None:
         self._step = step
@@ -48,7 +48,7 @@ class Dies(Callback):
         adapter.log = log_and_finish
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
-        if report.optimizer_step == self._step:
+        if self._step and report.optimizer_step == self._step + 1:  # its row is not written yet
             os.kill(os.getpid(), signal.SIGKILL)
 
 
