@@ -98,7 +98,7 @@ def build_trainer(
     7. The trainer is assembled, which wraps the model.
     8. A trial shows that a checkpoint can be stored and has room on the disk.
     9. The checkpoint that the run continues from is restored last: everything that it is loaded
-       into is complete.
+       into is complete. A new run tries the metrics of the test set instead.
 
     Raises:
         ConfigError: an argument has the wrong type, `metadata` is not plain JSON, some processes
@@ -219,6 +219,8 @@ def build_trainer(
         )
     elif history is not None:
         history.truncate(0)  # of an attempt that died before its first checkpoint
+    if final_test is not None and run.checkpoint is None:
+        final_test.evaluator.rehearse(trainer.model, monitored=None)
     return trainer
 
 

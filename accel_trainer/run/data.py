@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.batch_plan import BatchPlan
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, DataError
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.dataloader import DatasetOptions, build_eval_loader, build_train_loader
 from ..data.fingerprint import join_fingerprints
@@ -82,8 +82,9 @@ def build_data(
     """Return the loaders of datasets; loaders stay as they are.
 
     Raises:
-        ConfigError: something is neither a dataset nor a loader, or a name cannot be in a row.
-        DataError: there are fewer samples than processes.
+        ConfigError: something is neither a dataset nor a loader, a name cannot be in a row, or a
+            loader has an order of its own.
+        DataError: there are fewer samples than processes, or a set has none.
     """
     train = train_set
     if not hasattr(train_set, "step_batches"):
@@ -95,6 +96,10 @@ def build_data(
             options=options,
         )
     check_part("train_set", train)
+    batch = run.config.batch
+    if not hasattr(train, "order") and (batch.order, batch.leave_out) != ("uniform", None):
+        fact = f"a {type(train).__name__} has an order of its own"
+        raise ConfigError("ORDER", f"{fact}: leave --batch.order and --leave-out out")
 
     def evaluated(name: str, part: Any) -> EvalLoader:
         if not hasattr(part, "batches"):
@@ -106,14 +111,17 @@ def build_data(
                 options=options,
             )
         check_part(name, part)
+        if part.num_samples < 1:
+            raise DataError("DATA_TOO_SMALL", f"{name}= has a set without samples: add some")
         return part  # type: ignore[no-any-return]  # checked
 
-    is_named = isinstance(eval_sets, Mapping) and 0 not in eval_sets
+    # A mapping from numbers may be a dataset.
+    is_named = isinstance(eval_sets, Mapping) and {*map(type, eval_sets)} == {str}
     named = eval_sets if is_named else {"": eval_sets}
     if not named:
         raise ConfigError("CONFIG", "eval_sets= has no set: give one or more")
     for name in named:
-        if is_named and not _SET_NAME.fullmatch(str(name)):
+        if is_named and not _SET_NAME.fullmatch(name):
             fact = f"an evaluation set has the name {name!r}"
             fix = "use lowercase letters, digits and _, not beginning with ema"
             raise ConfigError("CONFIG", f"{fact}: {fix}")
@@ -134,7 +142,10 @@ def choose_metrics(
 ) -> dict[str, Sequence[Metric]]:
     """Return the metrics of each set by its name, those of the test set as `test`.
 
-    Raises ConfigError for something that is no metric, and for a set without metrics.
+    A set that a dict does not name has the metrics of the first set.
+
+    Raises ConfigError for something that is no metric, and for a dict that names an unknown set, or
+    not the first.
     """
     if metrics is None:
         metrics = getattr(task, "metrics", None) or [MeanLoss()]
@@ -143,11 +154,10 @@ def choose_metrics(
         check_parts(metrics=metrics)
         return dict.fromkeys(names, metrics)
     first = next(iter(data.evaluation))
-    chosen: dict[str, Sequence[Metric]] = {}
-    for name in names:
-        of_set = metrics.get(name, metrics.get(first))
-        if of_set is None:
-            raise ConfigError("CONFIG", f"metrics= has no {name!r}: add a list of metrics for it")
+    if not {first} <= metrics.keys() <= {*names}:
+        fact = f"metrics= has {[*metrics]}, and the sets are {names}"
+        raise ConfigError("CONFIG", f"{fact}: name some of these, and the first one")
+    chosen = {name: metrics.get(name, metrics[first]) for name in names}
+    for of_set in chosen.values():
         check_parts(metrics=of_set)
-        chosen[name] = of_set
     return chosen

@@ -21,7 +21,7 @@ class FinalTest:
 
     def __init__(self, run: Run, evaluator: Evaluator, *, weights: Literal["model", "ema"]) -> None:
         self._run = run
-        self._evaluator = evaluator
+        self.evaluator = evaluator
         self._weights = weights
 
     def __call__(self, trainer: Trainer) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class FinalTest:
         part = ModelWeights(model, name="model")
         try:
             part.load_state_dict(part.fit(self._load(trainer)))
-            values = self._evaluator.run(
+            values = self.evaluator.run(
                 model, position=trainer.position, stop_flag=self._run.stop_flag
             )
         finally:

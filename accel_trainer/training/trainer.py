@@ -154,7 +154,7 @@ class Trainer:
                 continue
             if self._is_evaluation_due:
                 self._evaluate_within_epoch()
-                if self._stop_flag.agreed.is_preemption:
+                if self._stop_flag.agreed or self._progress.requested_stop:
                     break
             elif self._is_save_due:
                 self._save()
