@@ -76,7 +76,7 @@ def measure(
     name: str, recipe: str, folder: Path, num_seeds: int, flags: Sequence[str], by_size: list[int]
 ) -> list[results.Row]:
     """Return a row for each way. `by_size` are the classes from the largest to the smallest."""
-    rows = []
+    rows: list[results.Row] = []
     for way, own in WAYS.items():
         runs = []
         for seed in range(num_seeds):

@@ -18,7 +18,9 @@ from .train_state import TrainState
 
 _NUM_BINS = 64
 # The engine writes the groups that come first. A name is also the name of a file.
-_NAME = re.compile(r"(?!(train|optim|perf|test|eval[^/]*)/)[\w.-]{1,20}(/[\w.-]{1,40}){1,3}", re.ASCII)
+_NAME = re.compile(
+    r"(?!(train|optim|perf|test|eval[^/]*)/)[\w.-]{1,20}(/[\w.-]{1,40}){1,3}", re.ASCII
+)
 
 
 @dataclass
@@ -29,9 +31,9 @@ class Log:
     here is collective. A name without a group gets the group `log/`.
 
     Every method that takes a name raises ConfigError if the name is of a group that the engine
-    writes (`train`, `optim`, `perf`, `test`, `eval...`), or has other characters than ASCII letters, digits
-    and `_.-`. `pending` has what is kept of each name: for a mean, the count, the float64
-    sum and the numbers that are not in the sum yet; for a histogram, a copy of its tensor.
+    writes (`train`, `optim`, `perf`, `test`, `eval...`), or has other characters than ASCII
+    letters, digits and `_.-`. `pending` has what is kept of each name: for a mean, the count, the
+    float64 sum and the numbers that are not in the sum yet; for a histogram, a copy of its tensor.
     """
 
     folder: Path
@@ -103,8 +105,11 @@ def _row_name(name: str) -> str:
     row_name = name if "/" in name else f"log/{name}"
     if _NAME.fullmatch(row_name):
         return row_name
-    fix = "give letters, digits and _.- as name or group/name; train, optim, perf, test, eval are taken"
-    raise ConfigError("LOG", f"nothing can be logged as {name!r}: {fix}")
+    raise ConfigError(
+        "LOG",
+        f"nothing can be logged as {name!r}: give letters, digits and _.- as name or group/name; "
+        "train, optim, perf, test, eval are taken",
+    )
 
 
 def _settle(value: Any) -> Any:

@@ -17,7 +17,7 @@ from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
 from ..core.rng import fold_in
 from ..core.types import Batch, LazyBatches, StepBatch
 from ..distributed.streams import has_streams
-from .order import SampleOrder, choose_order, labels_of
+from .order import SampleOrder, choose_order, labels_of, uniform_order
 from .samples import Columns, check_dataset
 from .workers import WORKER_TIMEOUT_S, Collate, SampleReader
 
@@ -38,7 +38,7 @@ class DatasetLoader:
         process_index: int = 0,
         order: SampleOrder | None = None,
     ) -> None:
-        self.order = order or SampleOrder(torch.arange(len(reader)))
+        self.order = order or uniform_order(len(reader))
         if plan.num_samples != self.order.num_samples:
             raise ValueError(
                 f"the plan is for {plan.num_samples} samples, an epoch has {self.order.num_samples}"

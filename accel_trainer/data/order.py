@@ -7,8 +7,9 @@ the dataset for each time before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,113 +26,22 @@ _FIX = "give the labels of the samples as labels=, a tensor or list of class num
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """An epoch has each of the `kept` sample ids, int64 [K], once.
+    """Which samples an epoch has, and in which order.
 
-    They are shuffled, unless `is_shuffled` is False.
+    `draw(seed=..., epoch=...)` returns the drawn ids of an epoch, int64 [num_samples] on the CPU.
+    They are of the `kept` samples, int64 [K]. `fingerprint` is a hash of what the settings of a run
+    do not say about the order.
     """
 
     kept: Tensor
-    is_shuffled: bool = True
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples in an epoch."""
-        return len(self.kept)
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of what a run's settings do not say about the order."""
-        return hash_value([self.kept]).hex()
-
-    def draw(self, *, seed: int, epoch: int) -> Tensor:
-        """Return the drawn ids of `epoch` in their order, int64 [num_samples] on the CPU."""
-        if not self.is_shuffled:
-            return self.kept
-        return self.kept[epoch_permutation(len(self.kept), seed=seed, epoch=epoch)]
+    num_samples: int
+    draw: Callable[..., Tensor]
+    fingerprint: str
 
 
-@dataclass(frozen=True)
-class WeightedOrder(SampleOrder):
-    """An epoch has as many samples as there are, drawn with replacement.
-
-    A sample's chance is its share of the `weights`, float64 [K].
-    """
-
-    weights: Tensor = torch.empty(0)
-    dataset_size: int = 0
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the ids and their weights."""
-        return hash_value([self.kept, self.weights]).hex()
-
-    def draw(self, *, seed: int, epoch: int) -> Tensor:
-        """Return the drawn ids of `epoch`, int64 [num_samples] on the CPU."""
-        generator = torch.Generator().manual_seed(fold_in(seed, epoch))
-        uniform = torch.rand(len(self.kept), dtype=torch.float64, generator=generator)
-        ends = self.weights.cumsum(0)
-        # Rounding may reach the end, where samples without weight may stand.
-        places = torch.searchsorted(ends, uniform * ends[-1], right=True)
-        ids = self.kept[places.clamp_max(int(self.weights.nonzero()[-1]))]
-        return _number_repetitions(ids, self.dataset_size)
-
-
-@dataclass(frozen=True)
-class BalancedOrder(SampleOrder):
-    """An epoch has the same number of samples of each class, and each of a class equally often.
-
-    An epoch is as long as without balance, but for the rest of a division. A class goes through its
-    samples in one random order after another, over the epochs: a small class repeats its samples
-    within an epoch, a large one needs several epochs for all of them. `labels` [K] are integers.
-    """
-
-    labels: Tensor = torch.empty(0)
-    dataset_size: int = 0
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples in an epoch."""
-        num_classes = len(self.labels.unique())
-        return len(self.kept) // num_classes * num_classes
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the ids and their labels."""
-        return hash_value([self.kept, self.labels]).hex()
-
-    def draw(self, *, seed: int, epoch: int) -> Tensor:
-        """Return the drawn ids of `epoch`, int64 [num_samples] on the CPU."""
-        classes = self.labels.unique().tolist()
-        quota = len(self.kept) // len(classes)
-        ids = [
-            _from_rounds(
-                self.kept[self.labels == label], epoch * quota, quota, fold_in(seed, label)
-            )
-            for label in classes
-        ]
-        order = epoch_permutation(quota * len(classes), seed=seed, epoch=epoch)
-        return _number_repetitions(torch.cat(ids)[order], self.dataset_size)
-
-
-def _number_repetitions(ids: Tensor, dataset_size: int) -> Tensor:
-    """Return the drawn ids of `ids` [M]."""
-    by_id = ids.argsort(stable=True)
-    in_order = ids[by_id]
-    places = torch.arange(len(ids))
-    is_repeated = torch.zeros(len(ids), dtype=torch.bool)
-    is_repeated[1:] = in_order[1:] == in_order[:-1]
-    first_places = places.masked_fill(is_repeated, 0).cummax(0).values
-    drawn = ids.clone()
-    drawn[by_id] += (places - first_places) * dataset_size
-    return drawn
-
-
-def _from_rounds(ids: Tensor, first: int, count: int, key: int) -> Tensor:
-    """Return `count` of `ids` [M] from place `first` of an endless row of permutations on."""
-    rounds = range(first // len(ids), (first + count - 1) // len(ids) + 1)
-    row = torch.cat([ids[epoch_permutation(len(ids), seed=key, epoch=number)] for number in rounds])
-    start = first - rounds.start * len(ids)
-    return row[start : start + count]
+def uniform_order(num_samples: int) -> SampleOrder:
+    """Return the order of a dataset in which an epoch has each sample once, shuffled."""
+    return choose_order(BatchConfig(), num_samples)
 
 
 def choose_order(
@@ -154,24 +64,99 @@ def choose_order(
         kept = _without(kept, batch.leave_out)
     if weights is not None:
         if batch.order != "uniform":
-            fact = f"--batch.order {batch.order} and weights= both set the order of the samples"
-            raise ConfigError("ORDER", f"{fact}: remove one of them")
-        chances = torch.as_tensor(weights, dtype=torch.float64)
-        _check_length(chances, num_samples, "weights=")
-        if not bool(
-            torch.isfinite(chances).all() & (chances >= 0).all() & (chances[kept] > 0).any()
-        ):
-            raise ConfigError("ORDER", "weights= must be 0 or more, and not all 0: correct them")
-        return WeightedOrder(kept, weights=chances[kept], dataset_size=num_samples)
-    if batch.order != "balanced":
-        return SampleOrder(kept, is_shuffled=batch.order == "uniform")
+            raise ConfigError(
+                "ORDER",
+                f"--batch.order {batch.order} and weights= both set the order of the samples: "
+                "remove one of them",
+            )
+        return _weighted(kept, weights, num_samples)
+    if batch.order == "balanced":
+        return _balanced(kept, labels, num_samples)
+    draw = _shuffled if batch.order == "uniform" else _stored
+    return SampleOrder(kept, len(kept), partial(draw, kept), _hash(kept))
+
+
+def _stored(kept: Tensor, *, seed: int, epoch: int) -> Tensor:
+    return kept
+
+
+def _shuffled(kept: Tensor, *, seed: int, epoch: int) -> Tensor:
+    return kept[epoch_permutation(len(kept), seed=seed, epoch=epoch)]
+
+
+def _weighted(kept: Tensor, weights: Sequence[float] | Tensor, num_samples: int) -> SampleOrder:
+    """Return the order in which an epoch has K samples, drawn with replacement.
+
+    A sample's chance is its share of the weights.
+    """
+    chances = torch.as_tensor(weights, dtype=torch.float64)
+    _check_length(chances, num_samples, "weights=")
+    chances = chances[kept]
+    if not (chances.isfinite() & (chances >= 0)).all() or not chances.any():
+        raise ConfigError("ORDER", "weights= must be 0 or more, and not all 0: correct them")
+
+    def draw(*, seed: int, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(fold_in(seed, epoch))
+        uniform = torch.rand(len(kept), dtype=torch.float64, generator=generator)
+        ends = chances.cumsum(0)
+        # Rounding may reach the end, where samples without weight may stand.
+        places = torch.searchsorted(ends, uniform * ends[-1], right=True)
+        ids = kept[places.clamp_max(int(chances.nonzero()[-1]))]
+        return _number_repetitions(ids, num_samples)
+
+    return SampleOrder(kept, len(kept), draw, _hash(kept, chances))
+
+
+def _balanced(kept: Tensor, labels: Any, num_samples: int) -> SampleOrder:
+    """Return the order in which an epoch has the same number of samples of each class.
+
+    An epoch is as long as without balance, but for the rest of a division. A class goes through its
+    samples in one random order after another, over the epochs: a small class repeats its samples
+    within an epoch, a large one needs several epochs for all of them.
+    """
     if labels is None:
         raise ConfigError("ORDER", f"--batch.order balanced does not know the classes: {_FIX}")
-    classes = torch.as_tensor(labels)
-    _check_length(classes, num_samples, "labels=")
-    if classes.is_floating_point() or classes.is_complex():
-        raise ConfigError("ORDER", f"labels= are {classes.dtype}: {_FIX}")
-    return BalancedOrder(kept, labels=classes[kept].long(), dataset_size=num_samples)
+    labels = torch.as_tensor(labels)
+    _check_length(labels, num_samples, "labels=")
+    if labels.is_floating_point() or labels.is_complex():
+        raise ConfigError("ORDER", f"labels= are {labels.dtype}: {_FIX}")
+    classes = {label: kept[labels[kept] == label] for label in labels[kept].unique().tolist()}
+    quota = len(kept) // len(classes)
+
+    def draw(*, seed: int, epoch: int) -> Tensor:
+        ids = [
+            _from_rounds(of_class, epoch * quota, quota, fold_in(seed, label))
+            for label, of_class in classes.items()
+        ]
+        shuffled = _shuffled(torch.cat(ids), seed=seed, epoch=epoch)
+        return _number_repetitions(shuffled, num_samples)
+
+    return SampleOrder(kept, quota * len(classes), draw, _hash(kept, labels[kept]))
+
+
+def _hash(*parts: Tensor) -> str:
+    return hash_value(list(parts)).hex()
+
+
+def _number_repetitions(ids: Tensor, dataset_size: int) -> Tensor:
+    """Return the drawn ids of `ids` [M]."""
+    by_id = ids.argsort(stable=True)
+    in_order = ids[by_id]
+    places = torch.arange(len(ids))
+    is_repeated = torch.zeros(len(ids), dtype=torch.bool)
+    is_repeated[1:] = in_order[1:] == in_order[:-1]
+    first_places = places.masked_fill(is_repeated, 0).cummax(0).values
+    drawn = ids.clone()
+    drawn[by_id] += (places - first_places) * dataset_size
+    return drawn
+
+
+def _from_rounds(ids: Tensor, first: int, count: int, key: int) -> Tensor:
+    """Return `count` of `ids` [M] from place `first` of an endless row of permutations on."""
+    rounds = range(first // len(ids), (first + count - 1) // len(ids) + 1)
+    row = torch.cat([ids[epoch_permutation(len(ids), seed=key, epoch=number)] for number in rounds])
+    start = first - rounds.start * len(ids)
+    return row[start : start + count]
 
 
 def _check_length(values: Tensor, num_samples: int, name: str) -> None:

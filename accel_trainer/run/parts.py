@@ -69,22 +69,22 @@ def check_coupling(task: Task, plan: BatchPlan) -> None:
         return
     name = type(task).__name__
     if coupling is not True and coupling != "gathered":
-        fact = f"couples_batch of {name} is {coupling!r}"
-        raise ConfigError("TASK", f"{fact}: set it to True, False or 'gathered'")
-    fact = f"the loss of {name} couples the samples of a batch"
-    if not hasattr(task, "eval_step"):
-        fix = "add an eval_step whose losses do not depend on other samples"
-        raise ConfigError("TASK", f"{fact}: {fix}")
-    num_processes = plan.num_processes
-    num_micro_batches = plan.accumulation_steps
-    if num_micro_batches == 1 and (num_processes == 1 or coupling == "gathered"):
-        return
-    batch_size = plan.global_batch_size
-    fix = f"set --accumulate 1 --batch-size {batch_size // num_processes}"
-    if coupling is True:
-        fix = (
-            f"launch 1 process with --accumulate 1 --batch-size {batch_size}, or gather the "
-            "samples with gather_with_gradient in the task and set couples_batch = 'gathered'"
+        raise ConfigError(
+            "TASK", f"couples_batch of {name} is {coupling!r}: set it to True, False or 'gathered'"
         )
-    split = f"{num_processes} processes x {num_micro_batches} micro-batches"
-    raise ConfigError("BATCH_SIZE", f"{fact}, and a step has {split}: {fix}")
+    if not hasattr(task, "eval_step"):
+        raise ConfigError(
+            "TASK",
+            f"the loss of {name} couples the samples of a batch: "
+            "add an eval_step whose losses do not depend on other samples",
+        )
+    num_processes = plan.num_processes if coupling is True else 1
+    if num_processes * plan.accumulation_steps > 1:
+        raise ConfigError(
+            "BATCH_SIZE",
+            f"the loss of {name} couples the samples of a batch, and a step has "
+            f"{plan.num_processes} processes x {plan.accumulation_steps} micro-batches: "
+            f"set --accumulate 1 --batch-size {plan.global_batch_size // plan.num_processes}"
+            + ", and launch 1 process or use gather_with_gradient"
+            * (num_processes > 1),
+        )

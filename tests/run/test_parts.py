@@ -90,14 +90,20 @@ def test_a_step_that_keeps_the_pairs_of_a_loss_is_accepted(task: Any, step: Batc
     check_coupling(task, step)
 
 
-ALONE = "launch 1 process with --accumulate 1 --batch-size 16, or gather the samples with gather_wi"
-
-
 @pytest.mark.parametrize(
     ("task", "step", "said"),
     [
-        (EvaluatedPairs(True), plan(2, 8), f"has 2 processes x 1 micro-batches: {ALONE}"),
-        (EvaluatedPairs(True), plan(1, 4), f"has 1 processes x 4 micro-batches: {ALONE}"),
+        (
+            EvaluatedPairs(True),
+            plan(2, 8),
+            "has 2 processes x 1 micro-batches: set --accumulate 1 --batch-size 8, "
+            "and gather_with_gradient",
+        ),
+        (
+            EvaluatedPairs(True),
+            plan(1, 4),
+            "has 1 processes x 4 micro-batches: set --accumulate 1 --batch-size 16$",
+        ),
         (
             EvaluatedPairs("gathered"),
             plan(2, 4),

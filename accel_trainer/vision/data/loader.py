@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.batch_plan import BatchPlan, split_evenly
 from ...core.errors import ConfigError
 from ...core.types import Batch, LazyBatches, StepBatch
-from ...data.order import SampleOrder, choose_order
+from ...data.order import SampleOrder, choose_order, uniform_order
 from ...run.session import Run
 from ..augment.batch import (
     AugmentConfig,
@@ -74,7 +74,7 @@ class ImageLoader:
         device: torch.device,
         order: SampleOrder | None = None,
     ) -> None:
-        self.order = order or SampleOrder(torch.arange(len(split)))
+        self.order = order or uniform_order(len(split))
         if plan.num_samples != self.order.num_samples:
             raise ValueError(
                 f"the plan is for {plan.num_samples} samples, an epoch has {self.order.num_samples}"

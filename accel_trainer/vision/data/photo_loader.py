@@ -23,7 +23,7 @@ from ...core.batch_plan import BatchPlan, split_evenly
 from ...core.errors import ConfigError
 from ...core.types import Batch, StepBatch
 from ...data.dataloader import DeviceCopy, read_steps
-from ...data.order import SampleOrder, choose_order
+from ...data.order import SampleOrder, choose_order, uniform_order
 from ...distributed.streams import has_streams
 from ...run.session import Run
 from ..augment.batch import draw_mix, draw_partners
@@ -141,7 +141,7 @@ class PhotoLoader:
         num_workers: int = 0,
         order: SampleOrder | None = None,
     ) -> None:
-        self.order = order or SampleOrder(torch.arange(len(photos)))
+        self.order = order or uniform_order(len(photos))
         if plan.num_samples != self.order.num_samples:
             raise ValueError(
                 f"the plan is for {plan.num_samples} samples, an epoch has {self.order.num_samples}"
