@@ -85,6 +85,6 @@ def check_coupling(task: Task, plan: BatchPlan) -> None:
             f"the loss of {name} couples the samples of a batch, and a step has "
             f"{plan.num_processes} processes x {plan.accumulation_steps} micro-batches: "
             f"set --accumulate 1 --batch-size {plan.global_batch_size // plan.num_processes}"
-            + ", and launch 1 process or use gather_with_gradient"
+            + ", and gather_with_gradient (couples_batch = 'gathered')"
             * (num_processes > 1),
         )
