@@ -76,6 +76,8 @@ class ProgressBar(Callback):
     def show(self, row: Mapping[str, Any]) -> None:
         """Show a row of numbers: on the bar if it is a `train` row, else on a line."""
         numbers = _numbers(row)
+        if not numbers:  # a last row with only a picture or a histogram
+            return
         step = row["optimizer_step"]
         left = ""
         if row["event"] == "train" and step > self._first_step:

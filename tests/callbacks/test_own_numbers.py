@@ -20,8 +20,10 @@ from accel_trainer import (
     RunResult,
     StepReport,
     Trainer,
+    TrainerConfig,
     read_history,
 )
+from accel_trainer.callbacks.progress_bar import ProgressBar
 from accel_trainer.vision import to_png
 
 from .. import processes, workload
@@ -171,6 +173,21 @@ def test_own_numbers_are_shown_with_the_others(tmp_path: Path) -> None:
     (line,) = (line for line in job.output().splitlines() if "step 5/10  loss" in line)
     assert f"  log value {value_at(5):.4g}  " in line
     assert "counts" not in job.output()
+
+
+def test_a_last_row_without_a_number_prints_nothing(tmp_path: Path) -> None:
+    class LogsLast(Callback):
+        def on_fit_end(self, trainer: Trainer, result: RunResult) -> None:
+            trainer.log.histogram("last", torch.ones(2))
+
+    bar = ProgressBar(TrainerConfig(num_epochs=1), banner="", is_quiet=False)
+    shown: list[str] = []
+    bar.write = shown.append  # type: ignore[method-assign]
+    workload.train(workload.make_config(tmp_path / "run"), callbacks=(LogsLast(),))
+    row = rows_of(tmp_path / "run")[-1]
+    assert (row["event"], list(own_values(row))) == ("log", ["log/last"])
+    bar.show(row)
+    assert shown == []
 
 
 def test_a_loop_of_ones_own_can_log_too(tmp_path: Path) -> None:
