@@ -213,7 +213,10 @@ class Meters:
             is_main = self._accelerator.is_main_process
             columns["grad_norm"] = norms if is_main else [torch.zeros_like(norms[0])]
         for name, column in columns.items():
-            total = torch.stack(column).to(self._device).double().sum()
+            values = torch.stack(column).to(self._device).double()
+            # float64 losses are rounded to 36 bits (Veltkamp's split), so that they add up exactly.
+            scaled = values * (2**17 + 1)
+            total = (scaled - (scaled - values)).sum()
             self._local[name] = self._local[name] + total if name in self._local else total
         self._counts["num_items"] += sum(report.num_samples for report in reports)
         self._counts["num_updates"] += len(reports)

@@ -103,6 +103,22 @@ def test_means_do_not_depend_on_when_they_were_saved_or_loaded() -> None:
         assert running.read() == expected(range(NUM_STEPS))
 
 
+def test_means_of_float64_losses_do_not_depend_on_when_they_were_saved() -> None:
+    draws = torch.rand(NUM_STEPS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    reports = [report(0)._replace(loss_sum=loss) for loss in draws]
+    undisturbed = meters()
+    saved = meters()
+    for number, each in enumerate(reports):
+        undisturbed.update(each)
+        saved.update(each)
+        if number % 7 == 0:
+            saved.state_dict()
+    means = undisturbed.read()
+    assert saved.read() == means
+    mean = float(draws.mean()) / SAMPLES_PER_STEP
+    assert means["train/loss"] == pytest.approx(mean, rel=2**-35)
+
+
 def test_a_state_replaces_what_was_counted_before() -> None:
     running, other = meters(), meters()
     for step in range(10):

@@ -111,9 +111,10 @@ def test_pairs_of_all_processes_train_the_model_of_one(
     one, several = tmp_path / "on 1", tmp_path / f"on {num_processes}"
     assert largest_difference(one, several) <= 1e-12
     for mine, theirs in zip(history(one), history(several), strict=True):
-        for name in ("train/loss", "eval/loss"):
+        # The losses of a process and step are rounded to 36 bits, so that rows add them up exactly.
+        for name, rounding in (("train/loss", 2**-35), ("eval/loss", 1e-12)):
             if name in mine:
-                assert mine[name] == pytest.approx(theirs[name], rel=1e-12), name
+                assert mine[name] == pytest.approx(theirs[name], rel=rounding), name
 
 
 class KillAllAfter(Callback):
@@ -168,8 +169,13 @@ def check_refused(folder: Path, kind: type[SimClr], batch: BatchConfig, said: st
 @pytest.mark.parametrize(
     ("kind", "reduce", "num_processes", "said"),
     [
-        (Coupled, "float", 2, "Coupled .* has 2 processes x 1 micro-batches: launch 1 process"),
-        (Coupled, "exact", 1, "has 1 processes x 2 micro-batches: launch 1 .* gather_with_grad"),
+        (
+            Coupled,
+            "float",
+            2,
+            "Coupled .* has 2 processes x 1 micro-batches: set .*, and gather_wi",
+        ),
+        (Coupled, "exact", 1, "has 1 processes x 2 micro-batches: set --accumulate 1"),
         (SimClr, "exact", 1, "1 processes x 2 micro-batches: set --accumulate 1 --batch-size 16$"),
     ],
 )
