@@ -173,7 +173,7 @@ def check_refused(folder: Path, kind: type[SimClr], batch: BatchConfig, said: st
             Coupled,
             "float",
             2,
-            "Coupled .* has 2 processes x 1 micro-batches: set .*, and gather_wi",
+            "Coupled .* has 2 processes x 1 micro-batches: .*, and gather_with",
         ),
         (Coupled, "exact", 1, "has 1 processes x 2 micro-batches: set --accumulate 1"),
         (SimClr, "exact", 1, "1 processes x 2 micro-batches: set --accumulate 1 --batch-size 16$"),
