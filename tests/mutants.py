@@ -72,8 +72,8 @@ MUTANTS = [
     Mutant(
         "a callback may log under the names of evaluations",
         "accel_trainer/core/log.py",
-        "train|optim|perf|eval[^/]*",
-        "train|optim|perf|eval",
+        "train|optim|perf|test|eval[^/]*",
+        "train|optim|perf|test|eval",
         ("tests/core/test_log.py",),
     ),
     Mutant(
@@ -349,15 +349,15 @@ MUTANTS = [
     Mutant(
         "pairs that are not gathered train on several processes",
         "accel_trainer/run/parts.py",
-        'num_processes == 1 or coupling == "gathered"',
-        "num_processes == 1 or coupling",
+        "num_processes = plan.num_processes if coupling is True else 1",
+        "num_processes = 1",
         ("tests/training/test_pairs.py::test_a_step_that_splits_pairs_is_refused_before_any_work",),
     ),
     Mutant(
         "pairs are split by accumulation",
         "accel_trainer/run/parts.py",
-        "num_micro_batches == 1 and (",
-        "(",
+        "num_processes * plan.accumulation_steps > 1",
+        "num_processes > 1",
         ("tests/run/test_parts.py::test_a_step_that_splits_the_pairs_of_a_loss_is_one_line",),
     ),
     Mutant(

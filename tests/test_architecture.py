@@ -389,6 +389,7 @@ RULES = {
             "core.console",  # where printing leads that fails
             "run.provenance",  # the recipe, to hash it
             "distributed.machine",  # what the kernel says
+            "data.order",  # the ids to leave out
             "core.platform",  # directories, to sync them
             "run.agreement",  # the sources, to hash them
             "run.folder",  # the config, to restore it

@@ -356,7 +356,7 @@ def test_replay_repeats_the_step_and_does_not_change_the_run(
     recipe.write_text(
         "from recipes import cifar\n"
         "from tests.fault_tolerance.test_nonfinite_guard import Poisoned\n"
-        "cifar.ImageClassificationTask = lambda config: Poisoned(1000)\n"
+        "cifar.ImageClassificationTask = lambda config, **counts: Poisoned(1000)\n"
         "cifar.main(cifar.train, cifar.Config, description='poisoned')\n"
     )
     folder = tmp_path / "run"
