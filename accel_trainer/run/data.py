@@ -116,7 +116,7 @@ def build_data(
         return part  # type: ignore[no-any-return]  # checked
 
     # A mapping from numbers may be a dataset.
-    is_named = isinstance(eval_sets, Mapping) and {*map(type, eval_sets)} == {str}
+    is_named = isinstance(eval_sets, Mapping) and {*map(type, eval_sets)} <= {str}
     named = eval_sets if is_named else {"": eval_sets}
     if not named:
         raise ConfigError("CONFIG", "eval_sets= has no set: give one or more")

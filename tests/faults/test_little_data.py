@@ -40,7 +40,8 @@ def test_one_row_is_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_train", "num_test", "said"), [(0, 4, "0 training samples"), (4, 0, "a set without samples")]
+    ("num_train", "num_test", "said"),
+    [(0, 4, "0 training samples"), (4, 0, "a set without samples")],
 )
 def test_no_rows_are_refused_before_the_first_step(
     tmp_path: Path, num_train: int, num_test: int, said: str
