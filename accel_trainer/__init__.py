@@ -33,6 +33,7 @@ from .data.dataloader import (
     DatasetOptions,
     build_dataset_loaders,
 )
+from .data.split import fold, split
 from .data.stream import StreamEvalLoader, StreamLoader, build_stream_loaders
 from .data.workers import SampleReader
 from .distributed.accelerator import RuntimeConfig
@@ -114,6 +115,7 @@ __all__ = [
     "build_schedule",
     "build_stream_loaders",
     "build_trainer",
+    "fold",
     "gather_with_gradient",
     "launch",
     "load_config",
@@ -122,5 +124,6 @@ __all__ = [
     "read_history",
     "save_config",
     "schedule_from_torch",
+    "split",
     "start_run",
 ]

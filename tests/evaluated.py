@@ -79,7 +79,16 @@ def make_net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, NUM_CLASSES))
 
 
-def make_config(folder: Path, *, batch: Any = None, every: int | None = 4, **trainer: Any) -> Any:
+def make_config(
+    folder: Path,
+    *,
+    batch: Any = None,
+    every: int | None = 4,
+    resume: str = "auto",
+    allow: tuple[str, ...] = (),
+    optimizer: OptimizerConfig | None = None,
+    **trainer: Any,
+) -> RecipeConfig:
     """Return a config of 3 epochs of 5 steps, the last one short, that evaluates at every 3rd."""
     settings = {"num_epochs": 3, "evaluate_every": "3steps", "log_every_n_steps": 4} | trainer
     return RecipeConfig(
@@ -89,10 +98,10 @@ def make_config(folder: Path, *, batch: Any = None, every: int | None = 4, **tra
             **(batch or {}),
         ),
         trainer=TrainerConfig(**settings),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=0.02),
+        optimizer=OptimizerConfig(learning_rate=0.05) if optimizer is None else optimizer,
         checkpoint=CheckpointConfig(every_n_steps=every),
         runtime=RuntimeConfig(num_threads=NUM_THREADS, timeout_s=300),
-        run=RunConfig(output_dir=folder, quiet=True),
+        run=RunConfig(output_dir=folder, quiet=True, resume=resume, allow_change=allow),
     )
 
 
@@ -224,7 +233,7 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def rows_of(run: Path, event: str = "eval") -> list[dict[str, Any]]:
     """Return the rows of a run, without its speed."""
-    return [row for row in outcome(run)["metrics.jsonl"] if row["event"] == event]
+    return [row for row in outcome(run).get("metrics.jsonl", []) if row["event"] == event]
 
 
 def steps_of(run: Path, event: str = "eval") -> list[int]:

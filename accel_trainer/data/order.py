@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,10 +117,11 @@ def _balanced(kept: Tensor, labels: Any, num_samples: int) -> SampleOrder:
     """
     if labels is None:
         raise ConfigError("ORDER", f"--batch.order balanced does not know the classes: {_FIX}")
-    labels = torch.as_tensor(labels)
-    _check_length(labels, num_samples, "labels=")
-    if labels.is_floating_point() or labels.is_complex():
-        raise ConfigError("ORDER", f"labels= are {labels.dtype}: {_FIX}")
+    array = np.asarray(labels)
+    _check_length(array, num_samples, "labels=")
+    if array.dtype.kind not in "biu":
+        raise ConfigError("ORDER", f"labels= are {array.dtype}: {_FIX}")
+    labels = torch.from_numpy(array.astype(int))
     classes = {label: kept[labels[kept] == label] for label in labels[kept].unique().tolist()}
     quota = len(kept) // len(classes)
 
@@ -159,7 +161,7 @@ def _from_rounds(ids: Tensor, first: int, count: int, key: int) -> Tensor:
     return row[start : start + count]
 
 
-def _check_length(values: Tensor, num_samples: int, name: str) -> None:
+def _check_length(values: Any, num_samples: int, name: str) -> None:
     if values.shape != (num_samples,):
         fact = f"{name} has the shape {list(values.shape)} for {num_samples} samples"
         raise ConfigError("ORDER", f"{fact}: give one number for each sample, [{num_samples}]")

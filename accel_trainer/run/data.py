@@ -86,17 +86,17 @@ def build_data(
             loader has an order of its own.
         DataError: there are fewer samples than processes, or a set has none.
     """
+    batch = run.config.batch
     train = train_set
     if not hasattr(train_set, "step_batches"):
         train = build_train_loader(
             train_set,
-            run.config.batch,
+            batch,
             seed=run.config.seed,
             accelerator=run.accelerator,
             options=options,
         )
     check_part("train_set", train)
-    batch = run.config.batch
     if not hasattr(train, "order") and (batch.order, batch.leave_out) != ("uniform", None):
         fact = f"a {type(train).__name__} has an order of its own"
         raise ConfigError("ORDER", f"{fact}: leave --batch.order and --leave-out out")
@@ -105,7 +105,7 @@ def build_data(
         if not hasattr(part, "batches"):
             part = build_eval_loader(
                 part,
-                run.config.batch,
+                batch,
                 num_parts=train.plan.num_parts,
                 accelerator=run.accelerator,
                 options=options,

@@ -53,7 +53,7 @@ def earlier_run(folder: Path) -> bytes:
 def test_a_new_folder_has_the_config_with_its_global_batch(tmp_path: Path) -> None:
     found = opened(config_of(tmp_path / "run"))
     assert (found.path, found.source, found.changes) == (str(tmp_path / "run"), None, [])
-    assert found.batch["global_batch_size"] == 8
+    assert found.global_batch_size == 8
     stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert stored["batch"]["global_batch_size"] == 8
     assert "config_origins" in json.loads((tmp_path / "run" / "environment.json").read_text())
@@ -66,7 +66,7 @@ def test_a_folder_with_a_checkpoint_is_continued_with_its_global_batch(tmp_path:
     earlier_run(tmp_path)
     found = opened(config_of(tmp_path))
     assert found.source == Source(str(tmp_path))
-    assert found.batch["global_batch_size"] == 32
+    assert found.global_batch_size == 32
 
 
 def test_a_folder_of_a_branch_begins_with_the_history_of_its_source(tmp_path: Path) -> None:

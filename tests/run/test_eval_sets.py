@@ -1,0 +1,209 @@
+"""Several evaluation sets and a test set: what is measured on each, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from accel_trainer import (
+    CheckpointError,
+    ConfigError,
+    ConfusionMatrix,
+    DataError,
+    MeanLoss,
+    TopKAccuracy,
+    UserError,
+    WholeSetMetric,
+)
+from tests.evaluated import (
+    NUM_CLASSES,
+    SIZES,
+    eval_sets,
+    make_config,
+    rows_of,
+    steps_of,
+    train,
+    train_set,
+)
+from tests.evaluated import test_set as points_of_test
+
+MANY_CLASSES = 300  # a confusion matrix of more than 256 keeps the predictions of all samples
+
+
+def names_in(row: dict[str, Any]) -> list[str]:
+    return [name for name in row if "/" in name]
+
+
+def test_rows_have_the_numbers_of_each_set_by_its_name(tmp_path: Path) -> None:
+    config = make_config(tmp_path, ema_decay=0.8)
+    result = train(config, sets=eval_sets("val", "hard"), test_set=points_of_test())
+    groups = ["eval_val", "eval_ema_val", "eval_hard", "eval_ema_hard"]
+    expected = [f"{group}/{name}" for group in groups for name in ("loss", "accuracy")]
+    for row in rows_of(tmp_path):
+        assert names_in(row) == expected
+    (row,) = rows_of(tmp_path, "test")
+    assert names_in(row) == ["test/loss", "test/accuracy"]
+    assert list(result.metrics) == [*expected, "test/loss", "test/accuracy"]
+    assert result.best is not None
+    assert (result.best.metric, result.best.weights) == ("eval_ema_val/accuracy", "ema")
+
+
+def test_a_set_is_measured_as_if_it_were_the_only_one(tmp_path: Path) -> None:
+    train(make_config(tmp_path / "both"), sets=eval_sets("val", "hard"))
+    for name in ("val", "hard"):
+        train(make_config(tmp_path / name), sets=eval_sets(name)[name])
+        alone = [row["eval/loss"] for row in rows_of(tmp_path / name)]
+        assert alone == [row[f"eval_{name}/loss"] for row in rows_of(tmp_path / "both")]
+
+
+@pytest.mark.parametrize(
+    ("monitor", "chosen"),
+    [
+        (None, "eval_val/accuracy"),
+        ("eval_hard/accuracy", "eval_hard/accuracy"),
+        ("eval_hard/loss", "eval_hard/loss"),
+    ],
+)
+def test_the_first_set_or_the_monitored_number_chooses_the_best(
+    tmp_path: Path, monitor: str | None, chosen: str
+) -> None:
+    result = train(make_config(tmp_path, monitor=monitor), sets=eval_sets("val", "hard"))
+    choose = min if chosen.endswith("loss") else max
+    best = choose(rows_of(tmp_path), key=lambda row: float(row[chosen]))
+    assert result.best is not None
+    assert (result.best.metric, result.best.value) == (chosen, best[chosen])
+    assert result.best.name.startswith(f"step-{best['optimizer_step']:010d}-")
+
+
+def test_sets_may_have_metrics_of_their_own(tmp_path: Path) -> None:
+    metrics = {"val": [MeanLoss()], "hard": [TopKAccuracy()]}
+    result = train(
+        make_config(tmp_path),
+        sets=eval_sets("val", "hard"),
+        metrics=metrics,
+        test_set=points_of_test(),
+    )
+    # The test set is not named, and has those of the first set.
+    assert list(result.metrics) == ["eval_val/loss", "eval_hard/accuracy", "test/loss"]
+
+
+def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    return {"accuracy": float((outputs.argmax(1) == targets).double().mean())}
+
+
+def test_metrics_of_whole_sets_follow_the_size_of_each(tmp_path: Path) -> None:
+    def of(name: str) -> list[Any]:
+        return [
+            ConfusionMatrix(MANY_CLASSES),
+            WholeSetMetric(accuracy, num_samples=SIZES[name], num_outputs=MANY_CLASSES),
+        ]
+
+    net = torch.nn.Linear(6, MANY_CLASSES)
+    result = train(
+        make_config(tmp_path),
+        model=net,
+        sets=eval_sets("val", "hard"),
+        test_set=points_of_test(),
+        metrics={name: of(name) for name in ("val", "hard", "test")},
+    )
+    for group, name in (("eval_val", "val"), ("eval_hard", "hard"), ("test", "test")):
+        pairs = torch.tensor(result.metrics[f"{group}/confused_pairs"])
+        assert pairs[:, 2].sum() == SIZES[name]
+        right = pairs[pairs[:, 0] == pairs[:, 1]][:, 2].sum()
+        assert float(right) / SIZES[name] == result.metrics[f"{group}/accuracy"]
+
+
+def points(num: int, *, label: int = 0, width: int = 6) -> TensorDataset:
+    return TensorDataset(torch.zeros(num, width), torch.full((num,), label))
+
+
+VAL = points(5)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"sets": {"ema_val": VAL}}, "an evaluation set has the name 'ema_val': use lowercase"),
+        ({"sets": {"Val": VAL}}, "an evaluation set has the name 'Val': use lowercase"),
+        ({"sets": {"": VAL}}, "an evaluation set has the name '': use lowercase"),
+        ({"sets": {1: VAL}}, "is dict: give one of its parts, 1"),
+        ({"sets": {}}, "is dict: give one of its parts"),
+        ({"sets": {"val": 3}}, r"is int: give an object with len\(\) and \[index\]"),
+        ({"sets": {"val": VAL, "hard": points(0)}}, "eval_sets= has a set without samples: add"),
+        ({"test_set": points(0)}, "test_set= has a set without samples: add some"),
+        ({"test_set": 3}, r"is int: give an object with len\(\) and \[index\]"),
+        ({"metrics": {"val": [MeanLoss()]}}, r"metrics= has \['val'\], and the sets are \[''\]"),
+        (
+            {"sets": {"val": VAL}, "metrics": {"val": [MeanLoss()], "hrd": []}},
+            r"metrics= has \['val', 'hrd'\], and the sets are \['val'\]: name some of these",
+        ),
+        (
+            {"sets": {"val": VAL, "hard": VAL}, "metrics": {"hard": [MeanLoss()]}},
+            r"metrics= has \['hard'\], and the sets are \['val', 'hard'\]: name some of these",
+        ),
+        ({"sets": {"val": VAL}, "metrics": {"val": MeanLoss()}}, "metrics= is no list: put it in"),
+        ({"sets": {"val": VAL, "hard": points(4, label=7)}}, "Target 7 is out of bounds"),
+        ({"test_set": points(4, label=7)}, "Target 7 is out of bounds"),
+        (
+            {"test_set": points(4), "metrics": [ConfusionMatrix(NUM_CLASSES + 1)]},
+            "3 logits per sample, the confusion matrix has 4 classes",
+        ),
+    ],
+)
+def test_sets_and_metrics_that_cannot_be_are_one_line_before_any_step(
+    tmp_path: Path, parts: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        train(make_config(tmp_path), **{"sets": VAL, **parts})
+    assert "\n" not in str(caught.value)
+    assert steps_of(tmp_path, "train") == []
+
+
+@pytest.mark.parametrize(
+    "monitor", ["eval/loss", "eval_hrd/loss", "test/loss", "eval_ema_val/loss"]
+)
+def test_a_number_of_no_set_cannot_be_monitored(tmp_path: Path, monitor: str) -> None:
+    said = f"no metric '{monitor}' to monitor: set --trainer.monitor to one of eval_val/loss,"
+    with pytest.raises(ConfigError, match=said):
+        train(make_config(tmp_path, monitor=monitor), sets=eval_sets("val", "hard"))
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (("val", "test"), r"\(38, 13, 7\) -> \(38, 13, 9\) samples"),
+        (("val",), r"\(38, 13, 7\) -> \(38, 13\) samples"),
+    ],
+)
+def test_other_evaluation_sets_are_refused_in_a_resume(
+    tmp_path: Path, sets: tuple[str, ...], said: str
+) -> None:
+    train(make_config(tmp_path, max_steps=4), sets=eval_sets("val", "hard"))
+    with pytest.raises(CheckpointError, match=f"DATA_CHANGED.*{said}"):
+        train(make_config(tmp_path), sets=eval_sets(*sets))
+
+
+def test_a_set_needs_enough_samples_for_nothing_but_itself(tmp_path: Path) -> None:
+    result = train(make_config(tmp_path), sets={"one": points(1)}, train_set=train_set())
+    assert list(result.metrics) == ["eval_one/loss", "eval_one/accuracy"]
+
+
+def test_the_order_of_a_loader_of_ones_own_cannot_be_set(tmp_path: Path) -> None:
+    class Loader:
+        plan = None
+
+        def step_batches(self, epoch: int, first_step: int) -> Any:
+            raise AssertionError
+
+    for batch in ({"order": "balanced"}, {"leave_out": tmp_path / "bad.txt"}):
+        with pytest.raises(ConfigError, match="a Loader has an order of its own: leave --batch"):
+            train(make_config(tmp_path / "run", batch=batch), train_set=Loader())
+
+
+def test_an_evaluation_without_samples_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="DATA_TOO_SMALL"):
+        train(make_config(tmp_path), sets=points(0))

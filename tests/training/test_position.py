@@ -1,0 +1,93 @@
+"""A task may depend on where the training stands: `batch.position`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from accel_trainer import Batch, ClassificationTask, RecipeConfig, StepOutput
+from tests.evaluated import (
+    Interruption,
+    differing,
+    eval_sets,
+    make_config,
+    run_interrupted,
+    run_whole,
+    train,
+)
+
+
+class AnnealedTask(ClassificationTask):
+    """The cross-entropy, and a penalty on large logits that fades out."""
+
+    def step(self, model: Any, batch: Batch) -> StepOutput:
+        output = super().step(model, batch)
+        penalty = output.outputs.square().mean(1)
+        return output._replace(losses=output.losses + (1 - batch.position.progress) * penalty)
+
+
+def annealed() -> dict[str, Any]:
+    return {"task": AnnealedTask(), "sets": eval_sets("val", "hard")}
+
+
+def config_of(folder: Path) -> RecipeConfig:
+    return make_config(folder, batch={"reduce": "exact"})
+
+
+def test_an_annealed_loss_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    whole = run_whole(config_of(tmp_path / "whole"), annealed)
+    for number, signal in enumerate(("KILL", "TERM")):
+        config = config_of(tmp_path / str(number))
+        left = run_interrupted(config, Interruption(signal, "step", 7), annealed)
+        assert differing(left, whole) == []
+    run_whole(config_of(tmp_path / "plain"))
+    weights = [path for path in whole if path.endswith("/model.safetensors")]
+    plain = tmp_path / "plain"
+    assert weights
+    assert all(
+        (plain / path).read_bytes() != whole[path] for path in weights if (plain / path).exists()
+    )
+
+
+class Witness(ClassificationTask):
+    """Writes down the position of each batch, with the number of its samples."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def _write(self, kind: str, batch: Batch) -> None:
+        rank = os.environ.get("RANK", "0")
+        with self.file.with_suffix(f".{rank}").open("a") as file:
+            file.write(json.dumps([kind, *batch.position]) + "\n")
+
+    def step(self, model: Any, batch: Batch) -> StepOutput:
+        self._write("step", batch)
+        return super().step(model, batch)
+
+    def eval_step(self, model: Any, batch: Batch) -> StepOutput:
+        self._write("evaluation", batch)
+        return super().eval_step(model, batch)
+
+
+def positions(file: Path, kind: str) -> list[tuple[int, int, float]]:
+    rows = [json.loads(line) for line in file.with_suffix(".0").read_text().splitlines()]
+    return [tuple(row[1:]) for row in dict.fromkeys(map(tuple, rows)) if row[0] == kind]
+
+
+def test_a_batch_knows_the_step_the_epoch_and_the_fraction_done(tmp_path: Path) -> None:
+    train(make_config(tmp_path / "run", num_epochs=2), task=Witness(tmp_path / "seen"))
+    # 2 epochs of 5 steps; the rehearsal after the first step takes it once more.
+    expected = [(step, step // 5, (step // 5 + step % 5 / 5) / 2) for step in range(10)]
+    assert positions(tmp_path / "seen", "step") == expected
+    evaluated = positions(tmp_path / "seen", "evaluation")
+    # Before the first step the metrics are tried. At the end of an epoch, it still counts.
+    assert evaluated == [(0, 0, 0.0), (3, 0, 0.3), (6, 1, 0.6), (9, 1, 0.9), (10, 1, 1.0)]
+
+
+def test_progress_counts_the_epochs_of_the_config_where_a_run_stops_early(tmp_path: Path) -> None:
+    config = make_config(tmp_path / "run", num_epochs=2, max_steps=4)
+    train(config, task=Witness(tmp_path / "seen"))
+    assert positions(tmp_path / "seen", "step")[-1] == (3, 0, 0.3)
