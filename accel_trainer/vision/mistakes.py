@@ -22,6 +22,7 @@ from ..core.types import Batch, StepOutput
 from ..training.metrics import check_logits
 
 MISTAKES_FILE = "mistakes.json"
+_MEASURED = "/worst_mistakes"
 _NUM_KEPT = 24
 _MAX_SIDE = 96  # pixels of a stored picture
 _NUM_BINS = 10  # of confidence, equally wide
@@ -92,10 +93,10 @@ class WorstMistakes(Callback):
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Write the mistakes of the last evaluation, with the averaged weights if there are any."""
-        groups = ("eval_ema", "eval")
-        group = next((g for g in groups if f"{g}/worst_mistakes" in result.metrics), None)
-        if group is None or not trainer.accelerator.is_main_process:
+        groups = [name.partition("/")[0] for name in result.metrics if name.endswith(_MEASURED)]
+        if not groups or not trainer.accelerator.is_main_process:
             return
+        group = min(groups, key=lambda group: not group.startswith("eval_ema"))
         mistakes = [
             {
                 "id": mistake["id"],
@@ -105,7 +106,7 @@ class WorstMistakes(Callback):
                 "probability": mistake["probability"],
                 "picture": encode_png(self._loader.picture_of(mistake["id"]), max_side=_MAX_SIDE),
             }
-            for mistake in result.metrics[f"{group}/worst_mistakes"]
+            for mistake in result.metrics[f"{group}{_MEASURED}"]
         ]
         content = {
             "optimizer_step": result.position.optimizer_step,

@@ -134,7 +134,7 @@ def test_a_run_that_stops_early_is_not_tested_before_it_is_complete(tmp_path: Pa
     assert of_test(train(make_config(tmp_path), test_set=points_of_test()))
 
 
-def test_a_branch_without_the_best_checkpoint_is_tested_with_its_last_weights(
+def test_a_branch_without_the_best_checkpoint_tests_its_last_weights(
     tmp_path: Path,
 ) -> None:
     train(make_config(tmp_path / "run", max_steps=6, **FIRST_IS_BEST), test_set=points_of_test())

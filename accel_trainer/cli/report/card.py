@@ -9,6 +9,7 @@ from typing import Any
 from ...core.errors import OutputError
 from ...vision.data.photo_decode import FORMATS
 from ..common.output import format_number
+from ..runs.metric_groups import metric_in_words
 from ..runs.run_reader import RunReader
 from ..runs.settings import changed_settings
 
@@ -39,6 +40,10 @@ def write_card(
             split=_split(config),
             formats=FORMATS,
             metrics={name: format_number(name, value) for name, value in metrics.items()},
+            test={
+                metric_in_words(name): format_number(name, value)
+                for name, value in run.test_numbers().items()
+            },
             result=run.result,
             environment=run.environment,
             origin=run.origin,

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..common.output import format_duration, is_fraction
 from ..runs.confusion import Confusion
+from ..runs.metric_groups import (
+    TEST_GROUP,
+    evaluation_groups,
+    group_in_words,
+    weights_of_metric,
+)
 from ..runs.run_reader import RunReader
-from .figures import LIGHT, NUM_SERIES, Chart, draw_chart
+from .figures import LIGHT, NUM_SERIES, Chart, draw_chart, series_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,13 +38,8 @@ class Kind(NamedTuple):
     style: Mapping[str, Any]
 
 
-KINDS = {
-    "train": Kind("training", "muted", {"linewidth": 1.0, "alpha": 0.75}),
-    "eval": Kind("evaluation", "series-1", {"marker": "o", "markersize": 3.2}),
-    "eval_ema": Kind(
-        "averaged weights", "series-2", {"marker": "o", "markersize": 3.2, "linestyle": (0, (4, 2))}
-    ),
-}
+_TRAINING = Kind("training", "muted", {"linewidth": 1.0, "alpha": 0.75})
+_LABELS = {"eval": "evaluation", "eval_ema": "averaged weights"}
 _PHASES = {"training": "training", "evaluation": "evaluation", "save": "saves", "start": "start"}
 _PHASE_COLORS = {
     "training": "series-9",
@@ -55,13 +56,33 @@ _LEGEND_ROW = 0.19  # inches
 _DOT_AREA = 120  # square points of a dot that stands for all samples
 
 
+def kinds_of(runs: Sequence[RunReader]) -> dict[str, Kind]:
+    """Return how the lines of each group are drawn: of training, and of each evaluation."""
+    kinds = {"train": _TRAINING}
+    for number, group in enumerate(evaluation_groups(_metric_names(runs))):
+        style: dict[str, Any] = {"marker": "o", "markersize": 3.2}
+        if weights_of_metric(group) == "ema":
+            style["linestyle"] = (0, (4, 2))
+        label = _LABELS.get(group, group_in_words(group))
+        kinds[group] = Kind(label, series_name(number), style)
+    return kinds
+
+
+def _metric_names(runs: Sequence[RunReader]) -> list[str]:
+    return list(dict.fromkeys(name for run in runs for name in run.metric_names()))
+
+
 def group_curves(runs: Sequence[RunReader]) -> dict[str, list[str]]:
-    """Return the names of the metrics of each chart, in the order of the page."""
-    names = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
+    """Return the names of the metrics of each chart, in the order of the page.
+
+    The test set has none: it is measured once.
+    """
+    kinds = kinds_of(runs)
     charts: dict[str, list[str]] = {"loss": [], "accuracy": []}
-    for name in names:
+    for name in _metric_names(runs):
         group, _, quantity = name.partition("/")
-        charts.setdefault(quantity if group in KINDS else name, []).append(name)
+        if group != TEST_GROUP:
+            charts.setdefault(quantity if group in kinds else name, []).append(name)
     ordered = sorted(charts.items(), key=lambda item: "/" in item[0])
     return {chart: members for chart, members in ordered if members}
 
@@ -90,6 +111,7 @@ def _title(chart: str) -> str:
 
 
 def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> Chart:
+    kinds = kinds_of(runs)
     last_step = max(row["optimizer_step"] for run in runs for row in run.rows)
 
     def draw(axes: Axes) -> None:
@@ -98,7 +120,7 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
             line_color = color or LIGHT.muted
             for step in run.restarts:
                 axes.axvline(step, color=line_color, linewidth=0.9, linestyle=":", zorder=0)
-            _plot_run(axes, run, names, color=color)
+            _plot_run(axes, run, names, kinds, color=color)
         axes.set_xlim(0, last_step * 1.02)  # the same x-axis in all charts
         axes.set_xlabel("optimizer step")
         axes.locator_params(nbins=6)
@@ -121,8 +143,8 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
     if len(runs) > 1:
         labels = [run.name for run in runs]
     else:
-        kinds = [name.partition("/")[0] for name in names]
-        labels = [KINDS[kind].label for kind in kinds if kind in KINDS]
+        groups = [name.partition("/")[0] for name in names]
+        labels = [kinds[group].label for group in groups if group in kinds]
     columns, rows = _legend_shape(labels)
     name = re.sub(r"\W+", "_", chart.rpartition("/")[2])
     return draw_chart(
@@ -144,12 +166,19 @@ def _legend_shape(labels: Sequence[str]) -> tuple[int, int]:
     return columns, math.ceil(len(labels) / columns)
 
 
-def _plot_run(axes: Axes, run: RunReader, names: Sequence[str], *, color: str | None) -> None:
+def _plot_run(
+    axes: Axes,
+    run: RunReader,
+    names: Sequence[str],
+    kinds: Mapping[str, Kind],
+    *,
+    color: str | None,
+) -> None:
     """Draw the series of one run, in one colour per run, or per kind if there is one run."""
     colors = LIGHT.variables()
     for name in names:
         steps, values = run.series(name)
-        kind = KINDS.get(name.partition("/")[0], Kind("", "series-1", {}))
+        kind = kinds.get(name.partition("/")[0], Kind("", "series-1", {}))
         style = dict(kind.style)
         if len(steps) > _MAX_MARKERS:
             style.pop("marker", None)

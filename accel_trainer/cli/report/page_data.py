@@ -10,7 +10,7 @@ from typing import Any
 
 from ..common.output import is_fraction
 from ..runs.run_reader import RunReader
-from .charts import KINDS, group_curves
+from .charts import group_curves, kinds_of
 from .figures import series_name
 
 _MAX_POINTS = 8_000  # of a line in all runs together
@@ -31,7 +31,10 @@ def page_data(runs: Sequence[RunReader]) -> dict[str, Any]:
             }
             for chart, names in charts.items()
         ],
-        "kinds": {name: {"label": kind.label, "color": kind.color} for name, kind in KINDS.items()},
+        "kinds": {
+            name: {"label": kind.label, "color": kind.color}
+            for name, kind in kinds_of(runs).items()
+        },
     }
 
 

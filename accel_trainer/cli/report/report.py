@@ -25,7 +25,7 @@ from ...vision import ImageDataset, Photos
 from ..common.output import format_duration, format_number, tell
 from ..common.parser import CommandParser
 from ..runs.confusion import read_confusion
-from ..runs.metric_groups import EVALUATION_GROUPS
+from ..runs.metric_groups import metric_in_words, preferred_groups
 from ..runs.run_reader import RunReader, read_run, reading
 from ..runs.runs import find_runs
 from ..runs.settings import changed_settings, differing_settings, flatten
@@ -162,11 +162,13 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
     result = run.result
     shown = []
     if metric is not None:
-        name = metric.replace("eval_ema/", "averaged ").replace("eval/", "")
-        shown.append((name, format_number(metric, best[metric]), f"best, epoch {best['epoch']}"))
+        value = format_number(metric, best[metric])
+        shown.append((metric_in_words(metric), value, f"best, epoch {best['epoch']}"))
         loss = metric.partition("/")[0] + "/loss"
         if loss in best and loss != metric:
             shown.append(("loss", format_number(loss, best[loss]), "at the same step"))
+    for name, value in run.test_numbers().items():
+        shown.append((metric_in_words(name), format_number(name, value), "of the best weights"))
     epochs = (run.config.get("trainer") or {}).get("num_epochs")
     if result.get("optimizer_step") is not None:
         note = f"{result.get('epoch')} of {epochs} epochs"
@@ -196,7 +198,7 @@ def _class_charts(run: RunReader) -> list[Chart]:
                 name: details.get(name) if _is_in_file(value) else value
                 for name, value in metrics.items()
             }
-    prefixes = [f"{group}/" for group in EVALUATION_GROUPS]
+    prefixes = [f"{group}/" for group in preferred_groups(metrics)]
     groups = [prefix for prefix in prefixes if f"{prefix}per_class_accuracy" in metrics]
     confusion = read_confusion(metrics, groups[0]) if groups else None
     if confusion is None:

@@ -17,7 +17,8 @@ from ...core.errors import CheckpointError, OutputError, UserError
 from ...core.filesystem import read_lines
 from ...run.config import RecipeConfig
 from ...run.plain_yaml import read_plain_yaml
-from .metric_groups import EVALUATION_GROUPS
+from ...training.metrics import is_number
+from .metric_groups import TEST_GROUP, preferred_groups
 from .status import read_status
 
 _MAX_RECORD_BYTES = 1 << 26
@@ -176,11 +177,20 @@ class RunReader:
         It is the metric that chose the best checkpoint, else an accuracy, else a loss.
         """
         best = self.result.get("best") or {}
-        names = [name for row in self.evaluations() for name in row if name.startswith("eval")]
+        names = dict.fromkeys(name for row in self.evaluations() for name in row)
         candidates = [best.get("metric"), (self.config.get("trainer") or {}).get("monitor")]
         for kind in ("accuracy", "loss"):
-            candidates += [f"{group}/{kind}" for group in EVALUATION_GROUPS]
+            candidates += [f"{group}/{kind}" for group in preferred_groups(names)]
         return next((name for name in candidates if name in names), None)
+
+    def test_numbers(self) -> dict[str, float]:
+        """Return the numbers of the test set, as `test/...`; empty without one."""
+        metrics = self.result.get("metrics") or {}
+        return {
+            name: value
+            for name, value in metrics.items()
+            if name.startswith(f"{TEST_GROUP}/") and is_number(value)
+        }
 
     def is_lower_better(self, metric: str) -> bool:
         """Whether smaller values of `metric` are better, from the result, else from its name."""

@@ -157,7 +157,6 @@ def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, flo
         OutputError: `result.json` and `metrics.jsonl` contradict each other.
     """
     weights = str(config.get("weights"))
-    group = f"{group_of_weights(weights)}/"
     match = _STEP.search(weights)
     step = int(match[1]) if match else None
     rows = [row for row in run.evaluations() if row["optimizer_step"] == step]
@@ -167,10 +166,12 @@ def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, flo
     best = run.result.get("best")
     if best is not None and best["name"] in weights:
         claims.append({best["metric"]: best["value"]})
+    group = group_of_weights(weights, (name for claim in claims for name in claim))
     metrics: dict[str, float] = {}
     for name, value in (item for claim in claims for item in claim.items()):
-        if name.startswith(group) and is_number(value):
-            known = metrics.setdefault(name.removeprefix(group), value)
+        found, _, quantity = name.partition("/")
+        if found == group and is_number(value):
+            known = metrics.setdefault(quantity, value)
             if known != value:
                 fact = f"metrics.jsonl says {name} {known} at step {step}, result.json {value}"
                 raise OutputError("RUN_CHANGED", f"{run.folder}: {fact}")
