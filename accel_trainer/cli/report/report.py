@@ -167,8 +167,8 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
         loss = metric.partition("/")[0] + "/loss"
         if loss in best and loss != metric:
             shown.append(("loss", format_number(loss, best[loss]), "at the same step"))
-    for name, value in run.test_numbers().items():
-        shown.append((metric_in_words(name), format_number(name, value), "of the best weights"))
+    for name, number in run.test_numbers().items():
+        shown.append((metric_in_words(name), format_number(name, number), "of the best weights"))
     epochs = (run.config.get("trainer") or {}).get("num_epochs")
     if result.get("optimizer_step") is not None:
         note = f"{result.get('epoch')} of {epochs} epochs"
