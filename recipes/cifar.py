@@ -54,11 +54,7 @@ def train(config: Config) -> RunResult:
             cache_dir=config.run.cache_dir,
             bad_images=config.bad_images,
         )
-        loader, eval_loader = build_image_loaders(
-            run,
-            images,
-            augment=config.augment,
-        )
+        loader, eval_loader = build_image_loaders(run, images, augment=config.augment)
         model = build_model(
             config.model,
             in_channels=images.num_channels,

@@ -65,10 +65,7 @@ def train(config: Config) -> RunResult:
         )
         transform = config.photos.eval_transform(model)
         loader, eval_loader = build_photo_loaders(
-            run,
-            photos,
-            augment=config.augment,
-            transform=transform,
+            run, photos, augment=config.augment, transform=transform
         )
         mistakes = WorstMistakes(run.folder, eval_loader, photos.class_names)
         trainer = build_trainer(

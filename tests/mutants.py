@@ -1075,6 +1075,16 @@ MUTANTS = [
         ("tests/training/test_task_output.py",),
     ),
     Mutant(
+        "the search for a NaN does not know where the training stands",
+        "accel_trainer/training/trainer.py",
+        "step_batch = step_batch.at(self.position)",
+        "step_batch = step_batch.at(type(self.position)())",
+        (
+            "tests/fault_tolerance/test_nonfinite_guard.py"
+            "::test_a_loss_that_depends_on_the_position_is_blamed_on_its_sample",
+        ),
+    ),
+    Mutant(
         "the file of an evaluation has single numbers too",
         "accel_trainer/training/evaluation_file.py",
         "return isinstance(value, list | dict | Tensor)",

@@ -104,6 +104,12 @@ class StepBatch(NamedTuple):
     micro_batches: Sequence[Batch]
     num_samples: int
 
+    def at(self, position: Position) -> StepBatch:
+        """Return the same step at `position`."""
+        parts = self.micro_batches
+        placed = LazyBatches(lambda index: parts[index].at(position), len(parts))
+        return StepBatch(placed, self.num_samples)
+
 
 NO_NUMBERS: Mapping[str, Tensor] = MappingProxyType({})
 

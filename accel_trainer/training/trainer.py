@@ -168,11 +168,11 @@ class Trainer:
         step = self._step
         learning_rate = self.learning_rate_at(state.optimizer_step)
         set_learning_rate(self._optimizer, learning_rate)
+        step_batch = step_batch.at(self.position)
         step.begin(state, step_batch)
-        position = self.position
         for batch in self._data_wait.around(step_batch.micro_batches):
             self._activity.num_forwards += 1
-            step.accumulate(self._task, batch.at(position))
+            step.accumulate(self._task, batch)
         sums, grad_norm, was_skipped = step.finish()
         state.advance(step_batch.num_samples)
         if self._average is not None and not was_skipped:

@@ -61,6 +61,13 @@ class Poisoned(ClassificationTask):
         return replace(batch, inputs=inputs)
 
 
+class PoisonedLater(Poisoned):
+    """Only from the second epoch on."""
+
+    def poisoned(self, batch: Batch) -> Batch:
+        return super().poisoned(batch) if batch.position.epoch else batch
+
+
 class Exploding(ClassificationTask):
     """A classification whose gradient overflows although its loss is finite."""
 
@@ -344,6 +351,13 @@ def test_a_loss_that_is_nan_under_loss_scaling_is_named_at_once(
         workload.train(config, task=Poisoned(BAD), scaler=scaler)
     assert records(tmp_path)[0]["nonfinite_sample_ids"] == [BAD]
     assert scaler.get_scale() >= 256.0
+
+
+def test_a_loss_that_depends_on_the_position_is_blamed_on_its_sample(tmp_path: Path) -> None:
+    run(tmp_path, policy="skip", task=PoisonedLater())
+    (record,) = records(tmp_path)
+    assert record["position"]["epoch"] == 1
+    assert record["nonfinite_sample_ids"] == [BAD]
 
 
 @pytest.mark.usefixtures("python_is_forked")
