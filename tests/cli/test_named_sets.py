@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from accel_trainer.callbacks.metrics_file import read_history
+from accel_trainer import read_history
 from accel_trainer.cli.runs.metric_groups import (
     evaluation_groups,
     group_of_weights,
