@@ -253,7 +253,7 @@ MUTANTS = [
     Mutant(
         "exact: the parts of an evaluation are one",
         "accel_trainer/training/evaluator.py",
-        "while self._ends and self._num_samples >= self._ends[0]:",
+        "while self._ends and position >= self._ends[0]:",
         "while False:",
         (EXACT_EVALUATION,),
     ),
@@ -382,7 +382,7 @@ MUTANTS = [
     Mutant(
         "a sample that is counted twice is not noticed",
         "accel_trainer/training/evaluator.py",
-        "if not torch.all(counts[:-1] == 1) or counts[-1]:",
+        "if not torch.all(counts[1:-1] == 1) or counts[0] or counts[-1]:",
         "if counts.sum() != num_samples:",
         (
             "tests/training/test_evaluator.py::test_a_sample_given_twice_in_the_place_of_another_is_found_out",
@@ -1157,8 +1157,8 @@ MUTANTS = [
     Mutant(
         "a number of items that is NaN is accepted",
         "accel_trainer/training/step.py",
-        "is_wrong = ~(numbers >= 0)",
-        "is_wrong = numbers < 0",
+        "not part.num_items >= 0",
+        "part.num_items < 0",
         ("tests/training/test_task_output.py",),
     ),
     Mutant(

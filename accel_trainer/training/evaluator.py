@@ -70,21 +70,21 @@ class Evaluator:
             raise DataError("DATA_TOO_SMALL", "there are no samples to evaluate on: add some")
         for metric in metrics:
             if not hasattr(metric, "higher_is_better"):
-                fact = f"metric {type(metric).__name__} has no higher_is_better"
-                fix = (
-                    "say which of its numbers can select the best checkpoint, "
-                    'as in {"loss": False}, or {} for none'
+                raise ConfigError(
+                    "METRIC",
+                    f"metric {type(metric).__name__} has no higher_is_better: say which of its "
+                    'numbers can select the best checkpoint, as in {"loss": False}, or {} for none',
                 )
-                raise ConfigError("METRIC", f"{fact}: {fix}")
         metrics = [
             metric.for_samples(loader.num_samples) if hasattr(metric, "for_samples") else metric
             for metric in metrics
         ]
         names = [name for metric in metrics for name in metric.higher_is_better]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
-            fix = "remove one, or rename its numbers"
             raise ConfigError(
-                "METRIC", f"two metrics report numbers named {', '.join(repeated)}: {fix}"
+                "METRIC",
+                f"two metrics report numbers named {', '.join(repeated)}: "
+                "remove one, or rename its numbers",
             )
         self.loader = loader
         self.task = task
@@ -113,48 +113,37 @@ class Evaluator:
             RuntimeError: the processes together did not count each sample once.
         """
         with preserved_generators(self.accelerator.device):
-            return self._run(model, position, stop_flag)
+            return self._run(model, position, stop_flag or StopFlag())
 
-    def _run(
-        self, model: nn.Module, position: Position, stop_flag: StopFlag | None
-    ) -> dict[str, Any]:
+    def _run(self, model: nn.Module, position: Position, stop_flag: StopFlag) -> dict[str, Any]:
         # Running statistics differ between processes where norms are not synchronised.
         copy_from_main(buffers_at([*buffer_places(model).values()]), self.accelerator)
-        block_sums = _BlockSums(self._empty_sums(), self._block_ends())
-        batches: Iterable[Batch] = (batch.at(position) for batch in self.loader.batches())
-        if stop_flag is not None:
-            batches = stop_flag.until_preempted(batches)
+        # Without parts, all samples are added up together.
+        ends = [block.stop for block in self._blocks()] if self._num_parts else []
+        block_sums = _BlockSums(self._empty_sums(), ends)
+        batches = (batch.at(position) for batch in stop_flag.until_preempted(self.loader.batches()))
         with _evaluation_mode(model):
-            seen, failure = self._update(model, self.task, block_sums, batches)
-        if stop_flag is not None and stop_flag.agreed.is_preemption:
+            ids, failure = self._update(model, self.task, block_sums, batches)
+        if stop_flag.agreed.is_preemption:
             raise EvaluationStopped
         num_samples = self.loader.num_samples
-        ids = torch.cat(seen).long() if seen else torch.zeros(0, dtype=torch.int64)
-        ids = ids.to(self._sums_device)
-        # Ids that are out of range are counted in the last place.
-        places = torch.where((ids >= 0) & (ids < num_samples), ids, num_samples)
-        counts = torch.zeros(num_samples + 1, dtype=torch.float64, device=self._sums_device)
-        counts.index_add_(0, places, torch.ones_like(places, dtype=torch.float64))
+        # The first and the last place are for ids that are out of range.
+        counts = torch.zeros(num_samples + 2, dtype=torch.float64, device=self._sums_device)
+        places = ids.clamp(-1, num_samples) + 1
+        counts.index_add_(0, places, torch.ones_like(ids, dtype=torch.float64))
         has_failed = counts.new_full((1,), failure is not None)
         counts, num_failures, *merged = self._merge([counts, has_failed, *block_sums.current])
         if num_failures:
             raise failure or PeerFailed("a metric failed on another process")
-        if not torch.all(counts[:-1] == 1) or counts[-1]:
-            fact = f"evaluation counted {int(counts.sum())} samples, not each of {num_samples} once"
+        if not torch.all(counts[1:-1] == 1) or counts[0] or counts[-1]:
             raise RuntimeError(
-                f"{fact}: the evaluation loader must give each sample to exactly one process"
+                f"evaluation counted {int(counts.sum())} samples, not each of {num_samples} once: "
+                "the evaluation loader must give each sample to exactly one process"
             )
         self._seed_batch(num_samples)
         results: dict[str, Any] = {}
         for metric, sums in zip(self.metrics, merged, strict=True):
-            try:
-                values = metric.compute(sums)
-            except Exception as error:
-                raise _failure_of(metric, error) from error
-            try:
-                results.update(plain_values(values))
-            except TypeError as error:
-                raise _failure_of(metric, ConfigError("METRIC", str(error))) from None
+            results |= _compute(metric, sums)
         return results
 
     def rehearse(self, model: nn.Module, *, monitored: str | None) -> None:
@@ -180,7 +169,8 @@ class Evaluator:
             torch.compiler.set_stance("force_eager"),  # the rehearsal must not change what compiles
         ):
             try:
-                _, failure = self._update(model, task, block_sums, islice(self.loader.batches(), 1))
+                batch = islice(self.loader.batches(), 1)
+                ids, failure = self._update(model, task, block_sums, batch)
             except UserError:
                 raise
             except Exception as error:
@@ -200,32 +190,14 @@ class Evaluator:
                     failure or "on another process",
                 )
             else:
-                self._warn_of_unchanged(block_sums)
-                for metric, sums in zip(self.metrics, merged, strict=True):
-                    self._rehearse_compute(metric, sums, monitored)
-
-    def _warn_of_unchanged(self, block_sums: _BlockSums) -> None:
-        """Warn of a metric that writes `sums = sums + x`: it would measure nothing but zeros."""
-        is_empty = len(self._blocks()[0]) == 0
-        for metric, sums in zip(self.metrics, block_sums.current, strict=True):
-            if sums._version == 0 and not is_empty:
-                fact = f"the update of metric {type(metric).__name__} has not changed its sums"
-                _logger.warning("[METRIC] %s: add to them in place, as sums.add_(x) does", fact)
-
-    def _rehearse_compute(self, metric: Metric, sums: Tensor, monitored: str | None) -> None:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                values = plain_values(metric.compute(sums))
-        except UserError as error:
-            raise _failure_of(metric, error) from error
-        except Exception as error:
-            _logger.info("%s does not compute of one batch (%s)", type(metric).__name__, error)
-            return
-        group, _, monitored_name = (monitored or "").partition("/")
-        if monitored_name in metric.higher_is_better:
-            named = {f"{group}/{name}": value for name, value in values.items()}
-            check_monitored(named, f"{group}/{monitored_name}")
+                for metric, own, sums in zip(self.metrics, block_sums.current, merged, strict=True):
+                    if len(ids) and own._version == 0:  # it writes `sums = sums + x`
+                        _logger.warning(
+                            "[METRIC] the update of metric %s has not changed its sums: "
+                            "add to them in place, as sums.add_(x) does",
+                            type(metric).__name__,
+                        )
+                    _rehearse_compute(metric, sums, monitored)
 
     def _empty_sums(self) -> list[Tensor]:
         """Return zeroed sums of all metrics.
@@ -235,10 +207,10 @@ class Evaluator:
         all_sums = [metric.empty(self._sums_device) for metric in self.metrics]
         for metric, sums in zip(self.metrics, all_sums, strict=True):
             if not isinstance(sums, Tensor) or sums.dtype != torch.float64:
-                fact = f"the sums of metric {type(metric).__name__} are {describe_tensor(sums)}"
                 raise ConfigError(
                     "METRIC",
-                    f"{fact}: return float64 zeros from its empty, in which counts are exact",
+                    f"the sums of metric {type(metric).__name__} are {describe_tensor(sums)}: "
+                    "return float64 zeros from its empty, in which counts are exact",
                 )
         return all_sums
 
@@ -254,21 +226,11 @@ class Evaluator:
             samples, num_parts, accelerator.num_processes, accelerator.process_index
         )
 
-    def _block_ends(self) -> list[int]:
-        """Return, for each block, how many samples this process has seen at its end.
-
-        Empty without `num_parts`: all samples are then added up together.
-        """
-        if self._num_parts is None:
-            return []
-        blocks = self._blocks()
-        return [block.stop - blocks[0].start for block in blocks]
-
     def _update(
         self, model: nn.Module, task: Task, block_sums: _BlockSums, batches: Iterable[Batch]
-    ) -> tuple[list[Tensor], MetricFailed | None]:
+    ) -> tuple[Tensor, MetricFailed | None]:
         """Add `batches` to the sums; return the sample ids, and a metric's first failure."""
-        seen: list[Tensor] = []
+        seen = [torch.zeros(0, dtype=torch.int64, device=self._sums_device)]
         failure: MetricFailed | None = None
         eval_step = eval_step_of(task)
         position = self._blocks()[0].start
@@ -277,7 +239,6 @@ class Evaluator:
         with torch.no_grad(), self.accelerator.autocast():
             for batch in batches:
                 self._seed_batch(position)
-                position += len(batch)
                 if len(batch) > 0 or self._has_collective_forward:
                     output = eval_step(model, batch)
                     check_output(output, len(batch), has_graph=False)
@@ -289,7 +250,8 @@ class Evaluator:
                     batch = batch.map(lambda tensor: tensor.to(self._sums_device))
                     output = send_to_device(output, self._sums_device)
                 seen.append(batch.sample_ids)
-                block_sums.begin_batch(len(batch))
+                block_sums.begin_batch(position)
+                position += len(batch)
                 for metric, sums in zip(self.metrics, block_sums.current, strict=True):
                     try:
                         returned: object = metric.update(sums, batch, output)  # type: ignore[func-returns-value]
@@ -300,7 +262,7 @@ class Evaluator:
                     except Exception as error:
                         failure = failure or _failure_of(metric, error)
             block_sums.end()
-        return seen, failure
+        return torch.cat(seen).long(), failure
 
     def _merge(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Add up tensors over the processes in one collective; return them on the CPU."""
@@ -330,39 +292,56 @@ class _BlockSums:
     """The metrics' sums over the blocks of this process.
 
     `current` are the sums of the block in progress; the sums of earlier blocks are added up in
-    pairs. `ends` are the numbers of samples after which a block ends; without any, all samples are
-    one block.
+    pairs. `ends` are the samples before which a block ends; without any, all samples are one block.
     """
 
     def __init__(self, sums: list[Tensor], ends: list[int]) -> None:
         self.current = sums
         self._ends = ends
-        self._num_samples = 0
         self._tree = PairwiseSum()
 
-    def begin_batch(self, num_samples: int) -> None:
-        """Complete the blocks that end before the next batch, of `num_samples`."""
-        while self._ends and self._num_samples >= self._ends[0]:
-            self._complete()
-        self._num_samples += num_samples
+    def begin_batch(self, position: int) -> None:
+        """Complete the blocks that end before the batch that begins with sample `position`."""
+        while self._ends and position >= self._ends[0]:
+            del self._ends[0]
+            self._tree.add([sums.clone() for sums in self.current])
+            for sums in self.current:
+                sums.zero_()
 
     def end(self) -> None:
         """Complete the blocks that are left; `current` then has the sums over all blocks."""
         if self._ends:
-            while self._ends:
-                self._complete()
+            self.begin_batch(self._ends[-1])
             self.current = self._tree.total()
 
-    def _complete(self) -> None:
-        del self._ends[0]
-        self._tree.add([sums.clone() for sums in self.current])
-        for sums in self.current:
-            sums.zero_()
+
+def _compute(metric: Metric, sums: Tensor) -> dict[str, Any]:
+    """Return what `metric` computes, as plain values. Raises MetricFailed."""
+    try:
+        return plain_values(metric.compute(sums))
+    except Exception as error:
+        raise _failure_of(metric, error) from error
+
+
+def _rehearse_compute(metric: Metric, sums: Tensor, monitored: str | None) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            values = _compute(metric, sums)
+    except MetricRefused:
+        raise
+    except MetricFailed as failure:
+        _logger.info("one batch is too few: %s", failure)
+        return
+    group, _, monitored_name = (monitored or "").partition("/")
+    if monitored_name in metric.higher_is_better:
+        named = {f"{group}/{name}": value for name, value in values.items()}
+        check_monitored(named, f"{group}/{monitored_name}")
 
 
 def group_of(set_name: str, *, is_average: bool) -> str:
     """Return the group of an evaluation's metrics, such as `eval`, `eval_ema` or `eval_hard`."""
-    return "_".join(["eval", *["ema"] * is_average, *[set_name] * bool(set_name)])
+    return "eval" + "_ema" * is_average + f"_{set_name}" * bool(set_name)
 
 
 def check_monitored(values: Mapping[str, Any], name: str) -> float:
@@ -370,19 +349,21 @@ def check_monitored(values: Mapping[str, Any], name: str) -> float:
 
     Raises MetricRefused if it is missing, or not a single number.
     """
-    prefix = f"{name} decides the best checkpoint, and"
     if name not in values:
-        fact = f"{prefix} the metrics computed {', '.join(values) or 'nothing'}"
         raise MetricRefused(
-            "METRIC", f"{fact}: name it alike in `compute` and `higher_is_better` of the metric"
+            "METRIC",
+            f"{name} decides the best checkpoint, and the metrics computed "
+            f"{', '.join(values) or 'nothing'}: "
+            "name it alike in `compute` and `higher_is_better` of the metric",
         )
     value = values[name]
     if value is None:
         return math.nan
     if not is_number(value):
-        fact = f"{prefix} is a {type(value).__name__}"
         raise MetricRefused(
-            "METRIC", f"{fact}: set --trainer.monitor to a single number, such as eval/loss"
+            "METRIC",
+            f"{name} decides the best checkpoint, and is a {type(value).__name__}: "
+            "set --trainer.monitor to a single number, such as eval/loss",
         )
     return value
 

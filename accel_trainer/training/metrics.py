@@ -21,26 +21,46 @@ _MAX_LISTED_NUMBERS = _MAX_DENSE_CLASSES**2
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@dataclass(frozen=True)
-class MeanLoss:
-    """The mean of the losses per sample, or per item where the task counts items, as `loss`."""
+class _Mean:
+    """The mean of numbers per sample, or per item where the task counts items."""
 
-    higher_is_better: ClassVar[Mapping[str, bool]] = {"loss": False}
+    name: str
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return sums [2]: the losses, and the number of samples or items."""
+        """Return sums [2]: the numbers, and how many samples or items there are."""
         return torch.zeros(2, dtype=torch.float64, device=device)
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        """Return the mean. Raises ConfigError if a number of items is negative or NaN."""
+        total, num_items = sums.tolist()
+        if math.isnan(num_items):
+            raise ConfigError(
+                "NUM_ITEMS", "the task returned num_items that are negative or NaN: return counts"
+            )
+        return {self.name: total / (num_items or 1)}
+
+    def _add(self, sums: Tensor, values: Tensor, batch: Batch, output: StepOutput) -> None:
+        sums[0].add_(values.sum(dtype=torch.float64))
+        num_items = output.num_items
+        if num_items is None:
+            sums[1].add_(len(batch))
+        else:
+            num_items = num_items.double()
+            sums[1].add_(num_items.masked_fill(num_items < 0, math.nan).sum())
+
+
+class MeanLoss(_Mean):
+    """The mean of the losses per sample, or per item where the task counts items, as `loss`."""
+
+    name = "loss"
+    higher_is_better: ClassVar[Mapping[str, bool]] = {"loss": False}
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Add the losses, and their number or that of the items."""
-        _add_mean(sums, output.losses, batch, output)
-
-    def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return `loss`. Raises ConfigError if a number of items is negative or NaN."""
-        return {"loss": _mean(sums)}
+        self._add(sums, output.losses, batch, output)
 
 
-class MeanNumber:
+class MeanNumber(_Mean):
     """The mean of a number of each sample, per sample or item as in MeanLoss, as `name`.
 
     It is `name` of the `numbers` that the task returns in evaluation. `higher_is_better` says which
@@ -53,43 +73,16 @@ class MeanNumber:
             {} if higher_is_better is None else {name: higher_is_better}
         )
 
-    def empty(self, device: torch.device) -> Tensor:
-        """Return sums [2]: the number, and how many samples or items there are."""
-        return torch.zeros(2, dtype=torch.float64, device=device)
-
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Add the number of each sample [B]. Raises ConfigError if the task returned none."""
         if self.name not in output.numbers:
             found = f"the numbers {', '.join(output.numbers)}" if output.numbers else "no numbers"
-            fact = f"the task returned {found} in evaluation"
-            fix = f"return StepOutput(..., numbers={{{self.name!r}: ...}}) there"
-            raise ConfigError("METRIC", f"{fact}: {fix}")
-        _add_mean(sums, output.numbers[self.name], batch, output)
-
-    def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return the mean. Raises ConfigError if a number of items is negative or NaN."""
-        return {self.name: _mean(sums)}
-
-
-def _add_mean(sums: Tensor, values: Tensor, batch: Batch, output: StepOutput) -> None:
-    """Add the values to `sums` [2], and their number or that of the items."""
-    sums[0].add_(values.sum(dtype=torch.float64))
-    num_items = output.num_items
-    if num_items is None:
-        sums[1].add_(len(batch))
-    else:
-        num_items = num_items.double()
-        sums[1].add_(num_items.masked_fill(num_items < 0, math.nan).sum())
-
-
-def _mean(sums: Tensor) -> float:
-    total: float
-    total, num_items = sums.tolist()
-    if math.isnan(num_items):
-        raise ConfigError(
-            "NUM_ITEMS", "the task returned num_items that are negative or NaN: return counts"
-        )
-    return total / (num_items or 1)
+            raise ConfigError(
+                "METRIC",
+                f"the task returned {found} in evaluation: "
+                f"return StepOutput(..., numbers={{{self.name!r}: ...}}) there",
+            )
+        self._add(sums, output.numbers[self.name], batch, output)
 
 
 @dataclass(frozen=True)
@@ -159,11 +152,11 @@ class ConfusionMatrix:
         """
         check_logits(output.outputs, batch.targets, in_loss=False)
         if output.outputs.shape[1] != self.num_classes:
-            fact = (
-                f"{output.outputs.shape[1]} logits per sample, "
-                f"the confusion matrix has {self.num_classes} classes"
+            raise ConfigError(
+                "SHAPES",
+                f"{output.outputs.shape[1]} logits per sample, the confusion matrix has "
+                f"{self.num_classes} classes: give both the same number",
             )
-            raise ConfigError("SHAPES", f"{fact}: give both the same number")
         cells = batch.targets.long() * self.num_classes + output.outputs.argmax(1)
         if len(sums) == self.num_classes**2:
             sums.index_add_(0, cells, torch.ones_like(cells, dtype=torch.float64))
@@ -183,9 +176,11 @@ class ConfusionMatrix:
             cells, counts = sums.long().unique(return_counts=True)
         labels = cells.div(num_classes, rounding_mode="floor")
         if bool(((labels < 0) | (labels >= num_classes)).any()):
-            found = f"labels from {int(labels.min())} to {int(labels.max())}"
-            fact = f"the evaluation has {found}, the classes are 0 to {num_classes - 1}"
-            raise ConfigError("LABELS", f"{fact}: correct the labels")
+            raise ConfigError(
+                "LABELS",
+                f"the evaluation has labels from {int(labels.min())} to {int(labels.max())}, "
+                f"the classes are 0 to {num_classes - 1}: correct the labels",
+            )
         predictions = cells - labels * num_classes
         totals = torch.zeros(num_classes, dtype=torch.int64).index_add_(0, labels, counts)
         hits = torch.zeros_like(totals).index_add_(0, labels, counts * (labels == predictions))
@@ -209,8 +204,15 @@ def check_logits(logits: Any, targets: Any, *, in_loss: bool) -> None:
     """
     misfit = _misfit(logits, targets, in_loss=in_loss)
     if misfit is not None:
-        fact = f"the model returns {describe_tensor(logits)} for targets {describe_tensor(targets)}"
-        raise ConfigError("SHAPES", f"{fact}: {misfit}")
+        raise misfit_of(logits, targets, misfit)
+
+
+def misfit_of(outputs: Any, targets: Any, fix: str) -> ConfigError:
+    """Return the error of outputs whose shape or dtype does not fit the targets."""
+    found = describe_tensor(outputs)
+    return ConfigError(
+        "SHAPES", f"the model returns {found} for targets {describe_tensor(targets)}: {fix}"
+    )
 
 
 def _misfit(logits: Any, targets: Any, *, in_loss: bool) -> str | None:
@@ -219,8 +221,10 @@ def _misfit(logits: Any, targets: Any, *, in_loss: bool) -> str | None:
     if logits.ndim != 2:
         return "a classifier returns logits [B, K]; anything else needs your own task and metric"
     if logits.shape[1] == 1:
-        fact = "the cross-entropy of one class is always 0"
-        return f"{fact}: give it a logit for each class, 2 for yes and no"
+        return (
+            "the cross-entropy of one class is always 0: "
+            "give it a logit for each class, 2 for yes and no"
+        )
     if isinstance(targets, list | tuple) and isinstance((*targets, None)[0], str):
         return f"the labels are texts, such as {targets[0]!r}: number the classes from 0"
     if not isinstance(targets, Tensor) or targets.shape[:1] != logits.shape[:1]:
@@ -257,11 +261,12 @@ def plain_values(values: Any) -> dict[str, Any]:
     Tensors are converted; one of more than 65,536 numbers stays a tensor, on the CPU.
 
     Raises:
-        TypeError: `values` is not a mapping, or holds something that cannot be converted.
+        ConfigError: `values` is not a mapping, or holds something that cannot be converted.
     """
     if not isinstance(values, Mapping):
-        raise TypeError(
-            f"compute returned a {type(values).__name__}: return a dict of names and numbers"
+        raise ConfigError(
+            "METRIC",
+            f"compute returned a {type(values).__name__}: return a dict of names and numbers",
         )
     return {str(name): _plain(value, str(name)) for name, value in values.items()}
 
@@ -277,8 +282,8 @@ def _plain(value: Any, name: str) -> Any:
         return [_plain(each, name) for each in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(
-        f"{name} holds a {type(value).__name__}: return numbers, texts, lists and dicts"
+    raise ConfigError(
+        "METRIC", f"{name} holds a {type(value).__name__}: return numbers, texts, lists and dicts"
     )
 
 

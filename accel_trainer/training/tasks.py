@@ -15,7 +15,7 @@ from ..core.config import BELOW_ONE
 from ..core.errors import ConfigError, DataError
 from ..core.types import Batch, StepOutput
 from ..data.fingerprint import hash_value
-from .metrics import MeanLoss, TopKAccuracy, check_logits, describe_tensor
+from .metrics import MeanLoss, TopKAccuracy, check_logits, describe_tensor, misfit_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,10 @@ class ClassificationTask:
         self._class_weights = class_weights
         if self.config.class_weights == "balanced":
             if class_weights is not None or class_counts is None:
-                fact = "--task.class-weights balanced follows from the number of samples of a class"
                 raise ConfigError(
-                    "CONFIG", f"{fact}: give the task class_counts=, and not class_weights="
+                    "CONFIG",
+                    "--task.class-weights balanced follows from the number of samples of a class: "
+                    "give the task class_counts=, and not class_weights=",
                 )
             num_classes = (class_counts > 0).sum()
             self._class_weights = class_counts.sum() / (num_classes * class_counts.clamp_min(1))
@@ -82,10 +83,10 @@ class ClassificationTask:
         weights = self._class_weights
         if weights is not None:
             if getattr(weights, "shape", None) != logits.shape[1:]:
-                found = describe_tensor(weights)
-                fact = f"class_weights are {found} for logits {describe_tensor(logits)}"
                 raise ConfigError(
-                    "SHAPES", f"{fact}: give a tensor [K] with a weight for each class"
+                    "SHAPES",
+                    f"class_weights are {describe_tensor(weights)} for logits "
+                    f"{describe_tensor(logits)}: give a tensor [K] with a weight for each class",
                 )
             weights = weights.to(logits)
         losses = _cross_entropy(logits, batch.targets, weights, self.config.label_smoothing)
@@ -105,26 +106,30 @@ class ClassificationTask:
         return StepOutput(_cross_entropy(logits, batch.targets), logits)
 
 
-class RegressionTask:
+class _ElementwiseTask:
+    """The mean of a loss of each element, per sample."""
+
+    _loss: Callable[..., Tensor]
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the mean losses [B] and the outputs. Raises ConfigError for other shapes."""
+        outputs = call_model(model, batch)
+        if outputs.shape != batch.targets.shape:
+            raise misfit_of(outputs, batch.targets, "both must have the same shape")
+        losses = self._loss(outputs, batch.targets.to(outputs.dtype), reduction="none")
+        return StepOutput(losses.reshape(len(outputs), -1).mean(1), outputs)
+
+
+class RegressionTask(_ElementwiseTask):
     """Mean squared error of predictions [B, ...] against targets of the same shape, per sample."""
 
-    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the errors [B] and the predictions. Raises ConfigError for other shapes."""
-        predictions = call_model(model, batch)
-        return StepOutput(_mean_losses(F.mse_loss, predictions, batch.targets), predictions)
+    _loss = staticmethod(F.mse_loss)
 
 
-class MultiLabelTask:
+class MultiLabelTask(_ElementwiseTask):
     """Binary cross-entropy of logits [B, K] and targets [B, K] in 0..1, for multi-label data."""
 
-    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the means over the classes [B] and the logits [B, K].
-
-        Raises ConfigError for other shapes.
-        """
-        logits = call_model(model, batch)
-        losses = _mean_losses(F.binary_cross_entropy_with_logits, logits, batch.targets)
-        return StepOutput(losses, logits)
+    _loss = staticmethod(F.binary_cross_entropy_with_logits)
 
 
 class DistillationTask:
@@ -148,9 +153,10 @@ class DistillationTask:
         labels: ClassificationTask | None = None,
     ) -> None:
         if not (0 <= weight <= 1 and 0 < temperature < math.inf):
-            fact = f"DistillationTask has weight={weight} and temperature={temperature}"
             raise ConfigError(
-                "CONFIG", f"{fact}: give a weight from 0 to 1 and a temperature above 0"
+                "CONFIG",
+                f"DistillationTask has weight={weight} and temperature={temperature}: "
+                "give a weight from 0 to 1 and a temperature above 0",
             )
         self._teacher = teacher.eval().requires_grad_(False)
         self._weight = weight
@@ -172,9 +178,10 @@ class DistillationTask:
         with torch.no_grad():
             teacher_logits = self._teacher.to(batch.sample_ids.device)(batch.inputs)
         if teacher_logits.shape != logits.shape:
-            found = f"{describe_tensor(teacher_logits)}, the model {describe_tensor(logits)}"
             raise ConfigError(
-                "SHAPES", f"the teacher returns {found}: both must have the same classes"
+                "SHAPES",
+                f"the teacher returns {describe_tensor(teacher_logits)}, the model "
+                f"{describe_tensor(logits)}: both must have the same classes",
             )
         student = F.log_softmax(logits / self._temperature, 1)
         teacher = F.log_softmax(teacher_logits / self._temperature, 1)
@@ -190,12 +197,11 @@ def call_model(model: nn.Module, batch: Batch) -> Any:
     Raises ConfigError if the samples have no targets.
     """
     if batch.targets is None:
-        fix = (
-            "name the columns of inputs and targets, "
-            'as in DatasetOptions(columns=("image", "label"))'
+        raise ConfigError(
+            "DATASET",
+            f"the samples are {describe_tensor(batch.inputs)}, without labels: name the columns of "
+            'inputs and targets, as in DatasetOptions(columns=("image", "label"))',
         )
-        fact = f"the samples are {describe_tensor(batch.inputs)}, without labels"
-        raise ConfigError("DATASET", f"{fact}: {fix}")
     return model(batch.inputs)
 
 
@@ -212,21 +218,9 @@ def _cross_entropy(
     try:
         return F.cross_entropy(logits, targets, weight, reduction="none", label_smoothing=smoothing)
     except IndexError as error:
-        fix = f"num_classes={logits.shape[1]} of DatasetOptions names the sample"
+        num_classes = logits.shape[1]
         raise DataError(
-            "DATA_LABEL", f"the model has {logits.shape[1]} classes ({error}): {fix}"
+            "DATA_LABEL",
+            f"the model has {num_classes} classes ({error}): "
+            f"num_classes={num_classes} of DatasetOptions names the sample",
         ) from error
-
-
-def _mean_losses(loss: Callable[..., Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss of each sample [B].
-
-    Raises ConfigError if outputs and targets differ in shape.
-    """
-    if outputs.shape != targets.shape:
-        fact = (
-            f"the model returns {describe_tensor(outputs)} for targets {describe_tensor(targets)}"
-        )
-        raise ConfigError("SHAPES", f"{fact}: both must have the same shape")
-    losses = loss(outputs, targets.to(outputs.dtype), reduction="none")
-    return losses.reshape(len(outputs), -1).mean(1)

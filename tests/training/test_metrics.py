@@ -290,7 +290,7 @@ def test_what_a_metric_computed_becomes_plain_values() -> None:
     ],
 )
 def test_what_no_json_can_hold_is_refused(computed: Any, said: str) -> None:
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises(ConfigError, match=said):
         plain_values(computed)
 
 
