@@ -75,8 +75,11 @@ class Log:
         """
         name = _row_name(name)
         if not isinstance(png, bytes):
-            fix = "give bytes, such as accel_trainer.vision.to_png(picture)"
-            raise ConfigError("LOG", f"the picture {name} is no PNG: {fix}")
+            raise ConfigError(
+                "LOG",
+                f"the picture {name} is no PNG: "
+                "give bytes, such as accel_trainer.vision.to_png(picture)",
+            )
         if self.is_main_process:
             file = f"{name.replace('/', '=')}-step-{self.position.optimizer_step:010d}.png"
             path = f"pictures/{file}"

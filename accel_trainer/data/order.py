@@ -143,13 +143,10 @@ def _hash(*parts: Tensor) -> str:
 def _number_repetitions(ids: Tensor, dataset_size: int) -> Tensor:
     """Return the drawn ids of `ids` [M]."""
     by_id = ids.argsort(stable=True)
-    in_order = ids[by_id]
-    places = torch.arange(len(ids))
-    is_repeated = torch.zeros(len(ids), dtype=torch.bool)
-    is_repeated[1:] = in_order[1:] == in_order[:-1]
-    first_places = places.masked_fill(is_repeated, 0).cummax(0).values
+    _, counts = ids[by_id].unique_consecutive(return_counts=True)
+    first_places = (counts.cumsum(0) - counts).repeat_interleave(counts)
     drawn = ids.clone()
-    drawn[by_id] += (places - first_places) * dataset_size
+    drawn[by_id] += (torch.arange(len(ids)) - first_places) * dataset_size
     return drawn
 
 
@@ -163,8 +160,11 @@ def _from_rounds(ids: Tensor, first: int, count: int, key: int) -> Tensor:
 
 def _check_length(values: Any, num_samples: int, name: str) -> None:
     if values.shape != (num_samples,):
-        fact = f"{name} has the shape {list(values.shape)} for {num_samples} samples"
-        raise ConfigError("ORDER", f"{fact}: give one number for each sample, [{num_samples}]")
+        raise ConfigError(
+            "ORDER",
+            f"{name} has the shape {list(values.shape)} for {num_samples} samples: "
+            f"give one number for each sample, [{num_samples}]",
+        )
 
 
 def _without(ids: Tensor, path: Path) -> Tensor:
@@ -173,12 +173,18 @@ def _without(ids: Tensor, path: Path) -> Tensor:
         lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
         listed = torch.tensor([int(line) for line in lines if line], dtype=torch.int64)
     except (OSError, ValueError) as error:
-        fact = f"--leave-out {path} cannot be read ({error})"
-        raise ConfigError("ORDER", f"{fact}: give a file with one sample id in each line") from None
+        raise ConfigError(
+            "ORDER",
+            f"--leave-out {path} cannot be read ({error}): "
+            "give a file with one sample id in each line",
+        ) from None
     unknown = listed[(listed < 0) | (listed >= len(ids))]
     if len(unknown):
-        fact = f"--leave-out {path} lists sample {int(unknown[0])}, the ids are 0 to {len(ids) - 1}"
-        raise ConfigError("ORDER", f"{fact}: correct the file")
+        raise ConfigError(
+            "ORDER",
+            f"--leave-out {path} lists sample {int(unknown[0])}, the ids are 0 to {len(ids) - 1}: "
+            "correct the file",
+        )
     is_kept = torch.ones(len(ids), dtype=torch.bool)
     is_kept[listed] = False
     if not is_kept.any():

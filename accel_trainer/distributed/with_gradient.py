@@ -53,8 +53,11 @@ def gather_with_gradient(tensor: Tensor, accelerator: Accelerator) -> Tensor:
     shape = torch.tensor([tensor.shape], device=accelerator.device)
     sizes, *others = accelerator.gather(shape).T.tolist()
     if any(len(set(lengths)) > 1 for lengths in others):
-        fact = f"gather_with_gradient got {list(tensor.shape)}, and samples of another shape on"
-        raise ConfigError("SHAPES", f"{fact} another process: pad them to the same shape")
+        raise ConfigError(
+            "SHAPES",
+            f"gather_with_gradient got {list(tensor.shape)}, and samples of another shape on "
+            "another process: pad them to the same shape",
+        )
     # Zeros in the places of the others, so that the sum has each sample once.
     parts = [tensor.new_zeros(size, *tensor.shape[1:]) for size in sizes]
     parts[accelerator.process_index] = tensor

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.batch_plan import BatchPlan
-from ..core.errors import ConfigError, DataError
+from ..core.errors import ConfigError
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.dataloader import DatasetOptions, build_eval_loader, build_train_loader
 from ..data.fingerprint import join_fingerprints
@@ -98,8 +98,11 @@ def build_data(
         )
     check_part("train_set", train)
     if not hasattr(train, "order") and (batch.order, batch.leave_out) != ("uniform", None):
-        fact = f"a {type(train).__name__} has an order of its own"
-        raise ConfigError("ORDER", f"{fact}: leave --batch.order and --leave-out out")
+        raise ConfigError(
+            "ORDER",
+            f"a {type(train).__name__} has an order of its own: "
+            "leave --batch.order and --leave-out out",
+        )
 
     def evaluated(name: str, part: Any) -> EvalLoader:
         if not hasattr(part, "batches"):
@@ -111,8 +114,6 @@ def build_data(
                 options=options,
             )
         check_part(name, part)
-        if part.num_samples < 1:
-            raise DataError("DATA_TOO_SMALL", f"{name}= has a set without samples: add some")
         return part  # type: ignore[no-any-return]  # checked
 
     # A mapping from numbers may be a dataset.
@@ -122,9 +123,11 @@ def build_data(
         raise ConfigError("CONFIG", "eval_sets= has no set: give one or more")
     for name in named:
         if is_named and not _SET_NAME.fullmatch(name):
-            fact = f"an evaluation set has the name {name!r}"
-            fix = "use lowercase letters, digits and _, not beginning with ema"
-            raise ConfigError("CONFIG", f"{fact}: {fix}")
+            raise ConfigError(
+                "CONFIG",
+                f"an evaluation set has the name {name!r}: "
+                "use lowercase letters, digits and _, not beginning with ema",
+            )
     return RunData(
         train,
         {name: evaluated("eval_sets", part) for name, part in named.items()},
@@ -150,13 +153,15 @@ def choose_metrics(
     if metrics is None:
         metrics = getattr(task, "metrics", None) or [MeanLoss()]
     names = [*data.evaluation, *(["test"] if data.test is not None else [])]
+    first = names[0]
     if not isinstance(metrics, Mapping):
-        check_parts(metrics=metrics)
-        return dict.fromkeys(names, metrics)
-    first = next(iter(data.evaluation))
+        metrics = {first: metrics}
     if not {first} <= metrics.keys() <= {*names}:
-        fact = f"metrics= has {[*metrics]}, and the sets are {names}"
-        raise ConfigError("CONFIG", f"{fact}: name some of these, and the first one")
+        raise ConfigError(
+            "CONFIG",
+            f"metrics= has {[*metrics]}, and the sets are {names}: "
+            "name some of these, and the first one",
+        )
     chosen = {name: metrics.get(name, metrics[first]) for name in names}
     for of_set in chosen.values():
         check_parts(metrics=of_set)

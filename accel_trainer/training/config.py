@@ -90,8 +90,9 @@ def _interval(text: str) -> tuple[int, int, str]:
     found = _INTERVAL.fullmatch(text)
     number = Fraction(found["number"]) if found else Fraction(0)
     if found is None or number == 0 or (number.denominator > 1 and found["unit"] == "step"):
-        fact = f"--evaluate-every is {text!r}"
         raise ConfigError(
-            "CONFIG", f"{fact}: set it to some steps or epochs, such as 500steps or 0.5epochs"
+            "CONFIG",
+            f"--evaluate-every is {text!r}: "
+            "set it to some steps or epochs, such as 500steps or 0.5epochs",
         )
     return number.numerator, number.denominator, found["unit"]

@@ -34,15 +34,20 @@ class TorchMetric:
     def __post_init__(self) -> None:
         for metric in self._metrics.values():
             if not metric.metric_state:  # BootStrapper, MinMaxMetric, ClasswiseWrapper, ...
-                fact = f"{type(metric).__name__} keeps its state in the metrics that it wraps"
-                raise ConfigError("METRIC", f"{fact}: give these, or write a Metric of your own")
+                raise ConfigError(
+                    "METRIC",
+                    f"{type(metric).__name__} keeps its state in the metrics that it wraps: "
+                    "give these, or write a Metric of your own",
+                )
             metric.sync_on_compute = False  # the evaluator adds up the sums of the processes
             for name, value in metric.metric_state.items():
                 how = metric._reductions[name]
                 if not isinstance(value, Tensor) or getattr(how, "__name__", how) != "dim_zero_sum":
-                    fact = f"{type(metric).__name__} keeps {name}, which is not a sum"
-                    fix = "pass thresholds=100 if it accepts them, or use WholeSetMetric"
-                    raise ConfigError("METRIC", f"{fact}: {fix}")
+                    raise ConfigError(
+                        "METRIC",
+                        f"{type(metric).__name__} keeps {name}, which is not a sum: "
+                        "pass thresholds=100 if it accepts them, or use WholeSetMetric",
+                    )
 
     @property
     def _metrics(self) -> dict[str, Any]:
@@ -128,12 +133,12 @@ class WholeSetMetric:
         outputs = output.outputs.reshape(len(batch), -1)
         targets = batch.targets.reshape(len(batch), -1)
         if (outputs.shape[1], targets.shape[1]) != (self.num_outputs, self.num_targets):
-            fact = (
+            raise ConfigError(
+                "SHAPES",
                 f"the evaluation has outputs {describe_tensor(output.outputs)} and targets "
-                f"{describe_tensor(batch.targets)}, which is not what the metric was made for"
+                f"{describe_tensor(batch.targets)}, which is not what the metric was made for: "
+                f"set num_outputs={outputs.shape[1]}, num_targets={targets.shape[1]}",
             )
-            fix = f"set num_outputs={outputs.shape[1]}, num_targets={targets.shape[1]}"
-            raise ConfigError("SHAPES", f"{fact}: {fix}")
         is_integer = not batch.targets.is_floating_point()
         integer_column = torch.full_like(outputs[:, :1], is_integer, dtype=torch.float64)
         rows = torch.cat([outputs.double(), targets.double(), integer_column], 1)

@@ -35,34 +35,44 @@ def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:
 def _check_each_sample(output: StepOutput, num_samples: int) -> None:
     losses, num_items = output.losses, output.num_items
     if losses.shape != (num_samples,):
-        fix = "return one for each sample, [B], as reduction='none' does, or, if the model computes"
-        mean = "StepOutput.from_mean(loss, num_items=len(batch))"
-        fact = f"the losses are {describe_tensor(losses)} for {num_samples} samples"
-        raise ConfigError("SHAPES", f"{fact}: {fix} only their mean, {mean}")
-    if num_items is None:
-        return
-    if not isinstance(num_items, Tensor) or num_items.shape != (num_samples,):
-        fact = f"num_items are {describe_tensor(num_items)} for {num_samples} samples"
-        fix = "return a tensor with the number of items of each sample, [B]"
-        raise ConfigError("SHAPES", f"{fact}: {fix}")
+        raise ConfigError(
+            "SHAPES",
+            f"the losses are {describe_tensor(losses)} for {num_samples} samples: return one for "
+            "each sample, [B], as reduction='none' does, or, if the model computes only their "
+            "mean, StepOutput.from_mean(loss, num_items=len(batch))",
+        )
+    if num_items is not None and not _has_shape(num_items, num_samples):
+        raise ConfigError(
+            "SHAPES",
+            f"num_items are {describe_tensor(num_items)} for {num_samples} samples: "
+            "return a tensor with the number of items of each sample, [B]",
+        )
 
 
 def _check_mean(loss_sum: Tensor, num_items: Any) -> None:
-    if not isinstance(num_items, Tensor) or num_items.ndim or loss_sum.ndim:
-        found = f"a loss {describe_tensor(loss_sum)} and num_items {describe_tensor(num_items)}"
-        fix = "give the mean loss [] of the micro-batch, and one number"
-        raise ConfigError("SHAPES", f"StepOutput.from_mean made {found}: {fix}")
+    if not _has_shape(num_items) or loss_sum.ndim:
+        raise ConfigError(
+            "SHAPES",
+            f"StepOutput.from_mean made a loss {describe_tensor(loss_sum)} and num_items "
+            f"{describe_tensor(num_items)}: "
+            "give the mean loss [] of the micro-batch, and one number",
+        )
 
 
 def _check_numbers(numbers: Any, num_samples: int) -> None:
     if not isinstance(numbers, Mapping):
         _refuse(numbers, "return the numbers as a dict")
     for name, value in numbers.items():
-        if not isinstance(value, Tensor) or value.shape != (num_samples,):
-            fact = f"the task returned {describe_tensor(value)} as the number {name!r}"
+        if not _has_shape(value, num_samples):
             raise ConfigError(
-                "SHAPES", f"{fact} of {num_samples} samples: return a tensor with one for each, [B]"
+                "SHAPES",
+                f"the task returned {describe_tensor(value)} as the number {name!r} of "
+                f"{num_samples} samples: return a tensor with one for each, [B]",
             )
+
+
+def _has_shape(value: Any, *shape: int) -> bool:
+    return isinstance(value, Tensor) and value.shape == shape
 
 
 def _refuse(value: Any, fix: str) -> NoReturn:
