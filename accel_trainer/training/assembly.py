@@ -89,7 +89,7 @@ def assemble_trainer(
     rehearsal = Rehearsal(
         model=model,
         optimizer=optimizer,
-        parts={"task": task},
+        task=task,
         accelerator=strategy.accelerator,
         checkpointer=checkpointer,
     )

@@ -92,6 +92,12 @@ class Evaluator:
         self.accelerator = accelerator
         self._sums_device = sums_device(accelerator.device)
         self._num_parts = num_parts
+        self._blocks = parts_of_process(
+            range(loader.num_samples),
+            num_parts or accelerator.num_processes,
+            accelerator.num_processes,
+            accelerator.process_index,
+        )
         self._seed = seed
         self._has_collective_forward = has_collective_forward
 
@@ -119,7 +125,7 @@ class Evaluator:
         # Running statistics differ between processes where norms are not synchronised.
         copy_from_main(buffers_at([*buffer_places(model).values()]), self.accelerator)
         # Without parts, all samples are added up together.
-        ends = [block.stop for block in self._blocks()] if self._num_parts else []
+        ends = [block.stop for block in self._blocks] if self._num_parts else []
         block_sums = _BlockSums(self._empty_sums(), ends)
         batches = (batch.at(position) for batch in stop_flag.until_preempted(self.loader.batches()))
         with _evaluation_mode(model):
@@ -217,15 +223,6 @@ class Evaluator:
     def _seed_batch(self, position: int) -> None:
         seed_evaluation(self._seed, position=position, device=self.accelerator.device)
 
-    def _blocks(self) -> list[range]:
-        """Return the contiguous blocks of samples of this process."""
-        accelerator = self.accelerator
-        num_parts = self._num_parts or accelerator.num_processes
-        samples = range(self.loader.num_samples)
-        return parts_of_process(
-            samples, num_parts, accelerator.num_processes, accelerator.process_index
-        )
-
     def _update(
         self, model: nn.Module, task: Task, block_sums: _BlockSums, batches: Iterable[Batch]
     ) -> tuple[Tensor, MetricFailed | None]:
@@ -233,7 +230,7 @@ class Evaluator:
         seen = [torch.zeros(0, dtype=torch.int64, device=self._sums_device)]
         failure: MetricFailed | None = None
         eval_step = eval_step_of(task)
-        position = self._blocks()[0].start
+        position = self._blocks[0].start
         # Not inference mode: tensors that a forward caches there, or FSDP gathers, cannot be
         # trained on (torch 2.13).
         with torch.no_grad(), self.accelerator.autocast():

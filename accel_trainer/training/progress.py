@@ -32,26 +32,20 @@ class Progress:
     def __init__(self, config: TrainerConfig, metrics: Mapping[str, Sequence[Metric]]) -> None:
         self._config = config
         self._monitored = choose_monitor(config, metrics)
-        self._set_of = {
-            group_of(name, is_average=is_average): name
-            for name in metrics
-            for is_average in (False, True)
-        }
         self.position = TrainState()
         self.metrics: Mapping[str, Any] = {}
         self.best: BestCheckpoint | None = None
         self.evaluated_step: int | None = None
         self.requested_stop: str | None = None
 
-    @property
-    def monitored(self) -> str | None:
-        """The number that decides the best checkpoint, such as `eval/loss`."""
-        return None if self._monitored is None else self._monitored[0]
-
     def monitored_in(self, set_name: str) -> str | None:
-        """Return `monitored` if it is a number of this evaluation set, else None."""
-        group = (self.monitored or "").partition("/")[0]
-        return self.monitored if self._set_of.get(group) == set_name else None
+        """Return the number, such as `eval/loss`, of this set that decides the best checkpoint.
+
+        None if that is a number of another set, or there is none.
+        """
+        name, _ = self._monitored or ("", "")
+        groups = [group_of(set_name, is_average=is_average) for is_average in (False, True)]
+        return name if name.partition("/")[0] in groups else None
 
     @property
     def end_reason(self) -> str | None:
@@ -89,13 +83,12 @@ class Progress:
 
     def result(self, stop: Stop, folder: Path) -> RunResult:
         """Return how the run ended: done and evaluated, or by `stop`."""
-        state: Literal["done", "stopped", "preempted"] = (
-            "preempted" if stop.is_preemption else "stopped"
-        )
-        reason = stop.reason
+        state: Literal["done", "stopped", "preempted"] = "stopped"
+        reason = stop.reason or "left by the program"
         if self.end_reason is not None and self.is_evaluated:
             state, reason = "done", self.end_reason
-        reason = reason or "left by the program"
+        elif stop.is_preemption:
+            state = "preempted"
         return RunResult(
             state, reason, replace(self.position), self.metrics, self.best, folder=folder
         )

@@ -41,8 +41,7 @@ Identities = Mapping[str, tuple[int | None, str]]
 class Rehearsal:
     """Compares what a resume would have with the live state, in the first two steps of a start.
 
-    Create it with the objects as a resume builds them, before anything is restored. `parts` are the
-    user's objects, by name, whose attributes are checked.
+    Create it with the objects as a resume builds them, before anything is restored.
 
     Raises:
         CheckpointError: the model has state that cannot be stored or loaded.
@@ -53,7 +52,7 @@ class Rehearsal:
         *,
         model: nn.Module,
         optimizer: Optimizer,
-        parts: Mapping[str, object],
+        task: object,
         accelerator: Accelerator,
         checkpointer: Checkpointer,
     ) -> None:
@@ -62,7 +61,7 @@ class Rehearsal:
         self._optimizer = optimizer
         self._accelerator = accelerator
         self._checkpointer = checkpointer
-        self._parts = {"model": model, "optimizer": optimizer, **parts}
+        self._parts = {"model": model, "optimizer": optimizer, "task": task}
         self._before = _identify(model)
         self._fresh_optimizer = _copy_optimizer(optimizer)
         self._marks = [mark_unseen(self._parts, model=model)]
@@ -85,10 +84,9 @@ class Rehearsal:
         state = read_state()
         if self._accelerator.num_processes > 1:
             leaves = flatten({"optimizer": state["optimizer"]})
-            lines = [
-                f"{path} {_describe(leaf)}" for path, leaf in leaves.items() if not is_shard(leaf)
-            ]
-            self._check_same_everywhere(lines)
+            self._check_same_everywhere(
+                [f"{path} {_describe(leaf)}" for path, leaf in leaves.items() if not is_shard(leaf)]
+            )
         # On each process: a user's optimizer may run collectives to load shards.
         if self._fresh_optimizer is not None:
             self._check_optimizer(self._fresh_optimizer, state["optimizer"])
@@ -192,15 +190,13 @@ class Rehearsal:
             and first[name][1] != second[name][1] != third[name][1]
         ]
         if unseen:
-            fact = f"training changes {listed(unseen)}, and no checkpoint holds it"
-            fix = "in a buffer of the model (register_buffer) or in the optimizer's state_dict"
-            attribute = min(unseen).rpartition(".")[2]
-            rest = f"if not, set unsaved_attributes = ({attribute!r},) on the class that has it"
             _logger.warning(
-                "[UNSEEN_STATE] %s: if --dry-run shows that it matters, keep it %s; %s",
-                fact,
-                fix,
-                rest,
+                "[UNSEEN_STATE] training changes %s, and no checkpoint holds it: if --dry-run "
+                "shows that it matters, keep it in a buffer of the model (register_buffer) or in "
+                "the optimizer's state_dict; if not, set unsaved_attributes = (%r,) on the class "
+                "that has it",
+                listed(unseen),
+                min(unseen).rpartition(".")[2],
             )
 
 
@@ -237,11 +233,7 @@ def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
     """
     if type(optimizer).__module__.partition(".")[0] in _BUILT_IN:
         return None
-    shared = {
-        id(parameter): parameter
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
+    shared = {id(parameter): parameter for parameter in parameters_of(optimizer)}
     copied = object.__new__(type(optimizer))
     try:
         vars(copied).update(copy.deepcopy(vars(optimizer), {id(optimizer): copied, **shared}))

@@ -58,12 +58,12 @@ class Trainer:
         schedule: Schedule,
         states: Registry,
         checkpointer: Checkpointer,
-        average: Ema | None = None,
-        rehearsal: Rehearsal | None = None,
-        final_test: Callable[[Trainer], Mapping[str, Any]] | None = None,
-        stop_flag: StopFlag | None = None,
-        activity: Activity | None = None,
-        callbacks: Sequence[Callback] = (),
+        average: Ema | None,
+        rehearsal: Rehearsal,
+        final_test: Callable[[Trainer], Mapping[str, Any]] | None,
+        stop_flag: StopFlag | None,
+        activity: Activity | None,
+        callbacks: Sequence[Callback],
     ) -> None:
         self.accelerator = step.strategy.accelerator
         self.loader = loader
@@ -140,11 +140,7 @@ class Trainer:
         for step_batch in self._data_wait.around(self._step_batches()):
             report = self.train_step(step_batch)
             self._notify("on_step_end", report)
-            if (
-                self._rehearsal is not None
-                and self._rehearsal.num_steps_left
-                and not report.was_skipped
-            ):
+            if self._rehearsal.num_steps_left and not report.was_skipped:
                 # Before the next step, so that a run that cannot resume exactly loses no work.
                 self._rehearsal.after_step(self._local_state)
             yield report
@@ -230,8 +226,7 @@ class Trainer:
         with self._activity.during("disk"):
             self._checkpointer.wait()
         with self._activity.during("save"):
-            if self._rehearsal is not None:
-                self._rehearsal.check_tensors()
+            self._rehearsal.check_tensors()
             pieces = self.state_dict()
             if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
                 self._checkpointer.save(self.state, pieces, best=self.best, metadata=self.metadata)
@@ -256,14 +251,10 @@ class Trainer:
         self._callback_runner.load_state_dict(progress["callbacks"])
         self.log.pending = progress.get("log", {})  # not in older versions
         if self.accelerator.is_main_process:
-            self._restore_details()
-
-    def _restore_details(self) -> None:
-        """Add the details of the last evaluation to its metrics, if the file is of that one."""
-        with suppress(OSError, ValueError):
-            step, details = read_details(self._run_folder)
-            if step == self._progress.evaluated_step:
-                self._progress.metrics = {**details, **self._progress.metrics}
+            with suppress(OSError, ValueError):
+                step, details = read_details(self._run_folder)
+                if step == self._progress.evaluated_step:  # the file is of the last evaluation
+                    self._progress.metrics = {**details, **self._progress.metrics}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run, as references to live tensors. **Collective.**"""
@@ -304,11 +295,9 @@ class Trainer:
     @property
     def _is_evaluation_due(self) -> bool:
         """Whether the weights of this position are to be evaluated, and have not been."""
-        steps_per_epoch = self.loader.plan.steps_per_epoch
-        is_due = self.state.step_in_epoch and self._config.evaluates_after(
-            self.state, steps_per_epoch
-        )
-        return bool(is_due) and not self._progress.is_evaluated
+        if self._progress.is_evaluated or self.state.step_in_epoch == 0:
+            return False
+        return self._config.evaluates_after(self.state, self.loader.plan.steps_per_epoch)
 
     @property
     def _is_save_due(self) -> bool:
@@ -407,26 +396,17 @@ class Trainer:
                 self._checkpointer.record_best(self.best)
         result = self._progress.result(self._stop_flag.agreed, self._run_folder)
         if result.state == "done" and self._final_test is not None:
-            result = self._test(result, self._final_test)
+            try:
+                with self._activity.during("evaluation"):
+                    tested = self._final_test(self)
+                result = replace(result, metrics={**result.metrics, **tested})
+            except EvaluationStopped:  # a resume tests
+                reason = self._stop_flag.agreed.reason or ""
+                result = replace(result, state="preempted", stop_reason=reason)
         is_diverged = result.state != "preempted" and nonfinite_loss(result.metrics) is not None
         self._activity.phase = "diverged" if is_diverged else result.state
         self._notify("on_fit_end", result)
         return result
-
-    def _test(
-        self, result: RunResult, final_test: Callable[[Trainer], Mapping[str, Any]]
-    ) -> RunResult:
-        """Return `result` with the metrics of the test set.
-
-        If a signal stops that, the run is preempted, and a resume tests.
-        """
-        try:
-            with self._activity.during("evaluation"):
-                metrics = final_test(self)
-        except EvaluationStopped:
-            reason = self._stop_flag.agreed.reason or ""
-            return replace(result, state="preempted", stop_reason=reason)
-        return replace(result, metrics={**result.metrics, **metrics})
 
     def _notify(self, hook: str, *arguments: Any) -> None:
         self._callback_runner.notify(hook, self, *arguments)
