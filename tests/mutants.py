@@ -1070,8 +1070,8 @@ MUTANTS = [
     Mutant(
         "batches of every size keep memory",
         "accel_trainer/training/step.py",
-        "self._gradients.clear()",
-        "pass",
+        "lru_cache(_MAX_GRADIENTS)",
+        "lru_cache(None)",
         ("tests/training/test_task_output.py",),
     ),
     Mutant(
@@ -1108,7 +1108,7 @@ MUTANTS = [
     Mutant(
         "the items of a step are those of its first micro-batch",
         "accel_trainer/training/strategy/base.py",
-        "torch.stack(counts).sum() if counts else None",
+        "add(torch.stack(counts)) if counts else None",
         "counts[0] if counts else None",
         ("tests/training/strategy/test_plain.py",),
     ),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -67,8 +68,8 @@ class OptimizerStep:
         self._guard = guard
         self._max_grad_norm = max_grad_norm
         self._parameters = parameters_of(optimizer)
-        # `_loss_gradient` for each sample, [B] on the device, by its value and B.
-        self._gradients: dict[tuple[float, torch.Size], Tensor] = {}
+        # `_loss_gradient` for each sample, [B] on the device; batches may have ever other sizes.
+        self._fill = lru_cache(_MAX_GRADIENTS)(partial(torch.full, device=self._accelerator.device))
         # Whether the task counts items; None before the first step.
         self._has_counts: bool | None = None
         self.bypass_accelerate = (
@@ -115,12 +116,7 @@ class OptimizerStep:
         The backward starts from the factor of each loss: computing the product and its backward
         would add 7 % to the step of a tiny model.
         """
-        key = self._loss_gradient, losses.shape
-        gradient = self._gradients.get(key)
-        if gradient is None:
-            if len(self._gradients) == _MAX_GRADIENTS:  # of batches of ever other sizes
-                self._gradients.clear()
-            gradient = self._gradients[key] = torch.full_like(losses, self._loss_gradient)
+        gradient = self._fill(losses.shape, self._loss_gradient, dtype=losses.dtype)
         if self.bypass_accelerate:
             torch.autograd.backward(losses, gradient)
         else:
@@ -136,7 +132,11 @@ class OptimizerStep:
             DivergedError: a gradient is NaN or inf, and the run must end.
         """
         sums = self._reduce()
-        grad_norm = None if self._max_grad_norm is None else self._clip(self._max_grad_norm)
+        grad_norm = None
+        if self._max_grad_norm is not None:
+            parameters = self.wrapped_model.parameters()
+            norm = self._accelerator.clip_grad_norm_(parameters, self._max_grad_norm)
+            (grad_norm,) = self.strategy.local_parts([norm])
         losses = [part.loss for part in self._parts]
         update = PendingUpdate(self._position, self._step_batch, losses)
         if self._accelerator.scaler is not None:
@@ -189,42 +189,31 @@ class OptimizerStep:
     def _check_counts_always(self) -> None:
         """Raise ConfigError if the task counts items only sometimes.
 
-        **Collective. Host sync**, in the first step; there also if a count is negative or NaN.
+        **Collective. Host sync**, in the first step, which also refuses negative and NaN counts.
 
         A process without counts would not take part in the collective of the others.
         """
         counting = {part.num_items is not None for part in self._parts}
-        has_counts = True in counting
-        is_uniform = len(counting) == 1
+        is_uniform = True
         if self._has_counts is None:
-            self._has_counts = has_counts
-            self._check_counts()
+            self._has_counts = True in counting
+            for part in self._parts:
+                # In later steps, the guard finds the NaN of the gradient.
+                if part.num_items is not None and not part.num_items >= 0:  # negative, or NaN
+                    raise ConfigError(
+                        "NUM_ITEMS",
+                        f"the task returned {float(part.num_items)} as num_items: return a count",
+                    )
             if self._accelerator.num_processes > 1:
-                flag = torch.tensor(float(has_counts), device=self._accelerator.device)
+                flag = torch.tensor(float(self._has_counts), device=self._accelerator.device)
                 num_counting = float(self._accelerator.reduce(flag))
-                is_uniform &= num_counting in (0, self._accelerator.num_processes)
-        if not is_uniform or has_counts != self._has_counts:
-            fact = "the task returned num_items for some micro-batches only"
-            raise ConfigError("NUM_ITEMS", f"{fact}: return them for all, 0 where there are none")
-
-    def _check_counts(self) -> None:
-        """Raise ConfigError if a micro-batch has a negative or NaN number of items.
-
-        **Host sync** if items are counted. In later steps, the guard finds the NaN of the gradient.
-        """
-        counts = [part.num_items for part in self._parts if part.num_items is not None]
-        if not counts:
-            return
-        numbers = torch.stack(counts)
-        is_wrong = ~(numbers >= 0)  # negative, or NaN
-        if is_wrong.any():
-            fact = f"the task returned {float(numbers[is_wrong][0])} as num_items"
-            raise ConfigError("NUM_ITEMS", f"{fact}: return a count")
-
-    def _clip(self, max_grad_norm: float) -> Tensor:
-        """Clip the gradients, and return their norm [] before clipping."""
-        norm = self._accelerator.clip_grad_norm_(self.wrapped_model.parameters(), max_grad_norm)
-        return self.strategy.local_parts([norm])[0]
+                is_uniform = num_counting in (0, self._accelerator.num_processes)
+        if not is_uniform or counting != {self._has_counts}:
+            raise ConfigError(
+                "NUM_ITEMS",
+                "the task returned num_items for some micro-batches only: "
+                "return them for all, 0 where there are none",
+            )
 
     def _step_scaled(self, update: PendingUpdate, scaler: GradScaler) -> bool:
         """Step the optimizer with loss scaling; return whether the step was skipped.
@@ -240,14 +229,8 @@ class OptimizerStep:
         self._buffers.restore()
         if scaler.get_scale() < _MIN_LOSS_SCALE:
             self._guard.report(update, must_stop=True)
-        elif self._has_nonfinite_loss(update.losses):
+        # NaN or inf in a loss of some process, which no loss scale fixes.
+        is_bad = ~torch.isfinite(torch.stack([*update.losses])).all()
+        if self._accelerator.reduce(is_bad.float()) > 0:
             self._guard.report(update)
         return True
-
-    def _has_nonfinite_loss(self, losses: Sequence[Tensor]) -> bool:
-        """Whether some process has a loss that is NaN or inf, which no loss scale fixes.
-
-        **Collective. Host sync.**
-        """
-        is_bad = ~torch.isfinite(torch.stack(list(losses))).all()
-        return bool(self._accelerator.reduce(is_bad.float()) > 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -37,17 +37,6 @@ class StepSums(NamedTuple):
         numbers = {name: values.detach().sum() for name, values in output.numbers.items()}
         num_items = None if output.num_items is None else output.num_items.detach().sum()
         return cls(output.losses.detach().sum(), numbers, num_items)
-
-
-class StepTotals(NamedTuple):
-    """The sums of a step over its micro-batches.
-
-    `sums` is what this process reports: the sum over the processes is that of the step.
-    `num_items` [] are the items of all processes; None if the task does not count items.
-    """
-
-    sums: StepSums
-    num_items: Tensor | None
 
 
 class Strategy:
@@ -123,15 +112,18 @@ class Strategy:
     def end_backward(self, num_samples: int) -> None:
         """End a micro-batch of `num_samples`, perhaps 0, after its backward."""
 
-    def finish(self, parts: Sequence[StepSums]) -> StepTotals:
+    def finish(self, parts: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
         """Complete the step's gradients, and add up the `parts` of its micro-batches.
 
         **Collective** if items are counted.
+
+        Return the sums that this process reports, which over the processes add up to those of the
+        step, and the number [] of items of all processes; None if the task does not count items.
         """
-        sums = parts[0] if len(parts) == 1 else _add_up(parts)
+        sums = parts[0] if len(parts) == 1 else add_up(parts, torch.sum)
         if sums.num_items is None:
-            return StepTotals(sums, None)
-        return StepTotals(sums, self.accelerator.reduce(sums.num_items, reduction="sum"))
+            return sums, None
+        return sums, self.accelerator.reduce(sums.num_items, reduction="sum")
 
     def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return this process's shard of each gradient or norm; whole ones as they are."""
@@ -145,11 +137,14 @@ class Strategy:
         return flag  # averaged gradients are the same on all processes
 
 
-def _add_up(parts: Sequence[StepSums]) -> StepSums:
-    """Return the sums of several micro-batches; either all of them count items, or none does."""
-    loss = torch.stack([part.loss for part in parts]).sum()
+def add_up(parts: Sequence[StepSums], add: Callable[[Tensor], Tensor]) -> StepSums:
+    """Return the sums of micro-batches, of which all or none count items.
+
+    `add` returns the sum [] of numbers [N].
+    """
+    loss = add(torch.stack([part.loss for part in parts]))
     numbers = {
-        name: torch.stack([part.numbers[name] for part in parts]).sum() for name in parts[0].numbers
+        name: add(torch.stack([part.numbers[name] for part in parts])) for name in parts[0].numbers
     }
     counts = [part.num_items for part in parts if part.num_items is not None]
-    return StepSums(loss, numbers, torch.stack(counts).sum() if counts else None)
+    return StepSums(loss, numbers, add(torch.stack(counts)) if counts else None)

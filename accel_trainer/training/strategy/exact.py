@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -15,7 +16,7 @@ from ...core.pairwise import PairwiseSum, sum_rows
 from ...core.parameters import parameters_of
 from ...core.rng import fold_in
 from ...distributed.collectives import copy_from_main, exchange_together, sum_pairwise
-from .base import StepSums, StepTotals, Strategy
+from .base import StepSums, Strategy, add_up
 
 
 class ExactStrategy(Strategy):
@@ -73,10 +74,21 @@ class ExactStrategy(Strategy):
         self._num_unchecked_steps = 2
         self._parameters = parameters_of(optimizer)
         self._places = buffer_places(model)
-        buffers = self._buffers(buffers_at([*self._places.values()]))
-        self._counters = [name for name, buffer in buffers.items() if is_counter(buffer)]
+        buffers = self._buffers()
+        self._counters = [
+            name
+            for name, buffer in buffers.items()
+            if not (buffer.is_floating_point() or buffer.is_complex())
+        ]
         self._statistics = [name for name in buffers if name not in self._counters]
-        self._summed = _checked_counters(getattr(model, "summed_buffers", ()), self._counters)
+        self._summed = getattr(model, "summed_buffers", ())
+        for name in self._summed:
+            if name not in self._counters:
+                raise ConfigError(
+                    "REDUCE",
+                    f"the model's summed_buffers has {name}, no integer buffer: "
+                    f"name some of {self._counters}, or none",
+                )
         # One at a time, so that there is never a second copy of the model.
         for parameter in model.parameters():
             copy_from_main([parameter], self.accelerator)
@@ -102,8 +114,8 @@ class ExactStrategy(Strategy):
         Without samples, zeros and the statistics from the beginning of the step take their place.
         """
         is_empty = num_samples == 0
-        before = self._buffers(self._history.saved)
-        now = self._buffers(buffers_at([*self._places.values()]))
+        before = self._by_name(self._history.saved)
+        now = self._buffers()
         gradients = [
             torch.zeros_like(p) if is_empty or p.grad is None else p.grad for p in self._parameters
         ]
@@ -117,7 +129,7 @@ class ExactStrategy(Strategy):
             parameter.grad = None
 
     @torch.no_grad()
-    def finish(self, parts: Sequence[StepSums]) -> StepTotals:
+    def finish(self, parts: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
         """Return the numbers of the step on the main process, zeros on the others. **Collective.**
 
         Raises:
@@ -125,12 +137,11 @@ class ExactStrategy(Strategy):
                 forward of the first steps changed state that is not a buffer.
         """
         self._refuse_unmerged_changes()
-        names = list(parts[0].numbers)
-        columns = [[part.loss for part in parts]]
-        columns += [[part.numbers[name] for part in parts] for name in names]
-        if counts := [part.num_items for part in parts if part.num_items is not None]:
-            columns.append(counts)
-        numbers = [sum_rows(torch.stack(column)) for column in columns]
+        sums = add_up(parts, sum_rows)
+        num_items = sums.num_items
+        numbers = [sums.loss, *sums.numbers.values()]
+        if num_items is not None:
+            numbers.append(num_items)
         totals = self._tree.total()
         if self.accelerator.num_processes > 1:
             exchange_together(
@@ -140,18 +151,17 @@ class ExactStrategy(Strategy):
         for parameter, gradient in zip(self._parameters, totals[:num_parameters], strict=True):
             parameter.grad = gradient
         self._history.restore()
-        buffers = self._buffers(buffers_at([*self._places.values()]))
+        buffers = self._buffers()
         self._merge_statistics(buffers, totals[num_parameters:])
         self._merge_counters(buffers)
-        reported = numbers
         if not self.accelerator.is_main_process:
-            reported = [torch.zeros_like(number) for number in numbers]
-        sums = StepSums(reported[0], dict(zip(names, reported[1:], strict=False)), None)
-        if not counts:
-            return StepTotals(sums, None)
-        return StepTotals(sums._replace(num_items=reported[-1]), numbers[-1])
+            sums = recursively_apply(torch.zeros_like, sums)
+        return sums, num_items
 
-    def _buffers(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    def _buffers(self) -> dict[str, Tensor]:
+        return self._by_name(buffers_at([*self._places.values()]))
+
+    def _by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip(self._places, tensors, strict=True))
 
     def _unmerged(self) -> dict[str, Tensor]:
@@ -177,11 +187,11 @@ class ExactStrategy(Strategy):
     def _merge_statistics(self, buffers: Mapping[str, Tensor], totals: Sequence[Tensor]) -> None:
         for name, total in zip(self._statistics, totals, strict=True):
             if buffers[name].shape != total.shape:
-                change = f"{list(buffers[name].shape)} to {list(total.shape)}"
                 raise ConfigError(
                     "REDUCE",
-                    f"a forward changes the shape of the buffer {name} from {change}: let it keep "
-                    "its shape for --reduce exact, or use --reduce float",
+                    f"a forward changes the shape of the buffer {name} from "
+                    f"{list(buffers[name].shape)} to {list(total.shape)}: "
+                    "let it keep its shape for --reduce exact, or use --reduce float",
                 )
             buffers[name].copy_(total / self._num_micro_batches)
 
@@ -218,18 +228,3 @@ class ExactStrategy(Strategy):
                 )
             change = change.sum(0) if is_summed else change[0]
             buffers[name].copy_(buffers[name].long() + change.view(buffers[name].shape))
-
-
-def is_counter(buffer: Tensor) -> bool:
-    """Whether a buffer holds integers or flags."""
-    return not (buffer.is_floating_point() or buffer.is_complex())
-
-
-def _checked_counters(names: Sequence[str], counters: Sequence[str]) -> Sequence[str]:
-    for name in names:
-        if name not in counters:
-            fix = f"name some of {', '.join(counters)}" if counters else "remove it"
-            raise ConfigError(
-                "REDUCE", f"the model's summed_buffers has {name}, no integer buffer: {fix}"
-            )
-    return names

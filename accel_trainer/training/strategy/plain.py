@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...core.errors import ConfigError
-from .base import StepSums, StepTotals, Strategy
+from .base import StepSums, Strategy
 
 
 class PlainStrategy(Strategy):
@@ -26,25 +26,21 @@ class PlainStrategy(Strategy):
             _keep_strides(model)
         prepared, prepared_optimizer = self.accelerator.prepare(model, optimizer)
         if isinstance(prepared, DistributedDataParallel):
+            # With the first option DDP never rebuilds its buckets; with the second it must see a
+            # real step first.
             if not (prepared.find_unused_parameters or prepared.static_graph):
                 self._unchecked_parameters = dict(model.named_parameters())
-            _settle_buckets(prepared)
+                _settle_buckets(prepared)
             for parameter in model.parameters():
                 parameter.grad = None
         return prepared, prepared_optimizer
 
-    def finish(self, parts: Sequence[StepSums]) -> StepTotals:
+    def finish(self, parts: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
         """Add up the `parts` of the micro-batches. **Collective** if items are counted.
 
         Raises:
             ConfigError: some parameter has no gradient, and DDP has therefore averaged none.
         """
-        if self._unchecked_parameters:
-            self._refuse_unused()
-            self._unchecked_parameters = {}
-        return super().finish(parts)
-
-    def _refuse_unused(self) -> None:
         unused = [
             name
             for name, parameter in self._unchecked_parameters.items()
@@ -58,6 +54,8 @@ class PlainStrategy(Strategy):
                 "averages no gradients: freeze such parameters (requires_grad=False), remove them, "
                 "or set --runtime.find-unused-parameters",
             )
+        self._unchecked_parameters = {}
+        return super().finish(parts)
 
 
 def _keep_strides(model: nn.Module) -> None:
@@ -85,9 +83,6 @@ def _settle_buckets(model: DistributedDataParallel) -> None:
     differently from the same step without one (torch 2.13). So this runs a backward that trains
     nothing and reaches the parameters from the last to the first.
     """
-    if model.find_unused_parameters or model.static_graph:
-        # With the first option DDP never rebuilds; with the second it must see a real step first.
-        return
     model.reducer.prepare_for_backward([])
     summed = torch.zeros((), device=model.device)
     for parameter in model.parameters():
