@@ -413,8 +413,8 @@ MUTANTS = [
     Mutant(
         "a run evaluates a step again that its checkpoint has as evaluated",
         "accel_trainer/training/trainer.py",
-        "return bool(is_due) and not self._progress.is_evaluated",
-        "return bool(is_due)",
+        "if self._progress.is_evaluated or self.state.step_in_epoch == 0:",
+        "if self.state.step_in_epoch == 0:",
         (
             "tests/training/test_interrupted_evaluation.py",
             "tests/training/test_evaluation_interval.py",
@@ -486,7 +486,7 @@ MUTANTS = [
     Mutant(
         "a repeated sample is augmented alike each time",
         "accel_trainer/data/order.py",
-        "drawn[by_id] += (places - first_places) * dataset_size",
+        "drawn[by_id] += (torch.arange(len(ids)) - first_places) * dataset_size",
         "pass",
         (
             "tests/data/test_order.py",

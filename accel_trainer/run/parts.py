@@ -18,6 +18,7 @@ _NEEDED = {
     "metrics": ("empty", "update", "compute"),
     "callbacks": ("on_fit_start", "on_step_end", "state_dict"),
 }
+_VALUES = ("plan", "num_samples")  # the others are methods
 _LISTS = ("metrics", "callbacks")
 
 
@@ -40,7 +41,13 @@ def check_part(name: str, part: Any) -> None:
             "CONFIG",
             f"{name}= has the class {part.__name__}: give an instance of it, {part.__name__}()",
         )
-    missing = [needed for needed in _NEEDED[name] if not hasattr(part, needed)]
+    missing = [
+        needed
+        for needed in _NEEDED[name]
+        if not (
+            hasattr(part, needed) if needed in _VALUES else callable(getattr(part, needed, None))
+        )
+    ]
     if missing:
         raise ConfigError(
             "CONFIG",
