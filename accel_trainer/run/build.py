@@ -23,7 +23,7 @@ from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
 from ..core.tensor_memory import copy_model
-from ..core.types import EvalLoader, Metric, Task
+from ..core.types import Metric, Task
 from ..data.dataloader import DEFAULT_OPTIONS, DatasetOptions
 from ..data.fingerprint import describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions
@@ -33,10 +33,11 @@ from ..training.assembly import assemble_trainer
 from ..training.compile import Compiler
 from ..training.evaluator import Evaluator
 from ..training.strategy import choose_strategy
+from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
 from .agreement import check_same_everywhere
 from .config import identity_sha256
-from .data import Metrics, build_data, choose_metrics, fingerprint_of
+from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, fingerprint_of
 from .dry_run import UnseenRecorder
 from .final_test import FinalTest
 from .observers import build_callbacks
@@ -113,20 +114,11 @@ def build_trainer(
     data = build_data(run, train_set, eval_sets, test_set, options)
     check_coupling(task, data.plan)
     metrics_of = choose_metrics(metrics, task, data)
-    strategy = choose_strategy(data.plan, run.accelerator, seed=run.config.seed)
-    strategy.refuse(
-        {
-            "--compile": run.config.runtime.compile,
-            "--optimizer.name muon": run.config.optimizer.name == "muon",
-            "--mixed-precision fp16": run.accelerator.scaler,
-        }
-    )
+    strategy = _choose_strategy(run, data.plan)
     identity = data.identify(run, data_fingerprint)
 
     origin = _load_weights(run, model)
-    onnx = None
-    if run.config.run.onnx and run.accelerator.is_main_process:
-        onnx = OnnxExport(copy_model(model), task, data.eval_loaders[0])
+    onnx = _copy_for_onnx(run, model, task, data)
 
     model = strategy.place(model, run.config.runtime)
     is_compiled = _compile(run, model)
@@ -146,35 +138,12 @@ def build_trainer(
         "global_batch_size": data.plan.global_batch_size,
         "versions": library_versions(),
     }
-    history = None
-    if run.accelerator.is_main_process:
-        history = MetricsFile(run.folder / "metrics.jsonl")
-        run.resources.enter_context(closing(history))
-    checkpointer = Checkpointer(
-        run.folder / "checkpoints",
-        config=run.config.checkpoint,
-        metadata=header,
-        before_commit=history.sync if history is not None else lambda: None,
-        peers=strategy.checkpoint_peers(timeout_s=run.config.runtime.timeout_s),
-    )
-    run.resources.callback(checkpointer.close)
+    history = _open_history(run)
+    checkpointer = _open_checkpointer(run, strategy, header, history)
     if run.config.run.dry_run:
         data = data.limited(run)
         parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
         callbacks = [*callbacks, UnseenRecorder(run.folder, parts)]
-    gathers = getattr(task, "couples_batch", False) == "gathered"
-
-    def evaluator_of(name: str, loader: EvalLoader) -> Evaluator:
-        return Evaluator(
-            loader,
-            task=task,
-            metrics=metrics_of[name],
-            accelerator=run.accelerator,
-            num_parts=data.num_parts,
-            seed=run.config.seed,
-            has_collective_forward=strategy.has_collective_forward or gathers,
-        )
-
     all_callbacks = build_callbacks(
         run,
         banner=_banner(run, data.plan, model, optimization, identity),
@@ -185,10 +154,8 @@ def build_trainer(
         callbacks=callbacks,
     )
 
-    final_test = None
-    if data.test is not None:
-        weights: Literal["model", "ema"] = "ema" if run.config.trainer.ema_decay else "model"
-        final_test = FinalTest(run, evaluator_of("test", data.test), weights=weights)
+    evaluators = _build_evaluators(run, data, task, metrics_of, strategy)
+    final_test = _build_final_test(run, evaluators.pop(TEST_SET, None))
     trainer = assemble_trainer(
         run.config.trainer,
         strategy=strategy,
@@ -197,7 +164,7 @@ def build_trainer(
         schedule=optimization.schedule,
         task=task,
         loader=data.train,
-        evaluators={name: evaluator_of(name, each) for name, each in data.evaluation.items()},
+        evaluators=evaluators,
         final_test=final_test,
         checkpointer=checkpointer,
         stop_flag=run.stop_flag,
@@ -209,18 +176,7 @@ def build_trainer(
     prepare_checkpoints(trainer, checkpointer)
     if run.accelerator.is_main_process:
         run.resources.enter_context(guarded_folder(checkpointer.directory))
-    if run.checkpoint is not None:
-        restore_checkpoint(
-            trainer,
-            run.checkpoint,
-            metadata=header,
-            changes=run.changes,
-            allowed=run.config.run.allow_change,
-        )
-    elif history is not None:
-        history.truncate(0)  # of an attempt that died before its first checkpoint
-    if final_test is not None and run.checkpoint is None:
-        final_test.evaluator.rehearse(trainer.model, monitored=None)
+    _restore(run, trainer, header, history, final_test)
     return trainer
 
 
@@ -236,6 +192,22 @@ def _refuse_wrapped(model: nn.Module) -> None:
                 f"the model is, or has, a {type(module).__name__}: give the plain module, and "
                 "start a process for each device",
             )
+
+
+def _choose_strategy(run: Run, plan: BatchPlan) -> Strategy:
+    """Return how the processes train together.
+
+    Raises ConfigError for settings that it does not support.
+    """
+    strategy = choose_strategy(plan, run.accelerator, seed=run.config.seed)
+    strategy.refuse(
+        {
+            "--compile": run.config.runtime.compile,
+            "--optimizer.name muon": run.config.optimizer.name == "muon",
+            "--mixed-precision fp16": run.accelerator.scaler,
+        }
+    )
+    return strategy
 
 
 # --- 2. weights ---
@@ -258,6 +230,12 @@ def _load_weights(run: Run, model: nn.Module) -> list[str]:
         freeze(model, pattern)
         origin.append(f"{describe_parameters(model)}: {pattern}")
     return origin if run.checkpoint is None else run.checkpoint.manifest.get("origin", [])
+
+
+def _copy_for_onnx(run: Run, model: nn.Module, task: Task, data: RunData) -> OnnxExport | None:
+    if run.config.run.onnx and run.accelerator.is_main_process:
+        return OnnxExport(copy_model(model), task, data.eval_loaders[0])
+    return None
 
 
 # --- 3. compilation ---
@@ -334,6 +312,58 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
 # --- 6. checkpoints and callbacks ---
 
 
+def _open_history(run: Run) -> MetricsFile | None:
+    """Return the file of the run's rows on the main process; it is closed with the run."""
+    if not run.accelerator.is_main_process:
+        return None
+    return run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl")))
+
+
+def _open_checkpointer(
+    run: Run, strategy: Strategy, header: Mapping[str, Any], history: MetricsFile | None
+) -> Checkpointer:
+    """Return the checkpointer, which is closed with the run. **Collective.**"""
+    checkpointer = Checkpointer(
+        run.folder / "checkpoints",
+        config=run.config.checkpoint,
+        metadata=header,
+        before_commit=history.sync if history is not None else lambda: None,
+        peers=strategy.checkpoint_peers(timeout_s=run.config.runtime.timeout_s),
+    )
+    run.resources.callback(checkpointer.close)
+    return checkpointer
+
+
+def _build_evaluators(
+    run: Run,
+    data: RunData,
+    task: Task,
+    metrics: Mapping[str, Sequence[Metric]],
+    strategy: Strategy,
+) -> dict[str, Evaluator]:
+    """Return an evaluator for each set by its name, that of the test set as `test_set`."""
+    gathers = getattr(task, "couples_batch", False) == "gathered"
+    return {
+        name: Evaluator(
+            loader,
+            task=task,
+            metrics=metrics[name],
+            accelerator=run.accelerator,
+            num_parts=data.num_parts,
+            seed=run.config.seed,
+            has_collective_forward=strategy.has_collective_forward or gathers,
+        )
+        for name, loader in data.named_eval_loaders.items()
+    }
+
+
+def _build_final_test(run: Run, evaluator: Evaluator | None) -> FinalTest | None:
+    if evaluator is None:
+        return None
+    weights: Literal["model", "ema"] = "ema" if run.config.trainer.ema_decay else "model"
+    return FinalTest(run, evaluator, weights=weights)
+
+
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     """Check, before any work, that a checkpoint can be stored and has room. **Collective.**"""
     states = trainer.state_dict()
@@ -354,3 +384,29 @@ def _banner(
         f"{num_samples} samples; a resume checks {checked}\n"
         f"run folder {run.folder}"
     )
+
+
+# --- 9. the checkpoint that the run continues from ---
+
+
+def _restore(
+    run: Run,
+    trainer: Trainer,
+    header: Mapping[str, Any],
+    history: MetricsFile | None,
+    final_test: FinalTest | None,
+) -> None:
+    """Restore the checkpoint that `start_run` has loaded, or begin a new run. **Collective.**"""
+    if run.checkpoint is not None:
+        restore_checkpoint(
+            trainer,
+            run.checkpoint,
+            metadata=header,
+            changes=run.changes,
+            allowed=run.config.run.allow_change,
+        )
+        return
+    if history is not None:
+        history.truncate(0)  # of an attempt that died before its first checkpoint
+    if final_test is not None:
+        final_test.evaluator.rehearse(trainer.model, monitored=None)

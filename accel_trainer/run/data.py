@@ -21,7 +21,10 @@ from .session import Run
 Metrics = Sequence[Metric] | Mapping[str, Sequence[Metric]]
 """The metrics of all sets, or those of each set by its name."""
 
-_SET_NAME = re.compile(r"(?!ema)[a-z0-9_]+")
+TEST_SET = "test_set"
+"""The name of the set that is evaluated at the end, beside those of the evaluation sets."""
+
+_SET_NAME = re.compile(r"(?!ema|test_set$)[a-z0-9_]+")
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,15 @@ class RunData:
         return self.plan.num_parts if self.plan.reduce == "exact" else None
 
     @property
+    def named_eval_loaders(self) -> dict[str, EvalLoader]:
+        """The loaders of all evaluations by name, that of the test set last, as `test_set`."""
+        test = {} if self.test is None else {TEST_SET: self.test}
+        return {**self.evaluation, **test}
+
+    @property
     def eval_loaders(self) -> list[EvalLoader]:
         """The loaders of all evaluations, that of the test set last."""
-        return [*self.evaluation.values(), *([self.test] if self.test is not None else [])]
+        return [*self.named_eval_loaders.values()]
 
     def limited(self, run: Run) -> RunData:
         """Return the data of a dry run, which evaluates few samples."""
@@ -126,7 +135,7 @@ def build_data(
             raise ConfigError(
                 "CONFIG",
                 f"an evaluation set has the name {name!r}: "
-                "use lowercase letters, digits and _, not beginning with ema",
+                "use lowercase letters, digits and _, not test_set, and not beginning with ema",
             )
     return RunData(
         train,
@@ -143,7 +152,7 @@ def fingerprint_of(part: Any) -> str:
 def choose_metrics(
     metrics: Metrics | None, task: Task, data: RunData
 ) -> dict[str, Sequence[Metric]]:
-    """Return the metrics of each set by its name, those of the test set as `test`.
+    """Return the metrics of each set by its name, those of the test set as `test_set`.
 
     A set that a dict does not name has the metrics of the first set.
 
@@ -152,7 +161,7 @@ def choose_metrics(
     """
     if metrics is None:
         metrics = getattr(task, "metrics", None) or [MeanLoss()]
-    names = [*data.evaluation, *(["test"] if data.test is not None else [])]
+    names = [*data.named_eval_loaders]
     first = names[0]
     if not isinstance(metrics, Mapping):
         metrics = {first: metrics}

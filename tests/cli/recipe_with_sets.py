@@ -55,7 +55,7 @@ def train(config: Config) -> RunResult:
             train_set=loader,
             eval_sets={"val": eval_loader, "hard": part(0, 90)},
             test_set=part(90, 240),
-            metrics={"val": [*shared, mistakes], "hard": shared, "test": shared},
+            metrics={"val": [*shared, mistakes], "hard": shared, "test_set": shared},
             callbacks=[mistakes],
             data_fingerprint=images.fingerprint,
             export_config={

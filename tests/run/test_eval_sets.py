@@ -60,6 +60,17 @@ def test_a_set_is_measured_as_if_it_were_the_only_one(tmp_path: Path) -> None:
         assert alone == [row[f"eval_{name}/loss"] for row in rows_of(tmp_path / "both")]
 
 
+def test_an_evaluation_set_may_be_called_test_beside_the_test_set(tmp_path: Path) -> None:
+    metrics = {"test": [MeanLoss()], "test_set": [TopKAccuracy()]}
+    result = train(
+        make_config(tmp_path),
+        sets=eval_sets("test"),
+        test_set=points_of_test(),
+        metrics=metrics,
+    )
+    assert [*result.metrics] == ["eval_test/loss", "test/accuracy"]
+
+
 @pytest.mark.parametrize(
     ("monitor", "chosen"),
     [
