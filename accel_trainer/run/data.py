@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.batch_plan import BatchPlan
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, DataError
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.dataloader import DatasetOptions, build_eval_loader, build_train_loader
 from ..data.fingerprint import join_fingerprints
@@ -123,6 +123,8 @@ def build_data(
                 options=options,
             )
         check_part(name, part)
+        if part.num_samples < 1:
+            raise DataError("DATA_TOO_SMALL", f"{name}= has a set without samples: add some")
         return part  # type: ignore[no-any-return]  # checked
 
     # A mapping from numbers may be a dataset.

@@ -139,7 +139,7 @@ VAL = points(5)
         ({"sets": {"Val": VAL}}, "an evaluation set has the name 'Val': use lowercase"),
         ({"sets": {"": VAL}}, "an evaluation set has the name '': use lowercase"),
         ({"sets": {1: VAL}}, "is dict: give one of its parts, 1"),
-        ({"sets": {}}, "is dict: give one of its parts"),
+        ({"sets": {}}, "eval_sets= has no set: give one or more"),
         ({"sets": {"val": 3}}, r"is int: give an object with len\(\) and \[index\]"),
         ({"sets": {"val": VAL, "hard": points(0)}}, "eval_sets= has a set without samples: add"),
         ({"test_set": points(0)}, "test_set= has a set without samples: add some"),
