@@ -176,11 +176,15 @@ class NonfiniteGuard:
         fact = self._write(record)
         self.skipped_steps = [*self.skipped_steps, record["optimizer_step"]][-_MAX_RECENT:]
         if must_stop or not self._may_skip:
-            fix = "fix the data, lower the learning rate, or skip such steps with"
-            raise DivergedError("NONFINITE", f"{fact}: {fix} --on-nonfinite skip")
+            raise DivergedError(
+                "NONFINITE",
+                f"{fact}: fix the data, lower the learning rate, "
+                "or skip such steps with --on-nonfinite skip",
+            )
         if skips_too_often(self.skipped_steps):
-            fix = "lower the learning rate"
-            raise DivergedError("NONFINITE", f"{fact}, which happened too often: {fix}")
+            raise DivergedError(
+                "NONFINITE", f"{fact}, which happened too often: lower the learning rate"
+            )
         if self._accelerator.is_main_process:
             _logger.warning("%s; training continues", fact)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -155,7 +155,8 @@ def build_trainer(
     )
 
     evaluators = _build_evaluators(run, data, task, metrics_of, strategy)
-    final_test = _build_final_test(run, evaluators.pop(TEST_SET, None))
+    final_evaluator = evaluators.pop(TEST_SET, None)
+    final_test = None if final_evaluator is None else FinalTest(run, final_evaluator)
     trainer = assemble_trainer(
         run.config.trainer,
         strategy=strategy,
@@ -205,6 +206,7 @@ def _choose_strategy(run: Run, plan: BatchPlan) -> Strategy:
             "--compile": run.config.runtime.compile,
             "--optimizer.name muon": run.config.optimizer.name == "muon",
             "--mixed-precision fp16": run.accelerator.scaler,
+            "--runtime.gradient-compression": run.config.runtime.gradient_compression,
         }
     )
     return strategy
@@ -349,19 +351,12 @@ def _build_evaluators(
             task=task,
             metrics=metrics[name],
             accelerator=run.accelerator,
-            num_parts=data.num_parts,
+            num_parts=data.plan.num_parts if data.plan.reduce == "exact" else None,
             seed=run.config.seed,
             has_collective_forward=strategy.has_collective_forward or gathers,
         )
-        for name, loader in data.named_eval_loaders.items()
+        for name, loader in data.evaluation.items()
     }
-
-
-def _build_final_test(run: Run, evaluator: Evaluator | None) -> FinalTest | None:
-    if evaluator is None:
-        return None
-    weights: Literal["model", "ema"] = "ema" if run.config.trainer.ema_decay else "model"
-    return FinalTest(run, evaluator, weights=weights)
 
 
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.batch_plan import BatchPlan
@@ -29,11 +29,14 @@ _SET_NAME = re.compile(r"(?!ema|test_set$)[a-z0-9_]+")
 
 @dataclass(frozen=True)
 class RunData:
-    """The loaders of a run. An unnamed evaluation set has the name ""."""
+    """The loaders of a run.
+
+    Those of the evaluation sets are by name: "" for an unnamed one, `TEST_SET` for the test set,
+    which is the last.
+    """
 
     train: Loader
     evaluation: Mapping[str, EvalLoader]
-    test: EvalLoader | None
 
     @property
     def plan(self) -> BatchPlan:
@@ -41,28 +44,18 @@ class RunData:
         return self.train.plan
 
     @property
-    def num_parts(self) -> int | None:
-        """The number of parts in which evaluations are added up; None: one for each process."""
-        return self.plan.num_parts if self.plan.reduce == "exact" else None
-
-    @property
-    def named_eval_loaders(self) -> dict[str, EvalLoader]:
-        """The loaders of all evaluations by name, that of the test set last, as `test_set`."""
-        test = {} if self.test is None else {TEST_SET: self.test}
-        return {**self.evaluation, **test}
-
-    @property
     def eval_loaders(self) -> list[EvalLoader]:
         """The loaders of all evaluations, that of the test set last."""
-        return [*self.named_eval_loaders.values()]
+        return [*self.evaluation.values()]
 
     def limited(self, run: Run) -> RunData:
-        """Return the data of a dry run, which evaluates few samples."""
+        """Return the data of a dry run, which evaluates few samples, and none of the test set."""
         few = {
             name: limit_evaluation(loader, run.accelerator)
             for name, loader in self.evaluation.items()
+            if name != TEST_SET
         }
-        return replace(self, evaluation=few, test=None)
+        return RunData(self.train, few)
 
     def identify(self, run: Run, fingerprint: str | None) -> dict[str, Any]:
         """Return what identifies the samples of training and evaluation, for the manifest.
@@ -139,11 +132,10 @@ def build_data(
                 f"an evaluation set has the name {name!r}: "
                 "use lowercase letters, digits and _, not test_set, and not beginning with ema",
             )
-    return RunData(
-        train,
-        {name: evaluated("eval_sets", part) for name, part in named.items()},
-        None if test_set is None else evaluated("test_set", test_set),
-    )
+    evaluation = {name: evaluated("eval_sets", part) for name, part in named.items()}
+    if test_set is not None:
+        evaluation[TEST_SET] = evaluated(TEST_SET, test_set)
+    return RunData(train, evaluation)
 
 
 def fingerprint_of(part: Any) -> str:
@@ -163,7 +155,7 @@ def choose_metrics(
     """
     if metrics is None:
         metrics = getattr(task, "metrics", None) or [MeanLoss()]
-    names = [*data.named_eval_loaders]
+    names = [*data.evaluation]
     first = names[0]
     if not isinstance(metrics, Mapping):
         metrics = {first: metrics}

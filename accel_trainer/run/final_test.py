@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from ..checkpoint.state_dict import ModelWeights
 from ..core.errors import CheckpointError
@@ -13,16 +14,15 @@ from .resume import Source, load_for_all
 from .session import Run
 
 
+@dataclass(frozen=True)
 class FinalTest:
-    """Evaluates the weights that a run exports: the best ones, or else `weights` of the last step.
+    """Evaluates the weights that a run exports: the best ones, or else those of the last step.
 
     The trainer calls it when its last checkpoint is durable.
     """
 
-    def __init__(self, run: Run, evaluator: Evaluator, *, weights: Literal["model", "ema"]) -> None:
-        self._run = run
-        self.evaluator = evaluator
-        self._weights = weights
+    run: Run
+    evaluator: Evaluator
 
     def __call__(self, trainer: Trainer) -> dict[str, Any]:
         """Return the metrics as `test/...`. **Collective. Host sync.**
@@ -38,7 +38,7 @@ class FinalTest:
         try:
             part.load_state_dict(part.fit(self._load(trainer)))
             values = self.evaluator.run(
-                model, position=trainer.position, stop_flag=self._run.stop_flag
+                model, position=trainer.position, stop_flag=self.run.stop_flag
             )
         finally:
             model.load_state_dict(live)
@@ -51,13 +51,14 @@ class FinalTest:
                 return self._read(trainer.best.name)[trainer.best.weights]
             except CheckpointError:
                 pass  # a branch does not have the best checkpoint of the run that it left
-        return self._read(checkpoint_name(trainer.state))[self._weights]
+        weights = "model" if self.run.config.trainer.ema_decay is None else "ema"
+        return self._read(checkpoint_name(trainer.state))[weights]
 
     def _read(self, name: str) -> Any:
         loaded = load_for_all(
-            Source(str(self._run.folder), name),
-            self._run.accelerator,
-            timeout_s=self._run.config.runtime.timeout_s,
+            Source(str(self.run.folder), name),
+            self.run.accelerator,
+            timeout_s=self.run.config.runtime.timeout_s,
         )
         assert loaded is not None
         return loaded.pieces

@@ -146,7 +146,7 @@ class Evaluator:
                 f"evaluation counted {int(counts.sum())} samples, not each of {num_samples} once: "
                 "the evaluation loader must give each sample to exactly one process"
             )
-        self._seed_batch(num_samples)
+        seed_evaluation(self._seed, position=num_samples, device=self.accelerator.device)
         results: dict[str, Any] = {}
         for metric, sums in zip(self.metrics, merged, strict=True):
             results |= _compute(metric, sums)
@@ -220,9 +220,6 @@ class Evaluator:
                 )
         return all_sums
 
-    def _seed_batch(self, position: int) -> None:
-        seed_evaluation(self._seed, position=position, device=self.accelerator.device)
-
     def _update(
         self, model: nn.Module, task: Task, block_sums: _BlockSums, batches: Iterable[Batch]
     ) -> tuple[Tensor, MetricFailed | None]:
@@ -235,7 +232,7 @@ class Evaluator:
         # trained on (torch 2.13).
         with torch.no_grad(), self.accelerator.autocast():
             for batch in batches:
-                self._seed_batch(position)
+                seed_evaluation(self._seed, position=position, device=self.accelerator.device)
                 if len(batch) > 0 or self._has_collective_forward:
                     output = eval_step(model, batch)
                     check_output(output, len(batch), has_graph=False)

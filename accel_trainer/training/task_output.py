@@ -24,51 +24,43 @@ def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:
         _refuse(losses, "return losses as a tensor: without item() or float()")
     if has_graph and not losses.requires_grad:
         _refuse(losses, "return losses with their graph: without detach() or no_grad()")
-    if output.is_per_sample:
-        _check_each_sample(output, num_samples)
-    else:
-        _check_mean(losses, output.num_items)
-    if output.numbers is not NO_NUMBERS:
-        _check_numbers(output.numbers, num_samples)
-
-
-def _check_each_sample(output: StepOutput, num_samples: int) -> None:
-    losses, num_items = output.losses, output.num_items
-    if losses.shape != (num_samples,):
-        raise ConfigError(
-            "SHAPES",
-            f"the losses are {describe_tensor(losses)} for {num_samples} samples: return one for "
-            "each sample, [B], as reduction='none' does, or, if the model computes only their "
-            "mean, StepOutput.from_mean(loss, num_items=len(batch))",
-        )
-    if num_items is not None and not _has_shape(num_items, num_samples):
-        raise ConfigError(
-            "SHAPES",
-            f"num_items are {describe_tensor(num_items)} for {num_samples} samples: "
-            "return a tensor with the number of items of each sample, [B]",
-        )
-
-
-def _check_mean(loss_sum: Tensor, num_items: Any) -> None:
-    if not _has_shape(num_items) or loss_sum.ndim:
-        raise ConfigError(
-            "SHAPES",
-            f"StepOutput.from_mean made a loss {describe_tensor(loss_sum)} and num_items "
-            f"{describe_tensor(num_items)}: "
-            "give the mean loss [] of the micro-batch, and one number",
-        )
-
-
-def _check_numbers(numbers: Any, num_samples: int) -> None:
-    if not isinstance(numbers, Mapping):
-        _refuse(numbers, "return the numbers as a dict")
-    for name, value in numbers.items():
+    _check_sizes(output, num_samples)
+    if output.numbers is NO_NUMBERS:
+        return
+    if not isinstance(output.numbers, Mapping):
+        _refuse(output.numbers, "return the numbers as a dict")
+    for name, value in output.numbers.items():
         if not _has_shape(value, num_samples):
             raise ConfigError(
                 "SHAPES",
                 f"the task returned {describe_tensor(value)} as the number {name!r} of "
                 f"{num_samples} samples: return a tensor with one for each, [B]",
             )
+
+
+def _check_sizes(output: StepOutput, num_samples: int) -> None:
+    losses, num_items = output.losses, output.num_items
+    if not output.is_per_sample:
+        if not _has_shape(num_items) or losses.ndim:
+            raise ConfigError(
+                "SHAPES",
+                f"StepOutput.from_mean made a loss {describe_tensor(losses)} and num_items "
+                f"{describe_tensor(num_items)}: "
+                "give the mean loss [] of the micro-batch, and one number",
+            )
+    elif losses.shape != (num_samples,):
+        raise ConfigError(
+            "SHAPES",
+            f"the losses are {describe_tensor(losses)} for {num_samples} samples: return one for "
+            "each sample, [B], as reduction='none' does, or, if the model computes only their "
+            "mean, StepOutput.from_mean(loss, num_items=len(batch))",
+        )
+    elif num_items is not None and not _has_shape(num_items, num_samples):
+        raise ConfigError(
+            "SHAPES",
+            f"num_items are {describe_tensor(num_items)} for {num_samples} samples: "
+            "return a tensor with the number of items of each sample, [B]",
+        )
 
 
 def _has_shape(value: Any, *shape: int) -> bool:

@@ -137,7 +137,11 @@ class Trainer:
     def _train_epoch(self) -> Generator[StepReport]:
         """Train on what is left of the epoch, until something stops the run."""
         set_training_mode(self._step.wrapped_model)
-        for step_batch in self._data_wait.around(self._step_batches()):
+        state = self.state
+        max_steps = self._config.max_steps
+        left = None if max_steps is None else max_steps - state.optimizer_step
+        step_batches = islice(self.loader.step_batches(state.epoch, state.step_in_epoch), left)
+        for step_batch in self._data_wait.around(step_batches):
             report = self.train_step(step_batch)
             self._notify("on_step_end", report)
             if self._rehearsal.num_steps_left and not report.was_skipped:
@@ -327,12 +331,6 @@ class Trainer:
                 for set_name, evaluator in self._evaluators.items():
                     monitored = self._progress.monitored_in(set_name)
                     evaluator.rehearse(self.model, monitored=monitored)
-
-    def _step_batches(self) -> Iterator[StepBatch]:
-        """Return the step batches that are left of this epoch, or up to `max_steps`."""
-        max_steps = self._config.max_steps
-        left = None if max_steps is None else max_steps - self.state.optimizer_step
-        return islice(self.loader.step_batches(self.state.epoch, self.state.step_in_epoch), left)
 
     def _end_epoch(self) -> None:
         """Evaluate if due, and move to the next epoch unless a signal ends the evaluation."""

@@ -42,16 +42,10 @@ class ExactStrategy(Strategy):
 
     def refuse(self, options: Mapping[str, object]) -> None:
         """Raise ConfigError if a setting scales or compresses gradients."""
-        handler = self.accelerator.ddp_handler
-        unsupported = {
-            "--mixed-precision fp16": self.accelerator.scaler is not None,
-            "--runtime.gradient-compression": handler is not None
-            and handler.comm_hook.value != "no",
-        }
-        for name, is_used in unsupported.items():
-            if is_used:
+        for flag in ("--mixed-precision fp16", "--runtime.gradient-compression"):
+            if options.get(flag):
                 raise ConfigError(
-                    "REDUCE", f"--reduce exact does not work with {name}: remove one of them"
+                    "REDUCE", f"--reduce exact does not work with {flag}: remove one of them"
                 )
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:

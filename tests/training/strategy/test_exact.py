@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -443,10 +442,11 @@ def test_a_name_that_is_no_integer_buffer_cannot_be_summed(name: str) -> None:
 
 
 def test_compressed_gradients_are_refused() -> None:
-    compression = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[compression])
-    with pytest.raises(ConfigError, match="does not work with --runtime.gradient-compression"):
-        ExactStrategy(accelerator, seed=0, num_micro_batches=2).refuse({})
+    flag = "--runtime.gradient-compression"
+    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
+    with pytest.raises(ConfigError, match=f"does not work with {flag}"):
+        strategy.refuse({"--compile": True, flag: "fp16"})
+    strategy.refuse({"--compile": True, flag: None})
 
 
 def test_fsdp_is_refused(tmp_path: Path) -> None:
