@@ -111,9 +111,6 @@ class StepBatch(NamedTuple):
         return StepBatch(placed, self.num_samples)
 
 
-NO_NUMBERS: Mapping[str, Tensor] = MappingProxyType({})
-
-
 class StepOutput(NamedTuple):
     """What a Task returns for a micro-batch of B samples, in training and in evaluation.
 
@@ -136,7 +133,7 @@ class StepOutput(NamedTuple):
     losses: Tensor
     outputs: Any = None
     num_items: Tensor | None = None
-    numbers: Mapping[str, Tensor] = NO_NUMBERS
+    numbers: Mapping[str, Tensor] = MappingProxyType({})
     is_per_sample: bool = True
 
     @classmethod

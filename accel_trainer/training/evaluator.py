@@ -67,7 +67,7 @@ class Evaluator:
         has_collective_forward: bool = False,
     ) -> None:
         if loader.num_samples < 1:
-            raise DataError("DATA_TOO_SMALL", "there are no samples to evaluate on: add some")
+            raise DataError("DATA_TOO_SMALL", "a set without samples cannot be evaluated: add some")
         for metric in metrics:
             if not hasattr(metric, "higher_is_better"):
                 raise ConfigError(
@@ -118,39 +118,39 @@ class Evaluator:
                 lists and dicts.
             RuntimeError: the processes together did not count each sample once.
         """
+        stop_flag = stop_flag or StopFlag()
         with preserved_generators(self.accelerator.device):
-            return self._run(model, position, stop_flag or StopFlag())
-
-    def _run(self, model: nn.Module, position: Position, stop_flag: StopFlag) -> dict[str, Any]:
-        # Running statistics differ between processes where norms are not synchronised.
-        copy_from_main(buffers_at([*buffer_places(model).values()]), self.accelerator)
-        # Without parts, all samples are added up together.
-        ends = [block.stop for block in self._blocks] if self._num_parts else []
-        block_sums = _BlockSums(self._empty_sums(), ends)
-        batches = (batch.at(position) for batch in stop_flag.until_preempted(self.loader.batches()))
-        with _evaluation_mode(model):
-            ids, failure = self._update(model, self.task, block_sums, batches)
-        if stop_flag.agreed.is_preemption:
-            raise EvaluationStopped
-        num_samples = self.loader.num_samples
-        # The first and the last place are for ids that are out of range.
-        counts = torch.zeros(num_samples + 2, dtype=torch.float64, device=self._sums_device)
-        places = ids.clamp(-1, num_samples) + 1
-        counts.index_add_(0, places, torch.ones_like(ids, dtype=torch.float64))
-        has_failed = counts.new_full((1,), failure is not None)
-        counts, num_failures, *merged = self._merge([counts, has_failed, *block_sums.current])
-        if num_failures:
-            raise failure or PeerFailed("a metric failed on another process")
-        if not torch.all(counts[1:-1] == 1) or counts[0] or counts[-1]:
-            raise RuntimeError(
-                f"evaluation counted {int(counts.sum())} samples, not each of {num_samples} once: "
-                "the evaluation loader must give each sample to exactly one process"
+            # Running statistics differ between processes where norms are not synchronised.
+            copy_from_main(buffers_at([*buffer_places(model).values()]), self.accelerator)
+            # Without parts, all samples are added up together.
+            ends = [block.stop for block in self._blocks] if self._num_parts else []
+            block_sums = _BlockSums(self._empty_sums(), ends)
+            batches = (
+                batch.at(position) for batch in stop_flag.until_preempted(self.loader.batches())
             )
-        seed_evaluation(self._seed, position=num_samples, device=self.accelerator.device)
-        results: dict[str, Any] = {}
-        for metric, sums in zip(self.metrics, merged, strict=True):
-            results |= _compute(metric, sums)
-        return results
+            with _evaluation_mode(model):
+                ids, failure = self._update(model, self.task, block_sums, batches)
+            if stop_flag.agreed.is_preemption:
+                raise EvaluationStopped
+            num_samples = self.loader.num_samples
+            # The first and the last place are for ids that are out of range.
+            counts = torch.zeros(num_samples + 2, dtype=torch.float64, device=self._sums_device)
+            places = ids.clamp(-1, num_samples) + 1
+            counts.index_add_(0, places, torch.ones_like(ids, dtype=torch.float64))
+            has_failed = counts.new_full((1,), failure is not None)
+            counts, num_failures, *merged = self._merge([counts, has_failed, *block_sums.current])
+            if num_failures:
+                raise failure or PeerFailed("a metric failed on another process")
+            if not torch.all(counts[1:-1] == 1) or counts[0] or counts[-1]:
+                raise RuntimeError(
+                    f"evaluation counted {int(counts.sum())} samples, not each of {num_samples} "
+                    "once: the evaluation loader must give each sample to exactly one process"
+                )
+            seed_evaluation(self._seed, position=num_samples, device=self.accelerator.device)
+            results: dict[str, Any] = {}
+            for metric, sums in zip(self.metrics, merged, strict=True):
+                results |= _compute(metric, sums)
+            return results
 
     def rehearse(self, model: nn.Module, *, monitored: str | None) -> None:
         """Try the metrics on the first batch of each process, before any work.

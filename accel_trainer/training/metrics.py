@@ -85,23 +85,16 @@ class MeanNumber(_Mean):
         self._add(sums, output.numbers[self.name], batch, output)
 
 
-@dataclass(frozen=True)
-class TopKAccuracy:
+class TopKAccuracy(_Mean):
     """The fraction of samples whose label is among the `k` largest logits.
 
     It is reported as `accuracy`, or for `k` above 1 as `top<k>_accuracy`.
     """
 
-    k: int = 1
-
-    @property
-    def higher_is_better(self) -> Mapping[str, bool]:
-        """The name of the accuracy, of which more is better."""
-        return {"accuracy" if self.k == 1 else f"top{self.k}_accuracy": True}
-
-    def empty(self, device: torch.device) -> Tensor:
-        """Return sums [2]: the number of hits, and of samples."""
-        return torch.zeros(2, dtype=torch.float64, device=device)
+    def __init__(self, k: int = 1) -> None:
+        self.k = k
+        self.name = "accuracy" if k == 1 else f"top{k}_accuracy"
+        self.higher_is_better: Mapping[str, bool] = {self.name: True}
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Add the hits of logits [B, K] against labels [B]. Raises ConfigError for other shapes."""
@@ -113,11 +106,6 @@ class TopKAccuracy:
             hits = (output.outputs.topk(k, dim=1).indices == batch.targets[:, None]).any(1)
         sums[0].add_(hits.sum())
         sums[1].add_(len(batch))
-
-    def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return the accuracy in 0..1."""
-        num_hits, num_samples = sums.tolist()
-        return dict.fromkeys(self.higher_is_better, num_hits / num_samples)
 
 
 @dataclass(frozen=True)
@@ -189,8 +177,7 @@ class ConfusionMatrix:
         per_class = {"per_class_accuracy": accuracies}
         if num_classes > _MAX_DENSE_CLASSES:
             return {"confused_pairs": torch.stack([labels, predictions, counts], 1), **per_class}
-        matrix = torch.zeros(num_classes**2, dtype=torch.int64).index_add_(0, cells, counts)
-        return {"confusion_matrix": matrix.view(num_classes, num_classes), **per_class}
+        return {"confusion_matrix": sums.long().view(num_classes, num_classes), **per_class}
 
 
 # --- shapes and dtypes ---

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from ..core.errors import ConfigError
-from ..core.types import NO_NUMBERS, StepOutput
+from ..core.types import StepOutput
 from .metrics import describe_tensor
 
 
@@ -25,8 +25,6 @@ def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:
     if has_graph and not losses.requires_grad:
         _refuse(losses, "return losses with their graph: without detach() or no_grad()")
     _check_sizes(output, num_samples)
-    if output.numbers is NO_NUMBERS:
-        return
     if not isinstance(output.numbers, Mapping):
         _refuse(output.numbers, "return the numbers as a dict")
     for name, value in output.numbers.items():

@@ -146,7 +146,15 @@ class ExactStrategy(Strategy):
             parameter.grad = gradient
         self._history.restore()
         buffers = self._buffers()
-        self._merge_statistics(buffers, totals[num_parameters:])
+        for name, total in zip(self._statistics, totals[num_parameters:], strict=True):
+            if buffers[name].shape != total.shape:
+                raise ConfigError(
+                    "REDUCE",
+                    f"a forward changes the shape of the buffer {name} from "
+                    f"{list(buffers[name].shape)} to {list(total.shape)}: "
+                    "let it keep its shape for --reduce exact, or use --reduce float",
+                )
+            buffers[name].copy_(total / self._num_micro_batches)
         self._merge_counters(buffers)
         if not self.accelerator.is_main_process:
             sums = recursively_apply(torch.zeros_like, sums)
@@ -177,17 +185,6 @@ class ExactStrategy(Strategy):
                     "or use --reduce float",
                 )
         self._num_unchecked_steps -= 1
-
-    def _merge_statistics(self, buffers: Mapping[str, Tensor], totals: Sequence[Tensor]) -> None:
-        for name, total in zip(self._statistics, totals, strict=True):
-            if buffers[name].shape != total.shape:
-                raise ConfigError(
-                    "REDUCE",
-                    f"a forward changes the shape of the buffer {name} from "
-                    f"{list(buffers[name].shape)} to {list(total.shape)}: "
-                    "let it keep its shape for --reduce exact, or use --reduce float",
-                )
-            buffers[name].copy_(total / self._num_micro_batches)
 
     def _merge_counters(self, buffers: Mapping[str, Tensor]) -> None:
         """Apply the step's changes of integer buffers: counters, pointers, flags.
