@@ -67,7 +67,7 @@ class Evaluator:
         has_collective_forward: bool = False,
     ) -> None:
         if loader.num_samples < 1:
-            raise DataError("DATA_TOO_SMALL", "a set without samples cannot be evaluated: add some")
+            raise DataError("DATA_TOO_SMALL", "there are no samples to evaluate on: add some")
         for metric in metrics:
             if not hasattr(metric, "higher_is_better"):
                 raise ConfigError(
