@@ -59,8 +59,11 @@ class TorchMetric:
     @property
     def higher_is_better(self) -> Mapping[str, bool]:
         """Whether more is better, by name, where torchmetrics says so."""
-        known = {name: metric.higher_is_better for name, metric in self._metrics.items()}
-        return {name: is_better for name, is_better in known.items() if is_better is not None}
+        return {
+            name: metric.higher_is_better
+            for name, metric in self._metrics.items()
+            if metric.higher_is_better is not None
+        }
 
     def empty(self, device: torch.device) -> Tensor:
         """Return the state as one vector of zeros."""

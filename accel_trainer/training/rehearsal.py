@@ -83,7 +83,7 @@ class Rehearsal:
             return
         state = read_state()
         if self._accelerator.num_processes > 1:
-            leaves = flatten({"optimizer": state["optimizer"]})
+            leaves = flatten(state["optimizer"], "optimizer")
             self._check_same_everywhere(
                 [f"{path} {_describe(leaf)}" for path, leaf in leaves.items() if not is_shard(leaf)]
             )
