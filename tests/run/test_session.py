@@ -207,6 +207,5 @@ def test_a_config_of_an_older_version_is_compared_by_what_both_have(tmp_path: Pa
     stored = yaml.safe_load(path.read_text())
     stored["runtime"]["capture"] = True  # this version has no such setting
     del stored["runtime"]["deterministic"]  # that one had none yet
-    stored["trainer"]["monitor_mode"] = "max"  # its default for every metric
     path.write_text(yaml.safe_dump(stored))
     assert run(tmp_path).position.optimizer_step == 10
