@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ def test_a_recipe_is_ramped_without_a_trace_but_the_picture(
     pytest.importorskip("matplotlib")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
+    get_temp_dir()  # of the server that forks, which stays
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     command = [
         "lr-find",
