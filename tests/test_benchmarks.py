@@ -26,11 +26,13 @@ LONG = (
     "sharded",
     "cpu_cifar",
     "fine_tuning",
+    "imbalance",
     "padded_lm",
     "scaling",
     "traffic",
     "gpu",
 )
+ON_IMAGES = ("cpu_cifar", "fine_tuning", "imbalance")
 TINY = {
     "overhead": [
         "--loops",
@@ -51,6 +53,7 @@ TINY = {
     "startup": ["--repeats", "1"],
     "cpu_cifar": ["--seeds", "1", "--max-steps", "1"],
     "fine_tuning": ["--seeds", "1", "--max-steps", "1"],
+    "imbalance": ["--seeds", "1", "--max-steps", "1"],
     "padded_lm": [
         "--seeds",
         "1",
@@ -84,15 +87,15 @@ def test_a_benchmark_runs_with_tiny_sizes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = TINY[name]
-    if name in ("cpu_cifar", "fine_tuning", "gpu"):
+    if name in (*ON_IMAGES, "gpu"):
         options = [*options, "--cache-dir", str(tmp_path / "cache")]
-    if name in ("cpu_cifar", "fine_tuning"):
-        write_noise(tmp_path, num_train=2600 if name == "fine_tuning" else 256)
+    if name in ON_IMAGES:
+        write_noise(tmp_path, num_train=256 if name == "cpu_cifar" else 2600)
         options = [*options, "--dataset", str(tmp_path)]
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", [name, *options])
     importlib.import_module(f"benchmarks.{name}").main()
-    is_measured = name not in ("cpu_cifar", "fine_tuning", "gpu")  # cut short
+    is_measured = name not in (*ON_IMAGES, "gpu")  # cut short
     assert (tmp_path / "results" / f"{name}.json").exists() == is_measured
     if is_measured:
         assert results.readme() == (tmp_path / "README.md").read_text()
