@@ -458,8 +458,8 @@ MUTANTS = [
     Mutant(
         "the test set is not tried before the first step",
         "accel_trainer/run/build.py",
-        "if final_test is not None and run.checkpoint is None:",
-        "if False:",
+        "final_test.evaluator.rehearse(trainer.model, monitored=None)",
+        "pass",
         ("tests/run/test_eval_sets.py",),
     ),
     Mutant(
