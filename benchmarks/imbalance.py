@@ -110,13 +110,14 @@ def main() -> None:
     parser.add_argument(
         "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer").expanduser()
     )
+    parser.add_argument("--folder", type=Path, help="for the runs, which another start continues")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max-steps", type=int)
     options = parser.parse_args()
     started = results.environment()
     short = [] if options.max_steps is None else ["--max-steps", str(options.max_steps)]
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
+        folder = options.folder or Path(scratch)
         images = load_images(options.dataset, cache_dir=options.cache_dir)
         counts = make_long_tailed(images.train.labels, folder / "left_out.txt")
         flags = [*CIFAR, "--dataset", options.dataset, "--cache-dir", str(options.cache_dir)]
