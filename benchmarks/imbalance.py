@@ -131,13 +131,15 @@ def main() -> None:
             by_size = sizes.argsort(descending=True, stable=True).tolist()
             rows += measure("photos", "images", folder, options.seeds, flags, by_size)
     print()
+    photos = ""
+    if options.photos is not None:
+        photos = "; and `recipes/images.py` on photos at 48 pixels, 30 % of them for the evaluation"
     results.write(
         "imbalance",
         title="Unequal classes",
         how="`recipes/cifar.py` with `recipes/configs/cifar10_cpu.yaml` for 10 epochs on CIFAR-10 "
         f"with {', '.join(map(str, counts))} training images of the classes (`--leave-out`), all "
-        "10,000 test images; and `recipes/images.py` on photos of unequal classes at 48 pixels, "
-        "30 % of them for the evaluation. Accuracy at the end, as the mean over the classes.",
+        f"10,000 test images{photos}. Accuracy at the end, as the mean over the classes.",
         tables={"Accuracy with unequal classes": rows},
         started=started,
         is_kept=options.max_steps is None,
