@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from ..core import console
-from ..core.errors import ConfigError, ExitCode, UserError
+from ..core.errors import ConfigError, ExitCode, OneLineError
 from .common.output import printable
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -32,8 +32,8 @@ _SUMMARY = re.compile(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` and return its exit code; without a command, list all commands.
 
-    A `UserError` is printed as one line on stderr and returns its exit code. Ctrl-C returns 130, as
-    for a program that the signal kills.
+    A `OneLineError` is printed on stderr and returns its exit code. Ctrl-C returns 130, as for a
+    program that the signal kills.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = int(_find(argv[0]).main(argv[1:]))
         console.flush()
         return code
-    except UserError as error:
+    except OneLineError as error:
         print(f"accel_trainer: {error}", file=sys.stderr)
         return int(error.exit_code)
     except KeyboardInterrupt:

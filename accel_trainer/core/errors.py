@@ -30,8 +30,8 @@ class ExitCode(IntEnum):
     USER_CODE = 80  # an error in the user's own code, such as a model or a callback: do not retry
 
 
-class UserError(Exception):
-    """An error whose message says in one line what happened, with which value, and how to fix it.
+class OneLineError(BaseException):
+    """Its message says in one line what happened, with which value, and how to fix it.
 
     It is shown without a traceback unless `--debug` is set. `code` is a short, stable name to
     search for, such as `CKPT_NONE_VALID`.
@@ -47,6 +47,10 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return f"error[{self.code}]: {self.message}"
+
+
+class UserError(OneLineError, Exception):
+    """An error that a user can fix."""
 
 
 class ConfigError(UserError, ValueError):
@@ -83,8 +87,12 @@ class DivergedError(UserError):
     exit_code = ExitCode.DIVERGED
 
 
-class Preempted(UserError):
-    """The run ended early, for example at a signal; the same command continues it."""
+class Preempted(OneLineError):
+    """A signal has ended the run before its training began; the same command continues it.
+
+    No `Exception`, as KeyboardInterrupt: the code that the signal interrupts, such as that which
+    reads a sample, must not take it for an error of its own.
+    """
 
     exit_code = ExitCode.PREEMPTED
 

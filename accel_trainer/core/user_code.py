@@ -10,7 +10,7 @@ from types import FrameType
 
 import torch.distributed as dist
 
-from .errors import ExitCode, UserError
+from .errors import ExitCode, OneLineError
 
 _NAMES = """
 PIL accelerate datasets huggingface_hub jinja2 matplotlib numpy onnxruntime pandas psutil pyarrow
@@ -47,14 +47,14 @@ def is_lost_peer(error: BaseException) -> bool:
 
 def exit_code_of(error: BaseException) -> ExitCode:
     """Return the exit code for a process that `error` ends."""
-    if isinstance(error, UserError):
+    if isinstance(error, OneLineError):
         return ExitCode(error.exit_code)
     return ExitCode.INTERNAL if find_user_code(error) is None else ExitCode.USER_CODE
 
 
 def describe_error(error: BaseException) -> str:
     """Return an error in one line, with its place if it comes from the user's code."""
-    if isinstance(error, UserError):
+    if isinstance(error, OneLineError):
         return error.message
     text = str(error) if isinstance(error, PartFailed) else f"{type(error).__name__}: {error}"
     text = textwrap.shorten(text, _MAX_LENGTH, placeholder=" ...")

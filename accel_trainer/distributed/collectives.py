@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..core import errors
-from ..core.errors import UserError
+from ..core.errors import OneLineError
 from ..core.pairwise import sum_rows
 
 _TEXT_BYTES = 200
@@ -101,17 +101,17 @@ def run_on_main(action: Callable[[], Any], accelerator: Accelerator) -> Any:
 
     **Collective.**
 
-    A `UserError` of `action` is raised on every process, so none is left waiting.
+    A `OneLineError` of `action` is raised on every process, so none is left waiting.
     """
     captured = _capture(action) if accelerator.is_main_process else []
     return _reraise(json.loads(broadcast_bytes(json.dumps(captured).encode(), accelerator)))
 
 
 def _capture(action: Callable[[], Any]) -> list[Any]:
-    """Return the result of `action`, or the name and the arguments of its UserError."""
+    """Return the result of `action`, or the name and the arguments of its OneLineError."""
     try:
         return [action()]
-    except UserError as error:
+    except OneLineError as error:
         name = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
         return [name, error.code, error.message]
 
@@ -176,7 +176,7 @@ class Peers:
 
         **Collective.**
 
-        An OSError or a UserError of one process is raised on all of them.
+        An OSError or a OneLineError of one process is raised on all of them.
         """
         if self.group is None:
             return [action()]

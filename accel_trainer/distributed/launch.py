@@ -20,7 +20,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]  # not in __all__
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, start_processes
 
-from ..core.errors import ConfigError, ExitCode, ProcessError, UserError
+from ..core.errors import ConfigError, ExitCode, OneLineError, Preempted, ProcessError
 from ..core.user_code import describe_error, exit_code_of, print_error
 from .accelerate_settings import forget_earlier_accelerators
 from .accelerator import uses_cpu
@@ -42,7 +42,7 @@ def launch(function: Callable[..., T], *arguments: Any, num_processes: int | Non
     Raises:
         ConfigError: CUDA is in use in this process, there are fewer GPUs than processes, or the
             function cannot be pickled for a spawned process.
-        UserError: raised by a process; `ProcessError` for any other error in it, or if it was
+        OneLineError: raised by a process; `ProcessError` for any other error in it, or if it was
             killed.
     """
     if num_processes is not None and num_processes < 1:
@@ -137,9 +137,9 @@ def _run(
         pipes[rank].send(None if rank else result)
     except SystemExit as error:  # from a recipe's `main`, which has printed the reason
         code = error.code if isinstance(error.code, int) else 1
-    except Exception as error:
+    except (Exception, Preempted) as error:
         code = int(exit_code_of(error))
-        if not isinstance(error, UserError):
+        if not isinstance(error, OneLineError):
             print_error(error)
             error = ProcessError("PROCESS", f"rank {rank}: {describe_error(error)}", rank, code)
         pipes[rank].send(error)
@@ -177,7 +177,7 @@ def _find_result(outcomes: Mapping[int, Any], failure: ProcessExitedException | 
     # A process that was killed has sent nothing, but another may have sent an error.
     rank = failure.error_index
     for outcome in (outcomes.get(rank), *outcomes.values()):
-        if isinstance(outcome, UserError):
+        if isinstance(outcome, OneLineError):
             raise outcome
     how = f"exited with code {failure.exit_code}"
     if failure.signal_name:

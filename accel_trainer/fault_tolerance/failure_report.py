@@ -19,7 +19,7 @@ from ..checkpoint.format import list_checkpoints
 from ..checkpoint.serialization import read_json_object
 from ..core import filesystem
 from ..core.activity import Activity
-from ..core.errors import ExitCode, ProcessError, UserError
+from ..core.errors import ExitCode, OneLineError, ProcessError, UserError
 from ..core.guards import check_not_moved
 from ..core.run_dir import writes_to
 from ..core.user_code import PeerFailed, describe_error, exit_code_of, is_lost_peer
@@ -86,7 +86,7 @@ def failures_reported(
         report.write_failure(first)
         if first is not mine:
             raise ProcessError("PROCESS", str(first), first.rank, first.exit_code) from error
-        if isinstance(error, Exception) and not isinstance(error, UserError):
+        if not isinstance(error, OneLineError):
             # A traceback shows it. Python 3.11 has `add_note` for this.
             vars(error).setdefault("__notes__", []).append(str(mine))
         raise

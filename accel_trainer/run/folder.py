@@ -18,7 +18,6 @@ from ..core.errors import (
     CheckpointError,
     DivergedError,
     OutOfMemoryError,
-    Preempted,
     ProcessError,
     UserError,
 )
@@ -133,7 +132,7 @@ def _undone_if_refused(folder: Path, stop_flag: StopFlag, *, is_new: bool) -> It
     before = set(checkpoints.glob("step-*"))
     try:
         yield
-    except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
+    except (DivergedError, OutOfMemoryError, ProcessError):
         raise  # the run was not refused, and the folder says why it ended
     except UserError:
         # The folder may be what failed, and the error itself matters more.

@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from accel_trainer import Batch, MeanLoss, RecipeConfig, StepOutput, main
 from accel_trainer.core.errors import Preempted
 from accel_trainer.core.platform import RUN_SIGNALS, SAVE_SIGNALS, STOP_SIGNALS
 from accel_trainer.fault_tolerance.preemption import TIME_LIMIT, Stop, StopFlag, stop_on_signals
 
-from .. import processes
+from .. import evaluated, processes
 from ..joined import joined_processes
 
 pytestmark = pytest.mark.signal
@@ -267,6 +273,73 @@ def test_a_signal_before_there_is_anything_to_save_leaves_at_once() -> None:
     with stop_on_signals(flag), pytest.raises(Preempted, match="SIGUSR1 before training"):
         os.kill(os.getpid(), signal.SIGUSR1)
     assert flag.is_raised  # whoever catches it stops before the first step
+
+
+class Interrupted(evaluated.Points):
+    """Gets a signal as it reads its first sample; `has_fallback`: it then reads another one."""
+
+    calls: Iterator[int]
+    has_fallback = False
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        try:
+            interrupt(self.calls)
+            return super().__getitem__(index)
+        except Exception:
+            if not self.has_fallback:
+                raise
+            return super().__getitem__(0)
+
+
+class InterruptedLoss(MeanLoss):
+    calls: Iterator[int]
+
+    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
+        interrupt(self.calls)
+        super().update(sums, batch, output)
+
+
+def interrupt(calls: Iterator[int]) -> None:
+    """Send TERM to this process in the first call."""
+    if next(calls) == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train_interrupted(folder: Path, place: str) -> None:
+    """Train, with a signal to the last process while the run starts, at `place`."""
+    is_last = os.environ.get("RANK", "0") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1)
+    Interrupted.calls = itertools.count(0 if is_last and place in ("sample", "fallback") else 1)
+    Interrupted.has_fallback = place == "fallback"
+    InterruptedLoss.calls = itertools.count(0 if is_last and place == "metric" else 1)
+    parts: dict[str, Any] = {
+        "train_set": Interrupted(38, seed=0),
+        "test_set": evaluated.test_set(),
+        "metrics": {"": [MeanLoss()], "test_set": [InterruptedLoss()]},
+    }
+    config = evaluated.make_config(folder)
+    main(lambda _: evaluated.train(config, **parts), RecipeConfig, description="", argv=[])
+
+
+@pytest.mark.parametrize("place", ["sample", "fallback", "metric"])
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_signal_in_the_start_is_no_error_of_what_it_interrupts(
+    tmp_path: Path, place: str, num_processes: int
+) -> None:
+    run = tmp_path / "run"
+
+    def attempt(place: str) -> processes.Job:
+        logs = tmp_path / f"logs-{place}"
+        return processes.start(
+            train_interrupted, run, place, num_processes=num_processes, folder=logs
+        )
+
+    job = attempt(place)
+    assert job.wait() == [75] * num_processes, job.output()
+    (line,) = job.output(num_processes - 1).splitlines() or [job.output()]
+    assert "SIGTERM before training began; nothing is lost: run the same command again" in line
+    status = json.loads((run / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("preempted", 75)
+    assert attempt("nowhere").wait() == [0] * num_processes
 
 
 @pytest.mark.parametrize(("stops_at", "num_seen"), [(None, [9, 2, 0]), (3, [5, 2, 0])])

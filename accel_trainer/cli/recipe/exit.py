@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ...core import console
 from ...core.callback import RunResult
-from ...core.errors import DivergedError, ExitCode, ProcessError, UserError
+from ...core.errors import DivergedError, ExitCode, OneLineError, Preempted, ProcessError
 from ...core.user_code import describe_error, exit_code_of, print_error
 from ...data.signals import ignore_signals
 from ...training.evaluator import nonfinite_loss
@@ -32,7 +32,7 @@ def exit_with(run: Callable[[], RunResult], is_debug: bool) -> NoReturn:
         if result.state != "preempted":
             _refuse_diverged(result)
         code = ExitCode.PREEMPTED if result.state == "preempted" else ExitCode.DONE
-    except Exception as error:
+    except (Exception, Preempted) as error:
         # If stderr is closed, the exit code still says what happened.
         with suppress(OSError, ValueError):
             _report(error, is_debug=is_debug)
@@ -68,7 +68,7 @@ def _refuse_diverged(result: RunResult) -> None:
         )
 
 
-def _report(error: Exception, *, is_debug: bool) -> None:
+def _report(error: BaseException, *, is_debug: bool) -> None:
     """Print in one line what happened; tracebacks of bugs and of the user's code come before it.
 
     The main process prints the line, or process 1 if the main process failed first. If another
@@ -76,7 +76,7 @@ def _report(error: Exception, *, is_debug: bool) -> None:
     it, too. A process that fails before the process group exists prints its own error, after a
     delay in which the launcher ends it if the main process has failed as well.
     """
-    is_expected = isinstance(error, UserError)
+    is_expected = isinstance(error, OneLineError)
     if is_debug:
         traceback.print_exception(error)
     elif not is_expected:
