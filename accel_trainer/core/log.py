@@ -14,6 +14,7 @@ from torch import Tensor
 from . import filesystem
 from .errors import ConfigError
 from .run_dir import writes_to
+from .shards import is_shard
 from .train_state import TrainState
 
 _NUM_BINS = 64
@@ -45,9 +46,9 @@ class Log:
         """Log a number or a tensor [] on any device: the row has the mean since the last row.
 
         No host sync: the tensor is copied, and read for the row. Raises ConfigError if the value
-        has another shape.
+        has another shape, or is a shard.
         """
-        name = _row_name(name)
+        name = _row_name(name, value)
         if np.ndim(value):
             raise ConfigError("LOG", f"{name} has the shape {np.shape(value)}: log one number")
         if self.is_main_process:
@@ -58,9 +59,9 @@ class Log:
     def histogram(self, name: str, values: Tensor) -> None:
         """Log the histogram of a tensor of any shape; the last one before a row counts.
 
-        No host sync: a copy stays on the device until the row.
+        No host sync: a copy stays on the device until the row. Raises ConfigError for a shard.
         """
-        name = _row_name(name)
+        name = _row_name(name, values)
         if self.is_main_process:
             self.pending[name] = values.detach().clone()
 
@@ -103,16 +104,23 @@ class Log:
         return self.pending
 
 
-def _row_name(name: str) -> str:
-    """Return the name with its group, which is `log` if it has none. Raises ConfigError."""
+def _row_name(name: str, value: object = None) -> str:
+    """Return the name with its group, which is `log` if it has none.
+
+    Raises ConfigError if nothing can be logged under the name, or the value is a shard: the main
+    process would wait for the others to read it.
+    """
     row_name = name if "/" in name else f"log/{name}"
-    if _NAME.fullmatch(row_name):
-        return row_name
-    raise ConfigError(
-        "LOG",
-        f"nothing can be logged as {name!r}: give letters, digits and _.- as name or group/name; "
-        "train, optim, perf, test, eval are taken",
-    )
+    if not _NAME.fullmatch(row_name):
+        raise ConfigError(
+            "LOG",
+            f"nothing can be logged as {name!r}: give letters, digits and _.- as name or "
+            "group/name; train, optim, perf, test, eval are taken",
+        )
+    if is_shard(value):
+        fix = "call full_tensor() on all processes, and log that"
+        raise ConfigError("LOG", f"{row_name} is a shard: {fix}")
+    return row_name
 
 
 def _settle(value: Any) -> Any:

@@ -17,16 +17,19 @@ from accel_trainer import (
     Callback,
     CheckpointConfig,
     ConfigError,
+    RecipeConfig,
     RunResult,
     StepReport,
     Trainer,
     TrainerConfig,
+    main,
     read_history,
 )
 from accel_trainer.callbacks.progress_bar import ProgressBar
 from accel_trainer.vision import to_png
 
 from .. import processes, workload
+from ..checkpoint.sharded_run import KINDS
 
 Row = dict[str, Any]
 
@@ -203,6 +206,49 @@ def test_a_loop_of_ones_own_can_log_too(tmp_path: Path) -> None:
     logged = [row["log/loop"] for row in rows_of(tmp_path / "run") if "log/loop" in row]
     assert logged[0] == 1.5
     assert logged[-1] == max(row["optimizer_step"] for row in rows_of(tmp_path / "run"))
+
+
+class LogsShards(Callback):
+    """Logs a number or a histogram of sharded weights, whole or as they are."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        weight: Any = next(trainer.model.parameters()).detach()
+        if self._kind == "whole":
+            weight = weight.full_tensor()
+        if self._kind == "number":
+            trainer.log("weights", weight.norm())
+        else:
+            trainer.log.histogram("weights", weight)
+
+
+def train_shards(folder: Path, kind: str) -> None:
+    os.environ.update(KINDS["sharded"])
+    config = workload.make_config(folder)
+    main(
+        lambda _: workload.train(config, callbacks=(LogsShards(kind),)),
+        RecipeConfig,
+        description="",
+        argv=[],
+    )
+
+
+@pytest.mark.parametrize("kind", ["number", "histogram"])
+def test_a_shard_is_not_logged_and_no_process_waits(tmp_path: Path, kind: str) -> None:
+    logs = tmp_path / "logs"
+    job = processes.start(train_shards, tmp_path / "run", kind, num_processes=2, folder=logs)
+    assert job.wait(60) == [64, 64], job.output()
+    said = "log/weights is a shard: call full_tensor() on all processes, and log that"
+    assert said in job.output().splitlines()[-1]
+
+
+def test_whole_tensors_of_shards_are_logged(tmp_path: Path) -> None:
+    run, logs = tmp_path / "run", tmp_path / "logs"
+    processes.run(train_shards, run, "whole", num_processes=2, folder=logs)
+    counts = rows_of(run)[0]["log/weights"]["counts"]
+    assert sum(counts) == 8 * 3 * 3 * 3
 
 
 def test_a_name_of_the_engine_ends_the_run_in_one_line(tmp_path: Path) -> None:
