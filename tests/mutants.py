@@ -49,6 +49,23 @@ MUTANTS = [
         ("tests/callbacks/test_own_numbers.py",),
     ),
     Mutant(
+        "a shard is logged as it is",
+        "accel_trainer/core/log.py",
+        "    if is_shard(value):\n",
+        "    if False:\n",
+        ("tests/callbacks/test_own_numbers.py::test_a_shard_is_not_logged_and_no_process_waits",),
+    ),
+    Mutant(
+        "what a signal interrupts in the start may take it for its own error",
+        "accel_trainer/core/errors.py",
+        "class Preempted(OneLineError):",
+        "class Preempted(UserError):",
+        (
+            "tests/fault_tolerance/test_preemption.py"
+            "::test_a_signal_in_the_start_is_no_error_of_what_it_interrupts",
+        ),
+    ),
+    Mutant(
         "a logged tensor is not copied",
         "accel_trainer/core/log.py",
         "copied = value + 0",
