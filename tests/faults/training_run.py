@@ -217,7 +217,10 @@ class Interruption:
     def send(self) -> None:
         for name, delay_s in zip(self.signals, self.delays_s, strict=True):
             time.sleep(delay_s)
-            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+            number = getattr(signal, f"SIG{name}")
+            # After the run, while its data workers end, the process has its own handlers again.
+            if name == "KILL" or signal.getsignal(number) is not signal.SIG_DFL:
+                os.kill(os.getpid(), number)
 
 
 def draw_interruption(draw: random.Random, num_processes: int, *, is_last: bool) -> Interruption:
