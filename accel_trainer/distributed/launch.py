@@ -179,7 +179,4 @@ def _find_result(outcomes: Mapping[int, Any], failure: ProcessExitedException | 
     for outcome in (outcomes.get(rank), *outcomes.values()):
         if isinstance(outcome, OneLineError):
             raise outcome
-    how = f"exited with code {failure.exit_code}"
-    if failure.signal_name:
-        how = f"was killed by {failure.signal_name}"
-    raise ProcessError("KILLED", f"rank {rank} {how}", rank, ExitCode.INTERNAL)
+    raise ProcessError("KILLED", str(failure), rank, ExitCode.INTERNAL)
