@@ -255,7 +255,13 @@ def ours(
         },
         checkpointer=checkpointer,
         callbacks=[
-            MetricLogger(accelerator, history=None, every_n_steps=50, activity=Activity()),
+            MetricLogger(
+                accelerator,
+                history=None,
+                every_n_steps=50,
+                digest_every_n_steps=200,
+                activity=Activity(),
+            ),
             EveryEvent(),
         ],
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..core.activity import Activity
 from ..core.callback import Callback, RunResult, TrainerView
+from ..core.digest import samples_digest, sums_of_samples
 from ..core.errors import ConfigError
 from ..core.run_dir import writes_to
 from ..core.types import StepReport
@@ -23,7 +24,8 @@ Row = Mapping[str, Any]
 
 _MAX_PENDING = 256  # step reports kept before they are summed
 _ITEMS = "num_items"  # the column of what a Task divides its sums by, if not by samples
-_RESERVED = {"loss", "grad_norm", _ITEMS}
+_SAMPLES = ("samples_low", "samples_high")  # the columns of what the digest is made of
+_RESERVED = {"loss", "grad_norm", _ITEMS, *_SAMPLES}
 
 
 class MetricLogger(Callback):
@@ -43,12 +45,14 @@ class MetricLogger(Callback):
         *,
         history: MetricsFile | None,
         every_n_steps: int,
+        digest_every_n_steps: int | None,
         activity: Activity,
         sinks: Sequence[Callable[[Row], None]] = (),
     ) -> None:
-        self._meters = Meters(accelerator)
+        self._meters = Meters(accelerator, has_digest=digest_every_n_steps is not None)
         self._history = history
         self._every_n_steps = every_n_steps
+        self._digest_every_n_steps = digest_every_n_steps
         self._activity = activity
         self._sinks = sinks
         self._total_s = 0.0
@@ -86,6 +90,7 @@ class MetricLogger(Callback):
 
     def _write_training(self, trainer: TrainerView) -> None:
         """Write a row of the steps since the last one. **Collective. Host sync.**"""
+        is_digest_due = self._is_digest_due(trainer.state.optimizer_step)
         values = self._meters.read()  # waits for the device, so the clocks are read after it
         now_s = self._read_clocks(trainer)
         spent_s = {name: seconds - self._before_s[name] for name, seconds in now_s.items()}
@@ -101,8 +106,15 @@ class MetricLogger(Callback):
         values["perf/peak_memory_gib"] = peak_memory_bytes(trainer.accelerator) / 2**30
         if spent_s["compile"]:
             values["perf/compile_s"] = spent_s["compile"]
+        if is_digest_due:
+            values |= {f"digest/{part}": text for part, text in trainer.digests().items()}
         self._write("train", trainer, {**values, **trainer.log.read()})
         self._restart_timer(trainer)
+
+    def _is_digest_due(self, step: int) -> bool:
+        """Whether a multiple of the interval lies after the last row, up to `step`."""
+        every = self._digest_every_n_steps
+        return every is not None and step // every > (step - self._meters.num_steps) // every
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Leave the evaluation out of the throughput."""
@@ -165,11 +177,12 @@ class Meters:
 
     Reports are kept, and summed in float64 when the sums are read. Sums of float32 in float64 are
     exact over any realistic interval, so the means do not depend on when reports were summed or
-    saved.
+    saved. `has_digest`: a digest of the samples is read, too.
     """
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, *, has_digest: bool) -> None:
         self._accelerator = accelerator
+        self._has_digest = has_digest
         self._device = sums_device(accelerator.device)
         self._clear()
 
@@ -216,10 +229,16 @@ class Meters:
             values = torch.stack(column).to(self._device).double()
             # float64 losses are rounded to 36 bits (Veltkamp's split), so that they add up exactly.
             scaled = values * (2**17 + 1)
-            total = (scaled - (scaled - values)).sum()
-            self._local[name] = self._local[name] + total if name in self._local else total
+            self._add(name, (scaled - (scaled - values)).sum())
+        if self._has_digest:
+            parts = [(each.optimizer_step, ids) for each in reports for ids in each.sample_ids]
+            for name, total in zip(_SAMPLES, sums_of_samples(parts), strict=True):
+                self._add(name, torch.tensor(total, dtype=torch.float64, device=self._device))
         self._counts["num_items"] += sum(report.num_samples for report in reports)
         self._counts["num_updates"] += len(reports)
+
+    def _add(self, name: str, total: Tensor) -> None:
+        self._local[name] = self._local[name] + total if name in self._local else total
 
     def _global_sums(self) -> dict[str, float]:
         """Return the sums over all processes. **Collective. Host sync.**"""
@@ -229,7 +248,7 @@ class Meters:
         sums = self._accelerator.reduce(torch.stack(list(self._local.values())), reduction="sum")
         return dict(zip(self._local, sums.tolist(), strict=True))
 
-    def read(self) -> dict[str, float]:
+    def read(self) -> dict[str, Any]:
         """Return the means since the last read, over all processes, and start again.
 
         **Collective. Host sync.**
@@ -237,9 +256,14 @@ class Meters:
         sums = self._global_sums()  # must come first: it counts the pending steps
         num_items = sums.pop(_ITEMS, self._counts["num_items"])
         norm = sums.pop("grad_norm", None)
-        means = {f"train/{name}": value / (num_items or 1) for name, value in sums.items()}
+        samples = [sums.pop(name) for name in _SAMPLES if name in sums]
+        means: dict[str, Any] = {
+            f"train/{name}": value / (num_items or 1) for name, value in sums.items()
+        }
         if norm is not None:
             means["optim/grad_norm"] = norm / self._counts["num_updates"]
+        if samples:
+            means["digest/samples"] = samples_digest(*samples)
         if self._counts["num_skipped"]:
             means["optim/skipped_steps"] = float(self._counts["num_skipped"])
         self._clear()

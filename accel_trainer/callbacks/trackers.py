@@ -84,7 +84,7 @@ class Trackers(Callback):
         values = {
             name: float(value)
             for name, value in row.items()
-            if "/" in name and not isinstance(value, dict)
+            if "/" in name and not name.startswith("digest/") and not isinstance(value, dict)
         }
         for name, tracker in list(self._trackers.items()):
             with self._dropped_on_error(name):

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import torch
 
 from ..core import filesystem
-from ..core.config import AT_LEAST_ONE, Range, short_flag
+from ..core.config import AT_LEAST_ONE, NOT_NEGATIVE, Range, short_flag
 from ..core.errors import CheckpointError, DivergedError
 from ..core.run_dir import free_bytes, writes_to
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
@@ -43,12 +43,16 @@ class CheckpointConfig:
     keep_every_n_steps: int | None = None
     """Also keep, for good, the checkpoints at multiples of this many optimizer steps; None: no
     others."""
+    keep_for_replay: int = 0
+    """Also keep up to this many older checkpoints, evenly spread over the run: commands that train
+    a part of the run again begin at the nearest one."""
     max_failed_saves: int = 3
     """End the run after this many failed saves in a row; until then a failed save is a warning."""
 
     def __post_init__(self) -> None:
         names = ("every_n_steps", "every_n_epochs", "keep_every_n_steps", "max_failed_saves")
         AT_LEAST_ONE.check(self, "checkpoint", *names)
+        NOT_NEGATIVE.check(self, "checkpoint", "keep_for_replay")
         at_least_two = Range("to 2 or more", lambda number: number >= 2)
         at_least_two.check(self, "checkpoint", "keep_last_n")
 
@@ -269,6 +273,7 @@ class Checkpointer:
                     saved,
                     self.config.keep_last_n,
                     self.config.keep_every_n_steps,
+                    self.config.keep_for_replay,
                     self._own,
                 )
         except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -154,11 +154,13 @@ def apply_retention(
     newest: str,
     keep_last_n: int,
     keep_every_n_steps: int | None,
+    keep_for_replay: int,
     own: Collection[bytes | None],
 ) -> None:
     """Delete old checkpoints once `newest` is committed.
 
-    Kept are the last `keep_last_n`, the best one, and those at multiples of `keep_every_n_steps`.
+    Kept are the last `keep_last_n`, the best one, those at multiples of `keep_every_n_steps`, and
+    `keep_for_replay` of the older ones, evenly spread.
     Only complete checkpoints whose commit mark is in `own` are counted and deleted. Checkpoints
     later than `newest` date from before the run resumed from an older one: they are quarantined.
     """
@@ -175,10 +177,26 @@ def apply_retention(
         if path.name <= newest and commit_mark(path) in own and is_committed(path)
     ]
     kept = {newest, best_name(directory), *(path.name for path in committed[-keep_last_n:])}
+    older = committed[:-keep_last_n]
+    kept |= {path.name for path in spread(older, keep_for_replay)}
     if keep_every_n_steps is not None:
         kept |= {path.name for path in committed if step_of(path) % keep_every_n_steps == 0}
     filesystem.remove_directories(path for path in committed if path.name not in kept)
     filesystem.sweep(directory)
+
+
+def spread(paths: Sequence[Path], count: int) -> list[Path]:
+    """Return at most `count` checkpoints, spread over their steps as evenly as possible.
+
+    Called after each save, it leaves gaps that differ by a factor of about 2.
+    """
+    left = [*paths]
+    while len(left) > count:
+        steps = [0, *map(step_of, left)]
+        # What would be the gap without each one but the last, whose gap is still growing.
+        gaps = [after - before for before, after in zip(steps, steps[2:], strict=False)]
+        del left[gaps.index(min(gaps)) if gaps else 0]
+    return left
 
 
 def has_checkpoints(directory: Path) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from accelerate import Accelerator
+from torch import nn
 
 from .history import read_history
 from .log import Log
@@ -88,6 +89,16 @@ class TrainerView(Protocol):
     @property
     def log(self) -> Log:
         """Takes numbers, histograms and pictures for the next row."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The plain model, to be read or watched by hooks of torch, not to be changed."""
+
+    def digests(self) -> dict[str, str]:
+        """Return a digest of each part that a checkpoint stores, such as `model` and `optimizer`.
+
+        **Collective** with shards. **Host sync.**
+        """
 
     def request_stop(self, reason: str) -> None:
         """Stop at the next step boundary. Call it on every process at the same step."""

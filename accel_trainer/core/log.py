@@ -20,7 +20,7 @@ from .train_state import TrainState
 _NUM_BINS = 64
 # The engine writes the groups that come first. A name is also the name of a file.
 _NAME = re.compile(
-    r"(?!(train|optim|perf|test|eval[^/]*)/)[\w.-]{1,20}(/[\w.-]{1,40}){1,3}", re.ASCII
+    r"(?!(train|optim|perf|digest|test|eval[^/]*)/)[\w.-]{1,20}(/[\w.-]{1,40}){1,3}", re.ASCII
 )
 
 
@@ -32,9 +32,10 @@ class Log:
     here is collective. A name without a group gets the group `log/`.
 
     Every method that takes a name raises ConfigError if the name is of a group that the engine
-    writes (`train`, `optim`, `perf`, `test`, `eval...`), or has other characters than ASCII
-    letters, digits and `_.-`. `pending` has what is kept of each name: for a mean, the count, the
-    float64 sum and the numbers that are not in the sum yet; for a histogram, a copy of its tensor.
+    writes (`train`, `optim`, `perf`, `digest`, `test`, `eval...`), or has other characters than
+    ASCII letters, digits and `_.-`. `pending` has what is kept of each name: for a mean, the count,
+    the float64 sum and the numbers that are not in the sum yet; for a histogram, a copy of its
+    tensor.
     """
 
     folder: Path
@@ -115,7 +116,7 @@ def _row_name(name: str, value: object = None) -> str:
         raise ConfigError(
             "LOG",
             f"nothing can be logged as {name!r}: give letters, digits and _.- as name or "
-            "group/name; train, optim, perf, test, eval are taken",
+            "group/name; train, optim, perf, digest, test, eval are taken",
         )
     if is_shard(value):
         fix = "call full_tensor() on all processes, and log that"

@@ -21,6 +21,7 @@ _FILES = (
     "attempts.jsonl",
     "config.yaml",
     "environment.json",
+    "recipe.py",
     "evaluation.safetensors",
     "metrics.jsonl",
     "mistakes.json",

@@ -163,7 +163,8 @@ class StepReport(NamedTuple):
     zero on the others. `num_samples` counts the samples of all processes. `grad_norm` [] is the
     global norm before clipping, or None if nothing asked for it. `was_skipped`: the weights did not
     change, because of an fp16 overflow, NaN or inf. `num_items` [] is the divisor of this process's
-    `loss_sum` and `sums`, or None if they are divided by the number of samples.
+    `loss_sum` and `sums`, or None if they are divided by the number of samples. `sample_ids` int64
+    [B] each are those of this process's micro-batches.
     """
 
     optimizer_step: int
@@ -175,6 +176,7 @@ class StepReport(NamedTuple):
     grad_norm: Tensor | None
     was_skipped: bool
     num_items: Tensor | None = None
+    sample_ids: Sequence[Tensor] = ()
 
 
 class Task(Protocol):

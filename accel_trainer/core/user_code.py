@@ -15,7 +15,7 @@ from .errors import ExitCode, OneLineError
 _NAMES = """
 PIL accelerate datasets huggingface_hub jinja2 matplotlib numpy onnxruntime pandas psutil pyarrow
 safetensors simplejpeg sklearn timm torch tqdm tyro yaml
-aiohttp fsspec httpcore httpx requests urllib3
+aiohttp fsspec httpcore httpx requests urllib3 xxhash
 aim clearml comet_ml dvclive mlflow swanlab tensorboard trackio wandb
 """
 LIBRARIES = frozenset(_NAMES.split())

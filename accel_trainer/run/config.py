@@ -29,6 +29,7 @@ MUTABLE_ON_RESUME = (
     "trainer.max_steps",
     "trainer.max_time_s",
     "trainer.on_nonfinite",
+    "trainer.digest_every_n_steps",
     # how batches are split and read
     "batch.per_device_batch_size",
     "batch.accumulation_steps",
@@ -89,6 +90,9 @@ class RunConfig:
     dry_run: Annotated[bool, short_flag("--dry-run")] = False
     """In a temporary folder, train 6 steps at once, and 3 + 3 steps with a resume in a new process,
     and compare the two."""
+    copy_recipe: bool = True
+    """Copy the recipe into the run folder as `recipe.py`. It is never run from there, unless a
+    command is given its path."""
     quiet: Annotated[bool, short_flag("--quiet")] = False
     """Print only warnings and errors. The files of the run do not change."""
     debug: Annotated[bool, short_flag("--debug")] = False

@@ -101,6 +101,9 @@ def open_folder(
         filesystem.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
         encoded = json.dumps(environment, indent=1).encode()
         filesystem.write_file_atomic(folder / "environment.json", encoded)
+        recipe_file = Path(environment["code"]["recipe"])
+        if config.run.copy_recipe and recipe_file.suffix == ".py" and recipe_file.is_file():
+            filesystem.write_file_atomic(folder / "recipe.py", recipe_file.read_bytes())
     return OpenedFolder(str(folder), source, resolved.batch.global_batch_size, changes)
 
 

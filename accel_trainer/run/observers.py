@@ -15,6 +15,7 @@ from ..callbacks.result import ResultWriter
 from ..callbacks.trackers import Trackers
 from ..core.callback import Callback
 from ..core.config import config_to_dict
+from .extra_callbacks import extra_callbacks
 from .session import Run
 
 
@@ -43,6 +44,7 @@ def build_callbacks(
         run.accelerator,
         history=history,
         every_n_steps=config.log_every_n_steps,
+        digest_every_n_steps=config.digest_every_n_steps,
         activity=run.activity,
         sinks=[progress.show, *(each.show for each in trackers)],
     )
@@ -69,4 +71,4 @@ def build_callbacks(
         own.append(result)
     if run.config.run.profile:
         own.append(Profile(run.folder / "profile", show=progress.write))
-    return [*own, *callbacks, log, *trackers]
+    return [*own, *callbacks, *extra_callbacks(), log, *trackers]

@@ -51,9 +51,13 @@ class TrainerConfig:
     """Stop after this many evaluations without improvement; None: never."""
     log_every_n_steps: int = 50
     """Write a row of training numbers every n optimizer steps, and at the end of each epoch."""
+    digest_every_n_steps: int | None = 200
+    """Add digests of the weights and the optimizer to the first row after every n optimizer steps,
+    and of the samples to every row; None: none."""
 
     def __post_init__(self) -> None:
-        AT_LEAST_ONE.check(self, "trainer", "max_steps", "log_every_n_steps", "patience")
+        names = ("max_steps", "log_every_n_steps", "digest_every_n_steps", "patience")
+        AT_LEAST_ONE.check(self, "trainer", *names)
         ABOVE_ZERO.check(self, "trainer", "max_grad_norm", "max_time_s")
         _interval(self.evaluate_every)  # raises ConfigError
         if self.num_epochs < 0:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from ..checkpoint.serialization import decode, encode
 from ..checkpoint.state_dict import EXTRA_STATE, OptimizerState, equal_bits
+from ..core.digest import flatten
 from ..core.errors import CheckpointError
 from ..core.parameters import parameters_of
 from ..core.shards import is_shard, local_part
@@ -257,21 +258,6 @@ def first_difference(one: Any, other: Any) -> str | None:
         if path not in mine or path not in theirs or not _is_same(mine[path], theirs[path]):
             return path
     return None
-
-
-def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of `value` by path, such as `state[0].exp_avg`.
-
-    An empty container is a leaf.
-    """
-    children = dict(enumerate(value)) if isinstance(value, list | tuple) else value
-    if not isinstance(children, Mapping) or not children:
-        return {path: value}
-    found: dict[str, Any] = {}
-    for key, child in children.items():
-        step = f"{'.' * bool(path)}{key}" if isinstance(key, str) else f"[{key!r}]"
-        found |= flatten(child, path + step)
-    return found
 
 
 def _is_same(one: Any, other: Any) -> bool:

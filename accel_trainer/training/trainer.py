@@ -13,6 +13,7 @@ from torch import nn
 
 from ..core.activity import Activity
 from ..core.callback import Callback, RunResult
+from ..core.digest import digest_of
 from ..core.learning_rate import Schedule, set_learning_rate
 from ..core.log import Log
 from ..core.timing import Stopwatch
@@ -170,8 +171,10 @@ class Trainer:
         set_learning_rate(self._optimizer, learning_rate)
         step_batch = step_batch.at(self.position)
         step.begin(state, step_batch)
+        sample_ids = []
         for batch in self._data_wait.around(step_batch.micro_batches):
             self._activity.num_forwards += 1
+            sample_ids.append(batch.sample_ids)
             step.accumulate(self._task, batch)
         sums, grad_norm, was_skipped = step.finish()
         state.advance(step_batch.num_samples)
@@ -187,6 +190,7 @@ class Trainer:
             grad_norm=grad_norm,
             was_skipped=was_skipped,
             num_items=sums.num_items,
+            sample_ids=sample_ids,
         )
 
     def evaluate(self) -> dict[str, Any]:
@@ -276,6 +280,13 @@ class Trainer:
             "log": self.log.settle(),
         }
         return {**self._states.state_dict(), "trainer": progress}
+
+    def digests(self) -> dict[str, str]:
+        """Return a digest of each part that a checkpoint stores, such as `model` and `optimizer`.
+
+        **Collective** with shards. **Host sync.**
+        """
+        return {name: digest_of(state) for name, state in self._states.state_dict().items()}
 
     @property
     def best(self) -> BestCheckpoint | None:

@@ -64,10 +64,13 @@ def attempt(folder: Path, name: str, dies_after: int) -> None:
 
 
 def recorded(run: Path) -> list[Point]:
-    """Return what `metrics.jsonl` says, each number once."""
+    """Return what `metrics.jsonl` says, each number once; trackers get no digests."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return sorted(
-        (name, row["optimizer_step"], row[name]) for row in rows for name in row if "/" in name
+        (name, row["optimizer_step"], row[name])
+        for row in rows
+        for name in row
+        if "/" in name and not name.startswith("digest/")
     )
 
 

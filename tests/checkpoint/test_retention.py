@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,17 @@ def test_the_last_the_best_and_the_permanent_are_kept(directory: Path) -> None:
         "value": 0.9,
         "mode": "max",
     }
+
+
+def test_older_checkpoints_are_kept_for_replays_and_evenly_spread(directory: Path) -> None:
+    checkpointer = make(directory, keep_for_replay=4)
+    for step in range(1, 41):
+        save(checkpointer, step)
+        steps = [0, *map(format.step_of, format.list_checkpoints(directory))]
+        assert len(steps) <= 1 + 4 + 2
+        gaps = [after - before for before, after in pairwise(steps)]
+        assert max(gaps) <= 1 + 2 * step / 5, steps
+    assert {39, 40} <= set(steps)
 
 
 def test_the_old_best_goes_once_there_is_a_better_one(directory: Path) -> None:

@@ -58,6 +58,7 @@ class DeletesFirst(Checkpointer):
             name,
             keep_last_n=KEEP_LAST_N - 1,
             keep_every_n_steps=None,
+            keep_for_replay=0,
             own=self._own,
         )
         super()._commit(name, pieces, header)
