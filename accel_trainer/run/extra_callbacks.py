@@ -14,19 +14,23 @@ VARIABLE = "ACCEL_TRAINER_CALLBACKS"
 
 
 def extra_callbacks() -> list[Callback]:
-    """Return one of each class of callbacks that the file in the variable defines.
+    """Return one of each class of callbacks that the files in the variable define.
 
-    It is a variable and no setting, so that no config of a stranger can name a program.
+    It is a variable and no setting, so that no config of a stranger can name a program. Several
+    files are separated as in PATH.
 
     Raises:
-        ConfigError: the file is missing, or defines no class of callbacks.
+        ConfigError: a file is missing, or defines no class of callbacks.
     """
-    if not (named := os.environ.get(VARIABLE)):
-        return []
-    path = Path(named).resolve()
+    named = os.environ.get(VARIABLE, "")
+    return [each for name in named.split(os.pathsep) if name for each in _callbacks_in(name)]
+
+
+def _callbacks_in(name: str) -> list[Callback]:
+    path = Path(name).resolve()
     spec = importlib.util.spec_from_file_location(f"callbacks_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError("CALLBACKS", f"{VARIABLE} is {named}: give the path of a Python file")
+        raise ConfigError("CALLBACKS", f"{VARIABLE} names {name}: give the path of a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module
     spec.loader.exec_module(module)
@@ -38,5 +42,5 @@ def extra_callbacks() -> list[Callback]:
         and value.__module__ == module.__name__
     ]
     if not classes:
-        raise ConfigError("CALLBACKS", f"{named} defines no subclass of Callback: define one")
+        raise ConfigError("CALLBACKS", f"{name} defines no subclass of Callback: define one")
     return [make() for make in classes]

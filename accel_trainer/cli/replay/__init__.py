@@ -1,0 +1,1 @@
+"""Commands that train a part of a recorded run again, and look at it."""

@@ -1,0 +1,133 @@
+"""Trains a stretch of a recorded run again: the one way in which commands repeat what happened."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.format import is_committed, list_checkpoints, step_of
+from ...core.errors import ExitCode, OutputError
+from ...core.history import read_history
+from ..common.processes import forward_signals, start_recipe
+from ..runs.recorded_start import recorded_flags, recorded_recipe, recorded_start
+from ..runs.run_reader import RunReader
+
+_HERE = Path(__file__).parent
+STOP = _HERE / "stop.py"
+"""Callbacks that end a replay after its last step, without an evaluation."""
+STEP_DIGESTS = _HERE / "step_digests.py"
+"""Callbacks that write the digests after each step into `steps.jsonl` of the replay."""
+_CALLBACKS = "ACCEL_TRAINER_CALLBACKS"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How a run is trained again: what it recorded of its start, and the recipe to run."""
+
+    run: RunReader
+    recipe: Path
+    start: Mapping[str, Any]
+    """The arguments of `start_recipe`."""
+
+    @classmethod
+    def of(cls, run: RunReader, recipe: Path | None) -> Replay:
+        """Return the replay of `run` with its recorded recipe, or the one that the user names.
+
+        Raises:
+            ConfigError, OutputError: as `recorded_recipe` and `recorded_start`.
+        """
+        return cls(run, recorded_recipe(run, recipe), recorded_start(run))
+
+    def train(
+        self,
+        folder: Path,
+        *,
+        until: int,
+        after: int | None = None,
+        callbacks: Sequence[Path] = (STOP,),
+        flags: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> int:
+        """Train in the new `folder` up to step `until`; return the step at which it began.
+
+        It begins at the newest checkpoint at or before step `after` (None: before `until`), or at
+        the start of the run. `callbacks` are files for ACCEL_TRAINER_CALLBACKS. `flags` come after
+        the recorded ones, and `variables` are added to the environment.
+
+        Raises:
+            OutputError: the recipe failed; it has said why.
+        """
+        checkpoint = self.checkpoint_at(until - 1 if after is None else after)
+        command = [
+            str(self.recipe),
+            *recorded_flags(self.run),
+            "--output-dir",
+            str(folder),
+            "--max-steps",
+            str(until),
+            *self._origin(checkpoint),
+            "--quiet",
+            *flags,
+        ]
+        start = {**self.start, "variables": {**self.start["variables"], **(variables or {})}}
+        start["variables"][_CALLBACKS] = os.pathsep.join(map(str, callbacks))
+        with (
+            forward_signals() as received,
+            start_recipe(command, **start, output=subprocess.DEVNULL) as process,
+        ):
+            code = process.wait()
+        if received:
+            raise KeyboardInterrupt
+        if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
+            fact = f"training {self.run.folder} again ended with exit code {code}"
+            raise OutputError("REPLAY", f"{fact}: see its error above")
+        return 0 if checkpoint is None else step_of(checkpoint)
+
+    def checkpoint_at(self, step: int) -> Path | None:
+        """Return the newest complete checkpoint of the run at or before `step`; None: no such."""
+        found = [
+            path
+            for path in list_checkpoints(self.run.folder / "checkpoints")
+            if step_of(path) <= step and is_committed(path)
+        ]
+        return found[-1].resolve() if found else None
+
+    def _origin(self, checkpoint: Path | None) -> list[str]:
+        """Return the flags that say what the replay starts from."""
+        if checkpoint is not None:
+            # It has the weights, also those that the run was initialised from.
+            return ["--resume", str(checkpoint), "--init-from", "None", "--init-skip", "None"]
+        branched_from = str((self.run.config.get("run") or {}).get("resume", "auto"))
+        return ["--resume", "never" if branched_from == "auto" else branched_from]
+
+
+def environment_changes(run: RunReader) -> list[str]:
+    """Return what is another version here than in the run, such as `torch 2.12.0 -> 2.13.0`.
+
+    With any, a replay is only approximate.
+    """
+    recorded = run.environment.get("packages")
+    before = dict(recorded) if isinstance(recorded, Mapping) else {}
+    here = {
+        name: found.version for name in before for found in [*metadata.distributions(name=name)][:1]
+    }
+    before["python"] = run.environment.get("python")
+    here["python"] = platform.python_version()
+    return [
+        f"{name} {before[name]} -> {here.get(name)}"
+        for name in sorted(before)
+        if before[name] != here.get(name)
+    ]
+
+
+def comparable_rows(folder: Path, *, after: int, until: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the steps after `after` up to `until`, without what differs by machine."""
+    for row in read_history(folder):
+        if after < row["optimizer_step"] <= until:
+            yield {name: value for name, value in row.items() if not name.startswith("perf/")}

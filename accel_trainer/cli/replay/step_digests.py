@@ -1,0 +1,27 @@
+"""A callback that writes the digests after every step of a replay into `steps.jsonl`."""
+
+from __future__ import annotations
+
+import json
+
+from accel_trainer.core.callback import Callback, TrainerView
+from accel_trainer.core.digest import samples_digest, sums_of_samples
+from accel_trainer.core.types import StepReport
+
+
+class StepDigests(Callback):
+    """Writes a JSON object for each step: its number, and digests by the name of the part.
+
+    `samples` covers the samples of the main process.
+    """
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Write the digests. **Collective** with shards. **Host sync.**"""
+        digests = trainer.digests()
+        if not trainer.accelerator.is_main_process:
+            return
+        parts = [(report.optimizer_step, ids) for ids in report.sample_ids]
+        digests["samples"] = samples_digest(*sums_of_samples(parts))
+        row = {"optimizer_step": report.optimizer_step, **digests}
+        with (trainer.log.folder / "steps.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
