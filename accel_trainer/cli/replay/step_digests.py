@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from accel_trainer.callbacks.metrics_file import MetricsFile
 from accel_trainer.core.callback import Callback, TrainerView
 from accel_trainer.core.digest import samples_digest, sums_of_samples
 from accel_trainer.core.types import StepReport
@@ -15,13 +14,16 @@ class StepDigests(Callback):
     `samples` covers the samples of the main process.
     """
 
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Open the file on the main process."""
+        self._file = None
+        if trainer.accelerator.is_main_process:
+            self._file = MetricsFile(trainer.log.folder / "steps.jsonl")
+
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Write the digests. **Collective** with shards. **Host sync.**"""
         digests = trainer.digests()
-        if not trainer.accelerator.is_main_process:
-            return
-        parts = [(report.optimizer_step, ids) for ids in report.sample_ids]
-        digests["samples"] = samples_digest(*sums_of_samples(parts))
-        row = {"optimizer_step": report.optimizer_step, **digests}
-        with (trainer.log.folder / "steps.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        if self._file is not None:
+            parts = [(report.optimizer_step, ids) for ids in report.sample_ids]
+            digests["samples"] = samples_digest(*sums_of_samples(parts))
+            self._file.append({"optimizer_step": report.optimizer_step, **digests})
