@@ -43,7 +43,7 @@ class Savers:
         self.checkpointer = Checkpointer(
             folder / "ours",
             config=CheckpointConfig(),
-            metadata={"config_sha256": "", "data_fingerprint": ""},
+            metadata={"settings": {}, "data_fingerprint": ""},
         )
         self.checkpointer.prepare(self.state.state_dict())
 

@@ -59,7 +59,7 @@ class Savers:
         optimizer.zero_grad()
         self.state = training_state(model, plain, None, None)
         peers = join_peers(accelerator, timeout_s=600)
-        metadata = {"config_sha256": "", "data_fingerprint": ""}
+        metadata = {"settings": {}, "data_fingerprint": ""}
         self.checkpointer = Checkpointer(
             folder / "checkpoints", config=CheckpointConfig(), metadata=metadata, peers=peers
         )

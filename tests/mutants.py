@@ -1237,15 +1237,29 @@ MUTANTS = [
     Mutant(
         "other data of the same size is restored without a word",
         "accel_trainer/run/restore.py",
-        "    if before == after and is_same_order and is_same_data(old, new):",
-        "    if before == after and is_same_order:",
+        "    elif not is_same_data(old, new):",
+        "    elif False:",
         ("tests/run/test_restore.py",),
     ),
     Mutant(
         "another order of the samples is restored without a word",
         "accel_trainer/run/restore.py",
-        "    if before == after and is_same_order and is_same_data(old, new):",
-        "    if before == after and is_same_data(old, new):",
+        'stored.get("order", now["order"]) != now["order"] and',
+        "False and",
+        ("tests/run/test_restore.py",),
+    ),
+    Mutant(
+        "an order that was changed on purpose is other data",
+        "accel_trainer/run/restore.py",
+        ' and "batch.order" not in changes',
+        "",
+        ("tests/run/test_restore.py",),
+    ),
+    Mutant(
+        "a change by an attempt that was killed before its first save is forgotten",
+        "accel_trainer/run/restore.py",
+        'settings = stored.get("settings", {})',
+        "settings: dict[str, Any] = {}",
         ("tests/run/test_restore.py",),
     ),
     Mutant(

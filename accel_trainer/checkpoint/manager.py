@@ -67,7 +67,7 @@ class CheckpointConfig:
 class Checkpointer:
     """Saves and deletes the checkpoints of one run in `directory`.
 
-    `metadata` goes into every manifest: `config_sha256`, `data_fingerprint`, versions and the like.
+    `metadata` goes into every manifest: `settings`, `data_fingerprint`, versions and the like.
     `before_commit` runs in the saving thread just before a checkpoint becomes valid, to sync what
     must not be older than the checkpoint, such as the history of metrics. `peers` are the processes
     that save together, each its own shards; each has a Checkpointer, and all of them save, wait and

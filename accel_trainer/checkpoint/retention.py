@@ -114,7 +114,8 @@ def has_valid(path: Path, metadata: Mapping[str, object], *, trust_slices: bool 
         quarantine(path, "damaged")
         return False
     if any(
-        manifest.get(name) != metadata.get(name) for name in ("config_sha256", "data_fingerprint")
+        manifest.get(name) != metadata.get(name)
+        for name in ("settings", "order", "data_fingerprint")
     ):
         quarantine(path, "superseded")
         return False

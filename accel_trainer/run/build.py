@@ -36,7 +36,7 @@ from ..training.strategy import choose_strategy
 from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
 from .agreement import check_same_everywhere
-from .config import identity_sha256
+from .config import decisive_values
 from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, fingerprint_of
 from .dry_run import UnseenRecorder
 from .final_test import FinalTest
@@ -128,7 +128,7 @@ def build_trainer(
 
     header = {
         **identity,
-        "config_sha256": identity_sha256(run.config),
+        "settings": decisive_values(run.config),
         "task_fingerprint": fingerprint_of(task),
         "origin": origin,
         "num_processes": run.accelerator.num_processes,
@@ -397,7 +397,6 @@ def _restore(
             trainer,
             run.checkpoint,
             metadata=header,
-            changes=run.changes,
             allowed=run.config.run.allow_change,
         )
         return

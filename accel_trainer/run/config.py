@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -157,19 +155,14 @@ def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tu
     before = {**dict(defaults), **dict(flatten_config(stored))}
     return [
         (name, before[name], new)
-        for name, new in _decisive_values(config).items()
+        for name, new in decisive_values(config).items()
         if new != before[name]
     ]
 
 
-def identity_sha256(config: RecipeConfig) -> str:
-    """Return a hash of the settings that decide the training."""
-    return hashlib.sha256(json.dumps(_decisive_values(config), sort_keys=True).encode()).hexdigest()
-
-
 def describe_shared(config: RecipeConfig) -> str:
     """Return a line for each setting that must be the same on all processes."""
-    decisive = _decisive_values(config)
+    decisive = decisive_values(config)
     return "\n".join(
         f"{name}: {value}"
         for name, value in flatten_config(config_to_dict(config))
@@ -182,13 +175,13 @@ def check_allowed_changes(config: RecipeConfig) -> None:
     known = {"data", *dict(flatten_config(config_to_dict(config)))}
     for name in config.run.allow_change:
         if name.replace("-", "_") not in known:
-            choices = ", ".join(["data", *_decisive_values(config)])
+            choices = ", ".join(["data", *decisive_values(config)])
             raise ConfigError(
                 "CONFIG", f"--allow-change {name}: there is no such setting: choose from {choices}"
             )
 
 
-def _decisive_values(config: RecipeConfig) -> dict[str, Any]:
+def decisive_values(config: RecipeConfig) -> dict[str, Any]:
     """Return the settings that decide the training, by dotted name."""
     values = flatten_config(config_to_dict(config))
     pinned = _PINNED_IF_EXACT if config.batch.reduce == "exact" else ()

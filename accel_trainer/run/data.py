@@ -67,11 +67,12 @@ class RunData:
         if fingerprint is None:
             loaders = [self.train, *self.eval_loaders]
             fingerprint = join_fingerprints([fingerprint_of(loader) for loader in loaders])
-        num_samples = [self.plan.num_samples, *(each.num_samples for each in self.eval_loaders)]
         order = getattr(self.train, "order", None)
+        # A balanced epoch may be shorter than the samples that it is drawn from.
+        size = self.plan.num_samples if order is None else len(order.kept)
         identity = {
             "data_fingerprint": fingerprint,
-            "num_samples": num_samples,
+            "num_samples": [size, *(each.num_samples for each in self.eval_loaders)],
             "order": "" if order is None else order.fingerprint,
         }
         check_same_everywhere({"data": str(identity)}, run.accelerator)

@@ -54,8 +54,6 @@ class OpenedFolder(NamedTuple):
     """What the run continues from; None: it is new."""
     global_batch_size: int | None
     """The one to train with, where the settings leave it open."""
-    changes: list[str]
-    """Settings that decide the training and were changed on purpose."""
 
 
 def open_folder(
@@ -93,7 +91,8 @@ def open_folder(
     stored = None if source is None else read_stored_config(source)
     resolved = with_batch(config, stored, num_processes=accelerator.num_processes)
     resolved.batch.check_reducible(accelerator.num_processes)
-    changes = [] if stored is None or source is None else check_changes(stored, resolved, source)
+    if stored is not None and source is not None:
+        check_changes(stored, resolved, source)
     environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
     with writes_to(folder):
         if source is not None and Path(source.run) != folder:
@@ -104,7 +103,7 @@ def open_folder(
         recipe_file = Path(environment["code"]["recipe"])
         if config.run.copy_recipe and recipe_file.suffix == ".py" and recipe_file.is_file():
             filesystem.write_file_atomic(folder / "recipe.py", recipe_file.read_bytes())
-    return OpenedFolder(str(folder), source, resolved.batch.global_batch_size, changes)
+    return OpenedFolder(str(folder), source, resolved.batch.global_batch_size)
 
 
 def _sweep(folder: Path) -> None:

@@ -129,15 +129,10 @@ def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: in
     return replace(config, batch=replace(batch, global_batch_size=size))
 
 
-def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Source) -> list[str]:
-    """Return the names of the settings that decide the training and were changed on purpose.
-
-    Raises:
-        ConfigError: a setting has changed that `--allow-change` does not name.
-    """
+def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Source) -> None:
+    """Raise ConfigError if a setting has changed that `--allow-change` does not name."""
     names = {name.replace("-", "_") for name in config.run.allow_change}
-    changes = training_changes(stored, config)
-    refused = [change for change in changes if change[0] not in names]
+    refused = [change for change in training_changes(stored, config) if change[0] not in names]
     if refused:
         listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
         flags = " ".join(name for name, _, _ in refused)
@@ -146,7 +141,6 @@ def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Sourc
             f"{source.run} was made with another config ({listed}): set it back, choose another "
             f"--output-dir, or change it on purpose with --allow-change {flags}",
         )
-    return [name for name, _, _ in changes]
 
 
 def load_for_all(

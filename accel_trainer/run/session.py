@@ -44,8 +44,6 @@ class Run:
     folder: Path
     checkpoint: LoadedCheckpoint | None
     """What the run continues from; `build_trainer` restores it. None: the run is new."""
-    changes: tuple[str, ...]
-    """Settings that decide the training and were changed on purpose since the checkpoint."""
     nondeterministic: set[str]
     """Operations without a deterministic kernel that this process has used so far."""
     activity: Activity
@@ -116,7 +114,6 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
                     accelerator=accelerator,
                     folder=folder,
                     checkpoint=load_for_all(opened.source, accelerator, timeout_s=timeout_s),
-                    changes=tuple(opened.changes),
                     nondeterministic=operations,
                     activity=activity,
                     stop_flag=stop_flag,

@@ -168,7 +168,7 @@ def test_another_checkpoint_at_the_same_position_is_quarantined(
     if cause == "bytes":
         damage(directory, 1)
     else:
-        metadata["config_sha256"] = "2" * 64
+        metadata["settings"] = {"seed": 1}
     checkpointer = make(directory, metadata)
     save(checkpointer, 1)
     assert names(directory) == sorted([f"{label}-{name_at(1)}", name_at(1)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,15 @@ def relabelled() -> Points:
     return points
 
 
+def leave_at_7(trainer: Trainer) -> Any:
+    """Train the first epoch, and 2 steps of the second."""
+    with trainer.running() as reports:
+        for report in reports:
+            if report.optimizer_step == 7:
+                break
+    return trainer.result
+
+
 @pytest.mark.parametrize("change", ["list", "weights", "labels"])
 def test_a_changed_order_is_refused_in_a_resume_and_allowed_on_purpose(
     tmp_path: Path, change: str
@@ -151,14 +162,7 @@ def test_a_changed_order_is_refused_in_a_resume_and_allowed_on_purpose(
     config = config_of(folder, kind)
     parts = parts_of(kind)
 
-    def leave(trainer: Trainer) -> Any:
-        with trainer.running() as reports:
-            for report in reports:
-                if report.optimizer_step == 7:
-                    break
-        return trainer.result
-
-    train(config, fit=leave, **parts)
+    train(config, fit=leave_at_7, **parts)
     if change == "list":
         folder.with_name("left-out.txt").write_text("3\n17")
     elif change == "weights":
@@ -173,6 +177,31 @@ def test_a_changed_order_is_refused_in_a_resume_and_allowed_on_purpose(
     # The second epoch begins again, with its 5 steps.
     assert train(config, **parts).position.optimizer_step == 12
     assert steps_of(folder)[-1] == 12
+
+
+def test_the_order_may_change_on_purpose_by_its_name_alone(tmp_path: Path) -> None:
+    train(config_of(tmp_path, "uniform"), fit=leave_at_7, **parts_of("uniform"))
+    config = config_of(tmp_path, "balanced")
+    with pytest.raises(ConfigError, match="order: uniform -> balanced.*--allow-change batch.order"):
+        train(config, **parts_of("balanced"))
+    allowed = replace(config, run=make_config(tmp_path, allow=("batch.order",)).run)
+    # The second epoch begins again, with its 5 steps.
+    assert train(allowed, **parts_of("balanced")).position.optimizer_step == 12
+
+
+def test_a_changed_order_is_followed_after_a_kill_before_its_first_save(tmp_path: Path) -> None:
+    begun, run, other = (tmp_path / name / "run" for name in ("begun", "killed", "whole"))
+    train(config_of(begun, "uniform"), fit=leave_at_7, **parts_of("uniform"))
+
+    def changed(folder: Path) -> RecipeConfig:
+        shutil.copytree(begun, folder)
+        config = config_of(folder, "balanced")
+        return replace(config, run=make_config(folder, allow=("batch.order",)).run)
+
+    parts = partial(parts_of, "balanced")
+    left = run_interrupted(changed(run), Interruption("KILL", "step", 1), parts)
+    assert differing(left, run_whole(changed(other), parts)) == []
+    assert steps_of(run)[-1] == 12
 
 
 def test_another_list_of_as_many_samples_is_refused_too(tmp_path: Path) -> None:

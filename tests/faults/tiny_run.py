@@ -17,7 +17,7 @@ from accel_trainer.core.errors import CheckpointError
 from accel_trainer.core.filesystem import AppendFile
 from accel_trainer.core.train_state import BestCheckpoint, TrainState, checkpoint_name
 
-METADATA = {"config_sha256": "0" * 64, "data_fingerprint": "1" * 64, "num_processes": 1}
+METADATA = {"settings": {"seed": 0}, "data_fingerprint": "1" * 64, "num_processes": 1}
 BEST_STEP = 1
 ROW_BYTES = 16
 

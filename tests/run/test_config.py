@@ -18,8 +18,8 @@ from accel_trainer.core.config import config_to_dict
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.run.config import (
     check_allowed_changes,
+    decisive_values,
     describe_shared,
-    identity_sha256,
     training_changes,
     with_defaults,
 )
@@ -61,7 +61,7 @@ def test_a_change_of_the_config_matters_if_it_decides_what_is_trained(
 ) -> None:
     config = replace(CONFIG, **change)
     assert training_changes(stored(), config) == changes
-    assert (identity_sha256(config) == identity_sha256(CONFIG)) == (not changes)
+    assert (decisive_values(config) == decisive_values(CONFIG)) == (not changes)
 
 
 def test_how_an_exact_config_splits_its_batches_decides_what_is_trained() -> None:

@@ -15,6 +15,7 @@ NOW: Mapping[str, Any] = {
     "num_samples": [72, 37],
     "data_fingerprint": "sampled:" + "1" * 64,
     "order": "3" * 64,
+    "settings": {"seed": 3, "batch.order": "uniform"},
     "task_fingerprint": "task",
     "versions": {"torch": "2.13.0"},
     "num_processes": 2,
@@ -46,16 +47,15 @@ def restore(
     trainer = Restored(error)
     manifest = {name: value for name, value in {**NOW, **stored}.items() if value is not None}
     checkpoint = LoadedCheckpoint("step-3", manifest, {"model": {}})
-    restore_checkpoint(
-        cast(Trainer, trainer), checkpoint, metadata=NOW, changes=["seed"], allowed=allowed
-    )
+    restore_checkpoint(cast(Trainer, trainer), checkpoint, metadata=NOW, allowed=allowed)
     return trainer.changes
 
 
 def test_a_checkpoint_of_the_same_data_is_restored_with_the_changes() -> None:
-    assert restore() == ["seed"]
-    unknown = dict.fromkeys(("num_samples", "data_fingerprint", "order", "task_fingerprint"))
-    assert restore(**unknown) == ["seed"], "a manifest without them"
+    assert restore() == []
+    assert restore(settings={"seed": 2, "batch.order": "uniform"}) == ["seed"]
+    unknown = dict.fromkeys(("settings", "num_samples", "order", "data_fingerprint"))
+    assert restore(**unknown, task_fingerprint=None) == [], "a manifest without them"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,14 @@ def test_a_checkpoint_of_other_data_is_restored_only_if_allowed(
 ) -> None:
     with pytest.raises(CheckpointError, match=said):
         restore(**stored)
-    assert restore(allowed=["data"], **stored) == ["seed", "data"]
+    assert restore(allowed=["data"], **stored) == ["data"]
+
+
+def test_another_order_follows_from_its_setting_but_other_data_does_not() -> None:
+    balanced = {"settings": {"seed": 3, "batch.order": "balanced"}, "order": "4" * 64}
+    assert restore(**balanced) == ["batch.order"]
+    with pytest.raises(CheckpointError, match=r"DATA_CHANGED.*\(71, 37\) -> \(72, 37\) samples"):
+        restore(**balanced, num_samples=[71, 37])
 
 
 def test_a_checkpoint_of_another_task_is_not_restored() -> None:
