@@ -49,6 +49,13 @@ MUTANTS = [
         ("tests/callbacks/test_own_numbers.py",),
     ),
     Mutant(
+        "a saved digest of samples depends on how they were split",
+        "accel_trainer/callbacks/metric_logger.py",
+        "sums.update(zip(_SAMPLES, carry(*samples), strict=True))",
+        "sums.update(zip(_SAMPLES, samples, strict=True))",
+        ("tests/callbacks/test_metric_logger.py",),
+    ),
+    Mutant(
         "a shard is logged as it is",
         "accel_trainer/core/log.py",
         "    if is_shard(value):\n",

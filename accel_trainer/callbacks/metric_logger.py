@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.activity import Activity
 from ..core.callback import Callback, RunResult, TrainerView
-from ..core.digest import samples_digest, sums_of_samples
+from ..core.digest import carry, samples_digest, sums_of_samples
 from ..core.errors import ConfigError
 from ..core.run_dir import writes_to
 from ..core.types import StepReport
@@ -272,6 +272,8 @@ class Meters:
     def state_dict(self) -> dict[str, Any]:
         """Return the global sums. **Collective. Host sync.**"""
         sums = self._global_sums()  # must come first: it counts the pending steps
+        if samples := [sums[name] for name in _SAMPLES if name in sums]:
+            sums.update(zip(_SAMPLES, carry(*samples), strict=True))
         return {"sums": sums, **self._counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

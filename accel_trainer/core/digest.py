@@ -54,7 +54,14 @@ def sums_of_samples(parts: Sequence[tuple[int, Tensor]]) -> tuple[float, float]:
 
 def samples_digest(low: float, high: float) -> str:
     """Return the digest of samples, from the two sums over all processes."""
-    return f"{(int(low) + (int(high) << 32)) % 2**64:016x}"
+    low, high = carry(low, high)
+    return f"{int(high):08x}{int(low):08x}"
+
+
+def carry(low: float, high: float) -> tuple[float, float]:
+    """Return the two sums of samples with 32 bits each, however the samples were split."""
+    carried, low = divmod(low, 2.0**32)
+    return low, (high + carried) % 2**32
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:

@@ -68,8 +68,8 @@ def expected(steps: range) -> dict[str, float]:
     }
 
 
-def meters() -> Meters:
-    return Meters(start_accelerator(RuntimeConfig(num_threads=1)), has_digest=False)
+def meters(*, has_digest: bool = False) -> Meters:
+    return Meters(start_accelerator(RuntimeConfig(num_threads=1)), has_digest=has_digest)
 
 
 @pytest.mark.parametrize("num_steps", [1, 255, 256, 257, NUM_STEPS])
@@ -117,6 +117,17 @@ def test_means_of_float64_losses_do_not_depend_on_when_they_were_saved() -> None
     assert saved.read() == means
     mean = float(draws.mean()) / SAMPLES_PER_STEP
     assert means["train/loss"] == pytest.approx(mean, rel=2**-35)
+
+
+def test_the_state_of_a_digest_does_not_depend_on_when_it_was_saved() -> None:
+    undisturbed, saved = meters(has_digest=True), meters(has_digest=True)
+    for step in range(20):
+        each = report(0)._replace(optimizer_step=step, sample_ids=[torch.arange(4 * step, 99)])
+        undisturbed.update(each)
+        saved.update(each)
+        state = saved.state_dict()
+    assert state == undisturbed.state_dict()
+    assert saved.read() == undisturbed.read()
 
 
 def test_a_state_replaces_what_was_counted_before() -> None:
