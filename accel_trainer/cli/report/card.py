@@ -53,7 +53,9 @@ def write_card(
         )
     )
     card = str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
-    return {"README.md": card.encode()} | {f"{curve.name}.png": curve.png for curve in curves}
+    # JSON and YAML may hold half a character, which no file can.
+    encoded = card.encode(errors="backslashreplace")
+    return {"README.md": encoded} | {f"{curve.name}.png": curve.png for curve in curves}
 
 
 def _split(config: Mapping[str, Any]) -> str:

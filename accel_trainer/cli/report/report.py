@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             data = load_data(runs[0], options.dataset, cache_dir=expand_home(options.cache_dir))
         page, files = render(runs, data)
     try:
-        filesystem.write_file_atomic(path, page.encode())
+        # JSON and YAML may hold half a character, which no file can.
+        filesystem.write_file_atomic(path, page.encode(errors="backslashreplace"))
         filesystem.make_directory(charts)
         for name, png in files.items():
             filesystem.write_file_atomic(charts / name, png)

@@ -43,6 +43,7 @@ _RESULT = {
     "wall_s": int | float,
     "peak_memory_bytes": int | float,
 }
+_BEST = {"name": str, "metric": str, "value": int | float, "mode": str}
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class RunReader:
         candidates = [best.get("metric"), (self.config.get("trainer") or {}).get("monitor")]
         for kind in ("accuracy", "loss"):
             candidates += [f"{group}/{kind}" for group in preferred_groups(names)]
-        return next((name for name in candidates if name in names), None)
+        return next((name for name in candidates if isinstance(name, str) and name in names), None)
 
     def test_numbers(self) -> dict[str, float]:
         """Return the numbers of the test set, as `test/...`; empty without one."""
@@ -219,11 +220,13 @@ def read_run(folder: Path) -> RunReader:
         if not os.path.lexists(folder / "config.yaml"):
             raise ValueError("there is no config.yaml")
         rows, logged = _read_metrics(folder / "metrics.jsonl")
+        result = _checked("result.json", _read_json(folder / "result.json"), _RESULT)
+        _checked("result.json, best", result.get("best") or {}, _BEST)
         return RunReader(
             folder,
             _checked("config.yaml", read_plain_yaml(folder / "config.yaml"), _CONFIG),
             rows,
-            _checked("result.json", _read_json(folder / "result.json"), _RESULT),
+            result,
             _checked("environment.json", _read_json(folder / "environment.json"), {}),
             list(_read_rows(folder / "attempts.jsonl", _is_attempt)),
             logged,

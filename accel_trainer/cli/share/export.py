@@ -163,9 +163,9 @@ def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, flo
     claims = list(rows)
     if run.result.get("optimizer_step") == step:
         claims.append(run.result.get("metrics") or {})
-    best = run.result.get("best")
-    if best is not None and best["name"] in weights:
-        claims.append({best["metric"]: best["value"]})
+    match run.result.get("best"):
+        case {"name": str(name), "metric": str(metric), "value": value} if name in weights:
+            claims.append({metric: value})
     group = group_of_weights(weights, (name for claim in claims for name in claim))
     metrics: dict[str, float] = {}
     for name, value in (item for claim in claims for item in claim.items()):
