@@ -128,6 +128,38 @@ MUTANTS = [
         "if False:",
         ("tests/cli/test_report.py",),
     ),
+    # --- a step that is computed twice ---
+    Mutant(
+        "a wrong bit of another process is not noticed",
+        "accel_trainer/training/step_check.py",
+        "float(first != second)",
+        "0.0",
+        ("tests/training/test_step_check.py::test_a_wrong_bit_ends_the_run_and_names_the_device",),
+    ),
+    Mutant(
+        "a step that is computed again starts from the buffers of the first time",
+        "accel_trainer/training/step_check.py",
+        "    step.buffers.restore()\n    second",
+        "    second",
+        ("tests/training/test_step_check.py::test_checked_steps_leave_the_same_bytes",),
+    ),
+    Mutant(
+        "a step that is computed again reads its micro-batches again",
+        "accel_trainer/training/step_check.py",
+        "    batch = batch._replace(micro_batches=[*batch.micro_batches])\n",
+        "",
+        ("tests/training/test_step_check.py::test_checked_steps_leave_the_same_bytes",),
+    ),
+    Mutant(
+        "a forward that does not repeat itself is taken for a device",
+        "accel_trainer/training/step_check.py",
+        "third in (first, second)",
+        "third",
+        (
+            "tests/training/test_step_check.py"
+            "::test_a_step_that_never_repeats_itself_is_told_from_a_device",
+        ),
+    ),
     # --- data: the plan, the order, what is drawn ---
     Mutant(
         "a process's part of a step begins one sample early",

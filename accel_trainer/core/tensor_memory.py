@@ -7,6 +7,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16}
+
 
 def is_dense(tensor: Tensor) -> bool:
     """Return whether the elements of `tensor` fill a range of memory, each once, in any order."""
@@ -50,3 +52,13 @@ def copy_model(model: nn.Module) -> nn.Module:
         if isinstance(value, Tensor) and value.grad_fn
     }
     return copy.deepcopy(model, computed)
+
+
+def sum_of_bits(tensor: Tensor) -> Tensor:
+    """Return the sum [] int64 of the elements, whose bits are read as integers.
+
+    Unlike a sum of floats, it is the same on any number of threads.
+    """
+    flat = tensor.detach().reshape(-1)
+    # 8 bytes as two halves: the sum of whole ones wraps, and would not show two changed signs.
+    return flat.view(_INTEGERS.get(flat.itemsize, torch.int32)).sum()

@@ -91,9 +91,10 @@ def nondeterminism_named(*, says_it: bool) -> Iterator[set[str]]:
             raise
         raise ConfigError(
             "NONDETERMINISTIC",
-            f"{found[1]} has no deterministic kernel here, and --runtime.deterministic is strict: "
-            "replace it in the model, or set --runtime.deterministic True, without the promise of "
-            "the same bits",
+            f"{found[1]} has no deterministic kernel here, and --runtime.deterministic is strict "
+            "or a step did not repeat itself: replace it in the model, or set "
+            "--runtime.deterministic True without --check-every, without the promise of the same "
+            "bits",
         ) from error
     finally:
         warnings.showwarning = show

@@ -28,6 +28,7 @@ MUTABLE_ON_RESUME = (
     "trainer.max_time_s",
     "trainer.on_nonfinite",
     "trainer.digest_every_n_steps",
+    "trainer.check_every_n_steps",
     # how batches are split and read
     "batch.per_device_batch_size",
     "batch.accumulation_steps",

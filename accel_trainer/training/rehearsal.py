@@ -24,9 +24,10 @@ from ..core.digest import flatten
 from ..core.errors import CheckpointError
 from ..core.parameters import parameters_of
 from ..core.shards import is_shard, local_part
+from ..core.tensor_memory import sum_of_bits
 from ..distributed.collectives import differing_lines, run_on_main
 from .metrics import describe_tensor
-from .unseen_state import listed, mark_tensor, mark_unseen, sum_of_bits
+from .unseen_state import listed, mark_tensor, mark_unseen
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer

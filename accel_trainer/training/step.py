@@ -64,7 +64,7 @@ class OptimizerStep:
         self.strategy = strategy
         self.wrapped_model = wrapped_model
         self._accelerator = strategy.accelerator
-        self._buffers = buffers
+        self.buffers = buffers
         self._guard = guard
         self._max_grad_norm = max_grad_norm
         self._parameters = parameters_of(optimizer)
@@ -87,8 +87,8 @@ class OptimizerStep:
         self._step_batch = step_batch
         self._loss_gradient = self.strategy.gradient_factor / step_batch.num_samples
         self._parts: list[StepSums] = []
-        self.strategy.begin(self._buffers)
-        self._buffers.save()
+        self.strategy.begin(self.buffers)
+        self.buffers.save()
 
     def accumulate(self, task: Task, batch: Batch) -> None:
         """Run the forward and the backward of the next micro-batch. **Collective** in the last.
@@ -226,7 +226,7 @@ class OptimizerStep:
         self._effective_optimizer.step()
         if scaler.get_scale() >= scale:
             return False
-        self._buffers.restore()
+        self.buffers.restore()
         if scaler.get_scale() < _MIN_LOSS_SCALE:
             self._guard.report(update, must_stop=True)
         # NaN or inf in a loss of some process, which no loss scale fixes.

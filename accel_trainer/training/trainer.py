@@ -28,6 +28,7 @@ from .config import TrainerConfig
 from .evaluation_file import read_details, write_details
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed, group_of, nonfinite_loss
 from .progress import Progress
+from .step_check import attempts_at
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer
@@ -170,12 +171,15 @@ class Trainer:
         learning_rate = self.learning_rate_at(state.optimizer_step)
         set_learning_rate(self._optimizer, learning_rate)
         step_batch = step_batch.at(self.position)
-        step.begin(state, step_batch)
-        sample_ids = []
-        for batch in self._data_wait.around(step_batch.micro_batches):
-            self._activity.num_forwards += 1
-            sample_ids.append(batch.sample_ids)
-            step.accumulate(self._task, batch)
+        every = self._config.check_every_n_steps
+        number = state.optimizer_step + 1
+        for attempt in attempts_at(number, step, self.model, step_batch, every=every):
+            step.begin(state, attempt)
+            sample_ids = []
+            for batch in self._data_wait.around(attempt.micro_batches):
+                self._activity.num_forwards += 1
+                sample_ids.append(batch.sample_ids)
+                step.accumulate(self._task, batch)
         sums, grad_norm, was_skipped = step.finish()
         state.advance(step_batch.num_samples)
         if self._average is not None and not was_skipped:

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from ..core.shards import local_part
+from ..core.tensor_memory import sum_of_bits
 from ..core.user_code import LIBRARIES
 
 _MAX_LISTED_NAMES = 5
 _MAX_ITEMS = 1000
 _MAX_BYTES = 2**16
-_INTEGERS = {1: torch.uint8, 2: torch.int16}
 # Types whose `repr`, or whose `__reduce__`, shows their value.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 _REDUCED = (itertools.count, random.Random, np.random.Generator)
@@ -152,16 +152,6 @@ def mark_tensor(tensor: Tensor) -> Mark:
     sample = flat[:: flat.nbytes // _MAX_BYTES + 1].cpu().contiguous()
     kind = (Tensor, tensor.dtype, tensor.shape)
     return kind, (int(sum_of_bits(flat)), sample.view(torch.uint8).numpy().tobytes())
-
-
-def sum_of_bits(tensor: Tensor) -> Tensor:
-    """Return the sum [] int64 of the elements, whose bits are read as integers.
-
-    Unlike a sum of floats, it is the same on any number of threads.
-    """
-    flat = tensor.detach().reshape(-1)
-    # 8 bytes as two halves: the sum of whole ones wraps, and would not show two changed signs.
-    return flat.view(_INTEGERS.get(flat.itemsize, torch.int32)).sum()
 
 
 @cache
