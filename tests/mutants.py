@@ -49,6 +49,13 @@ MUTANTS = [
         ("tests/callbacks/test_own_numbers.py",),
     ),
     Mutant(
+        "a data worker stays if the main process died before it began",
+        "accel_trainer/data/workers.py",
+        " and main.is_alive()",
+        "",
+        ("tests/data/test_workers.py",),
+    ),
+    Mutant(
         "a saved digest of samples depends on how they were split",
         "accel_trainer/callbacks/metric_logger.py",
         "sums.update(zip(_SAMPLES, carry(*samples), strict=True))",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import threading
@@ -169,8 +170,10 @@ class _SeededSamples:
         ignore_signals()
         threading.Thread(target=self._exit_with_main, args=(os.getppid(),), daemon=True).start()
 
-    def _exit_with_main(self, main_pid: int) -> None:
-        while os.getppid() == main_pid and not self.is_closed.value:
+    def _exit_with_main(self, parent_pid: int) -> None:
+        # A main process killed before this worker had begun is no longer its parent.
+        main: Any = multiprocessing.parent_process()
+        while os.getppid() == parent_pid and main.is_alive() and not self.is_closed.value:
             # Nothing reports the end of the parent process on every platform.
             time.sleep(_WORKER_CHECK_S)
         os._exit(0)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import select
+import signal
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +20,8 @@ from torch import Tensor
 from accel_trainer.core.errors import DataError
 from accel_trainer.core.types import Batch
 from accel_trainer.data.workers import SampleReader, inputs_and_targets
+
+from .. import processes
 
 CPU = torch.device("cpu")
 
@@ -74,3 +83,40 @@ def test_a_label_outside_the_classes_names_its_sample() -> None:
     read(reader, [4])
     with pytest.raises(DataError, match="sample 7 has label 7, the classes are 0 to 4"):
         read(reader, [1, 7])
+
+
+def die_before_the_workers_begin(folder: Path) -> None:
+    """Hold the pipe open in this process and its data workers, and leave them behind."""
+    os.open(folder / "pipe", os.O_WRONLY)
+    main_pid = os.getpid()
+
+    def begin_late(number: int) -> None:
+        """Take the place of what a worker of torch calls first."""
+        signal.alarm(120)
+        os.close(os.open(folder / f"worker-{os.getpid()}", os.O_CREAT))
+        while os.getppid() == main_pid:
+            time.sleep(0.01)
+
+    multiprocessing.set_start_method("fork", force=True)
+    torch.set_num_threads = begin_late
+    reader = SampleReader(range(8), torch.device("cpu"), num_workers=2)
+    threading.Thread(target=list, args=(reader.read([torch.arange(4)], key=0),)).start()
+    while len([*folder.glob("worker-*")]) < 2:
+        time.sleep(0.01)
+    os.kill(main_pid, signal.SIGKILL)
+
+
+@pytest.mark.signal
+def test_a_worker_ends_if_its_main_process_died_before_it_began(tmp_path: Path) -> None:
+    # Until then it holds the connections to the other processes, which wait for their timeout.
+    os.mkfifo(tmp_path / "pipe")
+    job = processes.start(
+        die_before_the_workers_begin,
+        tmp_path,
+        num_processes=1,
+        folder=tmp_path / "logs",
+        has_workers=True,
+    )
+    with (tmp_path / "pipe").open("rb") as pipe:
+        assert job.wait() == [-signal.SIGKILL], job.output()
+        assert select.select([pipe], [], [], 60)[0], "the workers hold it open"
