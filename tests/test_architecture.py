@@ -377,6 +377,7 @@ RULES = {
             "cli.recipe.dry_run",
             "cli.lr_find",
             "cli.runs.replay",
+            "cli.why.why",
             "cli.share.best_so_far",
             "cli.share.export",
             "cli.share.verify",
@@ -421,6 +422,7 @@ RULES = {
             "run.provenance",  # records it
             "run.extra_callbacks",  # no config may name a program
             "cli.launch",
+            "cli.why.trace",  # the step to record, from the command that replays it
             "cli.common.processes",
             "cli.doctor.findings",
             "cli.recipe.dry_run",  # hands it to the processes that it starts

@@ -26,6 +26,7 @@ NOT_RUN = {
     "replay": "needs a run that diverged",
     "report": "opens a browser",
     "sweep": "trains six times",
+    "why": "trains parts of both runs again",
 }
 # What these print is that of another parser, with hundreds of flags.
 FLAGS_ELSEWHERE = {

@@ -1,0 +1,1 @@
+"""Finds where two runs that should be equal begin to differ, and why."""

@@ -1,0 +1,62 @@
+"""`accel-trainer why RUN [RUN]`: find where and why two runs begin to differ."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..common.output import show, tell
+from ..common.parser import CommandParser
+from ..runs.run_reader import reading
+
+_EXAMPLE = "example: accel-trainer why runs/first runs/second"
+_DIFFERENT = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare the files of two runs, then train again the steps in which they begin to differ.
+
+    The first step, part, operator and number that differ are named, and their cause by
+    experiments. With one run: does it repeat itself? Nothing in the runs' folders changes.
+
+    Returns 0 if they are equal, 1 if they differ.
+    """
+    parser = CommandParser(prog="accel-trainer why", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, nargs="+", help="a run folder, or two")
+    parser.add_argument(
+        "--recipe",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="the recipe to run, once for both runs or once for each; "
+        "default: the recorded one, if it is below the current folder",
+    )
+    parser.add_argument("--until", type=int, metavar="STEP", help="the last step to look at")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="keep the replays in this new folder"
+    )
+    parser.add_argument("--json", action="store_true", help="print the finding as JSON")
+    options = parser.parse_args(argv)
+    if len(options.run) > 2:
+        parser.error(f"{len(options.run)} runs are given, and two can be compared")
+
+    from .why import why  # imports torch
+
+    def say(line: str) -> None:
+        show(line)
+        sys.stdout.flush()
+
+    with reading(*options.run):
+        found = why(
+            *options.run,
+            recipes=options.recipe,
+            until=options.until,
+            keep=options.keep,
+            say=(lambda line: None) if options.json else say,
+        )
+    if options.json:
+        tell(json.dumps(found.as_json()))
+    return 0 if found.is_equal else _DIFFERENT

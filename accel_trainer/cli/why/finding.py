@@ -1,0 +1,44 @@
+"""What `accel-trainer why` has found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The first difference of two runs, or that there is none.
+
+    What was not found out is None. `text` has all lines that a person reads.
+    """
+
+    is_equal: bool
+    step: int | None = None
+    """The first step after which the states differ, counted from 1."""
+    parts: Sequence[str] = ()
+    """What differs after it: `samples`, or parts of a checkpoint such as `model`."""
+    phase: str | None = None
+    """The part of the step: `data`, `forward`, `loss`, `backward`, `update`, and so on."""
+    module: str | None = None
+    """The name of the module in the model; None outside of its modules."""
+    operator: str | None = None
+    """The operator of torch, such as `aten.convolution.default`, or what else differs first."""
+    inputs_equal: bool | None = None
+    """Whether the operator had equal inputs."""
+    line: str | None = None
+    """The line of the user's code that called the operator."""
+    element: Sequence[int] | None = None
+    """The index of the first element that differs."""
+    values: tuple[Any, Any] | None = None
+    """The two values of that element."""
+    ulp: int | None = None
+    """How many floating-point numbers the two values are apart."""
+    cause: str | None = None
+    """A short name, such as `no deterministic kernel`; None if it stays unknown."""
+    text: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding as JSON values."""
+        return asdict(self)

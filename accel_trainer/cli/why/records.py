@@ -1,0 +1,139 @@
+"""How two runs differ, from the files that they wrote: nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from ...checkpoint.format import is_committed, list_checkpoints, read_manifest, step_of
+from ...core.config import flatten_config
+from ...run.config import MUTABLE_ON_RESUME
+from ..replay.replay import comparable_rows
+from ..runs.diff import Change, compare
+from ..runs.run_reader import RunReader
+
+_END = 2**62
+_WEIGHTS = "digest/model"
+# Mutable settings that change the order of sums, and so the last bits.
+_ORDER_OF_SUMS = (
+    "batch.per_device_batch_size",
+    "batch.accumulation_steps",
+    "runtime.num_threads",
+    "hardware.num_threads",
+    "hardware.num_processes",
+)
+# What is recorded for people, and decides nothing.
+_FOR_PEOPLE = ("code.recipe", "code.git_commit", "platform", "hardware.num_cpus")
+_LOGGING = ("trainer.log_every_n_steps", "trainer.digest_every_n_steps")
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What two runs recorded of themselves."""
+
+    decisive: list[Change]
+    """What decides the training: settings, code, versions, data."""
+    order_of_sums: list[Change]
+    """What only changes the order in which numbers are added."""
+    num_equal: int
+    """The number of equal settings that decide the training."""
+
+
+def differences(first: RunReader, second: RunReader) -> Differences:
+    """Return what may make the two runs differ."""
+    groups = compare(first, second)
+    changes = [*groups["config"], *groups["data"], *groups["environment"]]
+    listed = [each for each in changes if not each[0].startswith((*_FOR_PEOPLE, *_LOGGING))]
+    if first.restarts != second.restarts:
+        listed.append(("resumed at steps", first.restarts, second.restarts))
+    order = [each for each in listed if each[0] in _ORDER_OF_SUMS]
+    names = {name for name, _ in flatten_config(first.config) if _decides(name)}
+    return Differences(
+        decisive=[each for each in listed if each not in order and _decides(each[0])],
+        order_of_sums=order,
+        num_equal=len(names - {name for name, _, _ in groups["config"]}),
+    )
+
+
+def _decides(name: str) -> bool:
+    return not name.startswith((*MUTABLE_ON_RESUME, *_LOGGING))
+
+
+@dataclass(frozen=True)
+class RowDifference:
+    """The first rows of the same step that differ."""
+
+    step: int
+    event: str
+    names: list[str]
+    """The numbers and digests that differ, digests first."""
+    values: tuple[Any, Any]
+    """Those of the first name."""
+    last_equal: int
+    """The last step before it with equal digests or checkpoints; 0: the start."""
+
+
+Rows = Mapping[tuple[str, int], Mapping[str, Any]]
+
+
+def rows_of(folder: Path, *, after: int = 0, until: int = _END) -> Rows:
+    """Return the rows of a run folder by event and step, without speeds."""
+    found = comparable_rows(folder, after=after, until=until)
+    return {(row["event"], row["optimizer_step"]): row for row in found}
+
+
+def first_difference(first: Rows, second: Rows) -> RowDifference | None:
+    """Return the first difference of numbers that both have; None if there is none."""
+    last_equal = 0
+    for event, step in sorted(first.keys() & second.keys(), key=lambda key: (key[1], key[0])):
+        one, other = first[event, step], second[event, step]
+        names = [name for name in _by_weight(one.keys() & other.keys()) if one[name] != other[name]]
+        if names:
+            values = (one[names[0]], other[names[0]])
+            return RowDifference(step, event, names, values, last_equal)
+        if _WEIGHTS in one and _WEIGHTS in other:
+            last_equal = step
+    return None
+
+
+def _by_weight(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: (not name.startswith("digest/"), name))
+
+
+def checkpoints_by_step(run: Path) -> dict[int, Path]:
+    """Return the complete checkpoints of a run by their steps."""
+    found = list_checkpoints(run / "checkpoints")
+    return {step_of(path): path for path in found if is_committed(path)}
+
+
+def compare_checkpoints(first: Path, second: Path) -> Iterator[tuple[int, bool]]:
+    """Yield each step at which both runs have a checkpoint, and whether all tensors are equal."""
+    mine, theirs = checkpoints_by_step(first), checkpoints_by_step(second)
+    for step in sorted(mine.keys() & theirs.keys()):
+        yield step, _hashes(mine[step]) == _hashes(theirs[step])
+
+
+def _hashes(checkpoint: Path) -> dict[str, str]:
+    """Return the hashes of the files with state; those of callbacks may hold times."""
+    files = read_manifest(checkpoint)[1]["files"]
+    return {name: file["sha256"] for name, file in files.items() if name != "trainer.json"}
+
+
+def count_tensors(checkpoint: Path) -> int:
+    """Return the number of tensors in a checkpoint."""
+    names: set[tuple[str, str]] = set()
+    for path in checkpoint.rglob("*.safetensors"):
+        piece = path.relative_to(checkpoint).parts[0]
+        with safe_open(path, "np") as file:
+            names |= {(piece, name) for name in file.keys()}  # noqa: SIM118  # not iterable
+    return len(names)
+
+
+def last_step(run: RunReader) -> int:
+    """Return the last step that the run has recorded."""
+    steps = [int(row["optimizer_step"]) for row in run.rows]
+    return max([*steps, *checkpoints_by_step(run.folder)], default=0)

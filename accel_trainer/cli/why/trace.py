@@ -1,0 +1,428 @@
+"""Callbacks that record every operator of one step of a replay, with hashes of its tensors.
+
+`ACCEL_TRAINER_TRACE_STEP=412` names the step, and the rows are written into `trace.jsonl` of the
+replay. `ACCEL_TRAINER_TRACE_KEEP=57:outputs:0` also keeps a tensor, output 0 of row 57, in
+`kept.safetensors`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import get_worker_info
+
+from accel_trainer.core.callback import Callback, TrainerView
+from accel_trainer.core.digest import flatten
+from accel_trainer.core.filesystem import create_file
+from accel_trainer.core.shards import local_part
+from accel_trainer.core.types import Batch, StepReport
+from accel_trainer.data import workers
+from accel_trainer.training.step import OptimizerStep
+from accel_trainer.training.unseen_state import mark_unseen
+
+STEP = "ACCEL_TRAINER_TRACE_STEP"
+KEEP = "ACCEL_TRAINER_TRACE_KEEP"
+UNINITIALISED = "uninitialised"
+_ENGINE = str(Path(__file__).parents[2])
+_NO_CODE_OF_USERS = (sysconfig.get_paths()["stdlib"], _ENGINE, "<")
+
+
+class Trace(Callback):
+    """Records one step: the state before it, its batch, its operators, and its gradients.
+
+    A compiled model is not looked into: its losses and gradients are recorded.
+    """
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Watch the steps, and the modules of the model, on the main process."""
+        self._recorder = None
+        if trainer.accelerator.is_main_process:
+            self._recorder = Recorder(trainer, int(os.environ[STEP]))
+            self._recorder.watch()
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Write the file after the step, and after the hooks of the user's callbacks."""
+        if self._recorder is not None and report.optimizer_step == self._recorder.step:
+            self._recorder.end(trainer.log.folder)
+
+
+class Recorder:
+    """Collects the rows of a step; it is told where the step is by watched functions."""
+
+    def __init__(self, trainer: TrainerView, step: int) -> None:
+        self.step = step
+        self.phase = "before the step"
+        self.is_on = False
+        self._trainer = trainer
+        self._rows: list[dict[str, Any]] = []
+        kept = os.environ.get(KEEP, "").split(":")
+        self._kept_row = int(kept[0]) if kept[0] else None
+        self._kept_tensor = (kept[1], int(kept[2])) if kept[0] else None
+        self._kept: Any = None
+        self._modules: list[str] = []
+        self._names = {id(module): name for name, module in trainer.model.named_modules()}
+        self._module_of_node: dict[int, str] = {}
+        self._owned: dict[int, str] = {}
+        self._uninitialised: set[int] = set()
+        self._mode = _Operators(self)
+        self._watching = ExitStack()
+        self._is_compiled = any(
+            getattr(module, "_compiled_call_impl", None) for module in trainer.model.modules()
+        )
+
+    # --- where the step is ---
+
+    def watch(self) -> None:
+        """Call the methods below before what they are named after."""
+        _before(OptimizerStep, "begin", self._begin)
+        _before(OptimizerStep, "accumulate", self._accumulate)
+        _before(OptimizerStep, "_backward", self._backward)
+        _before(OptimizerStep, "finish", self._finish)
+        _after(OptimizerStep, "accumulate", self._end_backward)
+        _after(OptimizerStep, "finish", self._end_update)
+        _after(workers._SeededSamples, "__getitem__", self._read_sample)
+        if not self._is_compiled:
+            register_module_forward_pre_hook(self._enter_module)
+            register_module_forward_hook(self._leave_module, always_call=True)
+
+    def _begin(self, step: OptimizerStep, position: Any, *_: Any) -> None:
+        if position.optimizer_step != self.step - 1:
+            return
+        self.phase = "before the step"
+        self._record_state(step)
+        self.is_on = True
+        self.phase = "data"
+        self._watching.enter_context(self._mode)
+
+    def _accumulate(self, step: OptimizerStep, task: Any, batch: Batch) -> None:
+        if not self.is_on:
+            return
+        for name, value in vars(task).items() if hasattr(task, "__dict__") else ():
+            if isinstance(value, nn.Module):
+                for path, module in value.named_modules(prefix=f"task.{name}"):
+                    self._names.setdefault(id(module), path)
+        self._paused(lambda: self._record_batch(batch))
+        self.phase = "before the forward"
+        if self._is_compiled:
+            self._watching.close()
+
+    def _backward(self, step: OptimizerStep, losses: Tensor) -> None:
+        if self.is_on:
+            self._paused(lambda: self.record("loss", "the losses", outputs=[losses]))
+            self.phase = "backward"
+
+    def _end_backward(self, *_: Any) -> None:
+        if self.is_on:
+            self.phase = "data"
+            if self._is_compiled:
+                self._watching.enter_context(self._mode)
+
+    def _finish(self, step: OptimizerStep) -> None:
+        if self.is_on:
+            self.phase = "update"
+            self._paused(self._record_gradients)
+
+    def _end_update(self, *_: Any) -> None:
+        self.phase = "after the update"
+
+    def end(self, folder: Path) -> None:
+        """Stop recording, and write the rows."""
+        self._watching.close()
+        self.is_on = False
+        create_file(folder / "trace.jsonl", [f"{json.dumps(row)}\n".encode() for row in self._rows])
+        if isinstance(self._kept, Tensor):
+            kept = save({"kept": self._kept.contiguous()})
+            create_file(folder / "kept.safetensors", [kept])
+        elif self._kept is not None:
+            create_file(folder / "kept.txt", [repr(self._kept).encode()])
+
+    def _enter_module(self, module: nn.Module, inputs: Any) -> None:
+        if self.is_on:
+            self._modules.append(self._names.get(id(module), type(module).__name__))
+            if self.phase == "before the forward" and module is self._trainer.model:
+                self.phase = "forward"
+
+    def _leave_module(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self.is_on and self._modules:
+            self._modules.pop()
+            if self.phase == "forward" and module is self._trainer.model:
+                self.phase = "loss"
+
+    def _paused(self, record: Callable[[], None]) -> None:
+        """Record without recording the operators that this needs itself."""
+        self.is_on = False
+        record()
+        self.is_on = True
+
+    # --- what is recorded ---
+
+    def record(
+        self,
+        kind: str,
+        name: str,
+        *,
+        inputs: Iterable[Any] = (),
+        outputs: Iterable[Any] = (),
+        **more: Any,
+    ) -> None:
+        """Add a row with the hashes of tensors, and of other values."""
+        self.add({"kind": kind, "name": name, "phase": self.phase, **more}, inputs, outputs)
+
+    def add(self, row: dict[str, Any], inputs: Iterable[Any], outputs: Iterable[Any]) -> None:
+        """Add a row; texts among the tensors are hashes already."""
+        tensors = {"inputs": [*inputs], "outputs": [*outputs]}
+        for place, values in tensors.items():
+            row[place] = [self.hash_of(value) for value in values]
+        if self.is_kept_next and self._kept_tensor is not None:
+            place, position = self._kept_tensor
+            value = tensors[place][position]
+            if isinstance(value, np.ndarray):
+                value = torch.from_numpy(value)
+            if isinstance(value, Tensor):
+                self._kept = local_part(value.detach()).cpu().clone()
+            elif not isinstance(value, str):
+                self._kept = value
+        self._rows.append(row)
+
+    @property
+    def is_kept_next(self) -> bool:
+        """Whether a tensor of the next row is to be kept."""
+        return len(self._rows) == self._kept_row
+
+    def hash_of(self, value: Any) -> str:
+        """Return the hash of a value; of memory that nobody has written, always the same."""
+        if isinstance(value, str):
+            return value
+        if isinstance(value, Tensor) and _memory_of(value) in self._uninitialised:
+            return UNINITIALISED
+        return hash_of(value)
+
+    def _record_state(self, step: OptimizerStep) -> None:
+        model = self._trainer.model
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        for name, tensor in tensors:
+            self._owned[_memory_of(tensor)] = name
+            self.record("state", name, outputs=[tensor])
+        for name, value in flatten(step.optimizer.state_dict(), "optimizer").items():
+            if isinstance(value, Tensor):
+                self._owned.setdefault(_memory_of(value), name)
+            self.record("state", name, outputs=[value])
+        reader = getattr(self._trainer.loader, "_reader", None)
+        parts = {
+            "model": model,
+            "optimizer": step.optimizer,
+            "task": getattr(self._trainer, "_task", None),
+            "dataset": getattr(reader, "dataset", None),
+        }
+        for name, mark in mark_unseen(parts, model=model).items():
+            self.record("unseen", name, outputs=[repr(mark)[:200]])
+
+    def _record_batch(self, batch: Batch) -> None:
+        """Hash each sample by itself, and what is not divided into samples as a whole."""
+        leaves = flatten({"inputs": batch.inputs, "targets": batch.targets})
+        ids = batch.sample_ids.tolist()
+        by_sample = {
+            name: leaf
+            for name, leaf in leaves.items()
+            if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(ids)
+        }
+        self.record("batch", "the ids of the samples", outputs=[batch.sample_ids])
+        for index, sample_id in enumerate(ids):
+            outputs = [leaf[index] for leaf in by_sample.values()]
+            self.record("batch", f"sample {sample_id}", outputs=outputs, tensors=[*by_sample])
+        for name in leaves.keys() - by_sample.keys():
+            self.record("batch", name, outputs=[leaves[name]])
+
+    def _read_sample(self, reader: Any, key_and_id: tuple[int, int], read: Any) -> None:
+        if self.is_on and get_worker_info() is None:
+            sample_id, sample = read
+            leaves = [leaf for leaf in tree_leaves(sample) if leaf is not None]
+            name = f"sample {sample_id}"
+            self._paused(lambda: self.record("sample", name, outputs=leaves))
+
+    def _record_gradients(self) -> None:
+        for name, parameter in self._trainer.model.named_parameters():
+            if parameter.grad is not None:
+                self.record("gradient", name, outputs=[parameter.grad])
+
+    # --- operators ---
+
+    def operator(self, function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Call an operator and record it."""
+        given = [*arguments, *named.values()]
+        tensors = [value for value in tree_leaves(given) if isinstance(value, Tensor)]
+        kept = self._kept_tensor if self.is_kept_next else None
+        # A clone, since the operator may write into it.
+        inputs: list[Any] = [self.hash_of(tensor) for tensor in tensors]
+        if kept is not None and kept[0] == "inputs":
+            inputs[kept[1]] = tensors[kept[1]].detach().clone()
+        if self.phase not in ("backward", "update"):
+            # Autograd numbers its nodes, and has made this operator's before it is called.
+            node = torch._C._autograd._get_sequence_nr() - 1
+            self._module_of_node.setdefault(node, self._module())
+        result = function(*arguments, **named)
+        written = _written_tensors(function, arguments, named)
+        outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        self._note_memory(function, outputs, written)
+        changed = [*outputs, *(each for each in written if not _is_among(each, outputs))]
+        row = {
+            "kind": "operator",
+            "name": str(function),
+            "phase": self.phase,
+            "module": self._module() if self.phase != "backward" else self._module_of_backward(),
+            "plain": repr(tree_map(_plain, (arguments, dict(named)))),
+            "is_random": torch.Tag.nondeterministic_seeded in function.tags,
+            "owned": [self._owned.get(_memory_of(each), "") for each in changed],
+            "line": _line_of_user(),
+        }
+        self.add(row, inputs, changed)
+        return result
+
+    def _module(self) -> str:
+        return self._modules[-1] if self._modules else ""
+
+    def _module_of_backward(self) -> str:
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        if hasattr(node, "variable"):
+            return self._owned.get(_memory_of(node.variable), "")
+        return self._module_of_node.get(node._sequence_nr(), "")
+
+    def _note_memory(self, function: Any, outputs: list[Tensor], written: list[Tensor]) -> None:
+        """Note memory that is allocated without a value, until it is written as a whole."""
+        if "empty" in str(function):
+            self._uninitialised |= {_memory_of(each) for each in outputs}
+            return
+        is_view = any(
+            each.alias_info and not each.alias_info.is_write for each in function._schema.returns
+        )
+        new = [] if is_view else outputs
+        for tensor in (*new, *written):
+            if tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes():
+                self._uninitialised.discard(_memory_of(tensor))
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
+        self._recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if not self._recorder.is_on or func.namespace == "profiler":
+            return func(*args, **(kwargs or {}))
+        return self._recorder.operator(func, args, kwargs or {})
+
+
+def _before(owner: type, name: str, call: Callable[..., None]) -> None:
+    original = getattr(owner, name)
+
+    @wraps(original)
+    def watched(*arguments: Any) -> Any:
+        call(*arguments)
+        return original(*arguments)
+
+    setattr(owner, name, watched)
+
+
+def _after(owner: type, name: str, call: Callable[..., None]) -> None:
+    """Call `call` with the arguments and the result of each call."""
+    original = getattr(owner, name)
+
+    @wraps(original)
+    def watched(*arguments: Any) -> Any:
+        result = original(*arguments)
+        call(*arguments, result)
+        return result
+
+    setattr(owner, name, watched)
+
+
+def _written_tensors(
+    function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> list[Tensor]:
+    """Return the arguments that the operator's schema says it writes into."""
+    values = []
+    for index, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = arguments[index] if index < len(arguments) else named.get(argument.name)
+            values += [each for each in tree_leaves(given) if isinstance(each, Tensor)]
+    return values
+
+
+def _is_among(tensor: Tensor, others: list[Tensor]) -> bool:
+    return any(tensor is other for other in others)
+
+
+def _memory_of(tensor: Tensor) -> int:
+    try:
+        return int(local_part(tensor).untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):  # it has no memory, such as a sparse one
+        return 0
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that is equal in equal calls."""
+    if isinstance(value, Tensor | torch.Generator):
+        return type(value).__name__
+    is_shown = isinstance(value, str | int | float | complex | None | torch.dtype | torch.device)
+    return str(value) if is_shown else type(value).__name__
+
+
+def hash_of(value: Any) -> str:
+    """Return the hash of a tensor's dtype, shape and bytes in logical order, or of a value."""
+    hasher = xxhash.xxh3_64()
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, Tensor):
+        try:
+            whole = local_part(value.detach()).cpu().resolve_conj().resolve_neg()
+            content = whole.reshape(-1).view(torch.uint8).numpy().tobytes()
+        except (RuntimeError, NotImplementedError, TypeError):
+            return type(value).__name__
+        hasher.update(f"{whole.dtype} {[*whole.shape]}\n".encode())
+        hasher.update(content)
+    elif hasattr(value, "tobytes"):  # a picture, a number of numpy
+        hasher.update(value.tobytes())
+    else:
+        hasher.update(repr(value).encode())
+    return hasher.hexdigest()
+
+
+def _line_of_user() -> str | None:
+    """Return the innermost line of the user's code that this package has called; None: none."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_ENGINE) and name != __file__:
+            return None
+        if _is_users(name):
+            return f"{os.path.relpath(name)}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return None
+
+
+@cache
+def _is_users(file: str) -> bool:
+    return not file.startswith(_NO_CODE_OF_USERS) and "-packages" not in file

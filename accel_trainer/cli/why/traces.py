@@ -1,0 +1,125 @@
+"""Compares what `trace.py` has recorded of the same step of two replays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.filesystem import read_lines
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TraceDifference:
+    """The first rows that differ."""
+
+    rows: tuple[Row, Row]
+    place: str
+    """`inputs` or `outputs`, `plain` for arguments that are no tensors, `name` for another
+    operator."""
+    position: int
+    """The number of the tensor that differs, in its place."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the first row."""
+        return str(self.rows[0]["kind"])
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether the two values can be kept, and compared."""
+        return self.place in ("inputs", "outputs") and self.kind != "unseen"
+
+    def where(self) -> str:
+        """Return where in the step it is, such as `backward of layer3.0.conv2`."""
+        row = self.rows[0]
+        if row["kind"] == "state":
+            return f"before its data: {row['name']}"
+        if row["kind"] in ("batch", "sample"):
+            return "data"
+        if row["kind"] == "gradient":
+            return f"gradient of {row['name']}"
+        owned = row.get("owned") or []
+        changed = owned[self.position] if self.place == "outputs" and owned else ""
+        of = row.get("module") or changed
+        is_own = row["phase"] in ("forward", "backward")
+        return f"{row['phase']} of {of or 'the model itself'}" if of or is_own else row["phase"]
+
+
+def read_trace(folder: Path) -> list[Row]:
+    """Return the rows that a replay has recorded."""
+    lines = read_lines(folder / "trace.jsonl")
+    return [{**json.loads(line), "index": index} for index, line in enumerate(lines)]
+
+
+def compare_traces(one: Sequence[Row], other: Sequence[Row]) -> TraceDifference | None:
+    """Return the first difference, without that of attributes; None if there is none."""
+    mine, theirs = ([row for row in rows if row["kind"] != "unseen"] for rows in (one, other))
+    for rows in zip(mine, theirs, strict=False):
+        if (found := _compare_rows(*rows)) is not None:
+            return TraceDifference(rows, *found)
+    return None
+
+
+def _compare_rows(one: Row, other: Row) -> tuple[str, int] | None:
+    if any(one[name] != other[name] for name in ("kind", "name", "phase")):
+        return "name", 0
+    for place in ("inputs", "plain", "outputs"):
+        mine, theirs = one.get(place), other.get(place)
+        if mine == theirs:
+            continue
+        if place == "plain" or len(mine or ()) != len(theirs or ()):
+            return "plain", 0
+        pairs = enumerate(zip(mine or (), theirs or (), strict=True))
+        return place, next(index for index, (left, right) in pairs if left != right)
+    return None
+
+
+def attributes_that_differ(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
+    """Return the names of attributes that no checkpoint holds and that differed before the step."""
+    mine, theirs = (
+        {row["name"]: row["outputs"] for row in rows if row["kind"] == "unseen"}
+        for rows in (one, other)
+    )
+    return sorted(name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name])
+
+
+@dataclass(frozen=True)
+class DataDifference:
+    """How the batches of two traces differ."""
+
+    has_other_ids: bool
+    samples: list[str]
+    """The samples whose contents differ, as they were in the batch."""
+    was_read_apart: bool | None
+    """Whether they differed already as the dataset returned them; None: they were read by worker
+    processes, which are not looked into."""
+
+
+def compare_data(one: Sequence[Row], other: Sequence[Row]) -> DataDifference:
+    """Return how the batches differ."""
+    batch = [_by_name(rows, "batch") for rows in (one, other)]
+    read = [_by_name(rows, "sample") for rows in (one, other)]
+    ids = "the ids of the samples"
+    samples = [
+        name
+        for name in batch[0].keys() & batch[1].keys()
+        if name != ids and batch[0][name] != batch[1][name]
+    ]
+    return DataDifference(
+        has_other_ids=batch[0].get(ids) != batch[1].get(ids),
+        samples=sorted(samples, key=lambda name: (len(name), name)),
+        was_read_apart=read[0] != read[1] if read[0] and read[1] else None,
+    )
+
+
+def _by_name(rows: Sequence[Row], kind: str) -> dict[str, list[list[str]]]:
+    found: dict[str, list[list[str]]] = {}
+    for row in rows:
+        if row["kind"] == kind:
+            found.setdefault(row["name"], []).append(row["outputs"])
+    return found

@@ -1,0 +1,283 @@
+"""Finds the first difference of two runs: from their files, then by training a part again."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ...core.errors import ConfigError, OutputError
+from ...core.run_dir import prepare_directory
+from ..replay.replay import Replay, environment_changes
+from ..runs.diff import Change
+from ..runs.run_reader import RunReader, read_run
+from .causes import explain
+from .finding import Finding
+from .records import (
+    Differences,
+    RowDifference,
+    checkpoints_by_step,
+    compare_checkpoints,
+    count_tensors,
+    differences,
+    first_difference,
+    last_step,
+    rows_of,
+)
+from .sides import Retrained, Side, first_step, retrain
+from .within import Pair, trace_step
+
+Say = Callable[[str], None]
+_MAX_VALUE = 60
+
+
+class Story:
+    """The lines of an answer: each is passed on at once, and kept for the finding."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._lines: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        """Tell a line."""
+        self._lines.append(line)
+        self._say(line)
+
+    @property
+    def text(self) -> str:
+        """All lines so far."""
+        return "\n".join(self._lines)
+
+
+def why(
+    run_a: Path,
+    run_b: Path | None = None,
+    *,
+    recipes: Sequence[Path] = (),
+    until: int | None = None,
+    keep: Path | None = None,
+    say: Say,
+) -> Finding:
+    """Return the first difference of two runs; of one, whether it repeats itself.
+
+    `recipes` are the files to run: one for both, one for each, or none for the recorded ones. The
+    steps after `until` are not looked at. The replays are kept in the folder `keep`, which must not
+    exist. `say` is called with each line of the answer.
+
+    Raises:
+        ConfigError, OutputError: a run cannot be read, or cannot be trained again.
+    """
+    story = Story(say)
+    runs = [read_run(run_a)] if run_b is None else [read_run(run_a), read_run(run_b)]
+    if len(recipes) > len(runs):
+        fact = f"--recipe is given {len(recipes)} times for {len(runs)} run{'s'[: len(runs) - 1]}"
+        raise ConfigError("RECIPE", f"{fact}: give it once for each, or once for all")
+    with _folder(keep) as folder:
+        if len(runs) == 1:
+            return _repeats_itself(story, runs[0], recipes, until, folder)
+        return _differ(story, runs[0], runs[1], recipes, until, folder)
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="why-") as temporary:
+            yield Path(temporary).resolve()
+    elif keep.exists():
+        raise OutputError("OUT_DIR", f"--keep {keep} exists: name a new folder")
+    else:
+        yield prepare_directory(keep)
+
+
+# --- two runs ---
+
+
+def _differ(
+    story: Story,
+    first: RunReader,
+    second: RunReader,
+    recipes: Sequence[Path],
+    until: int | None,
+    folder: Path,
+) -> Finding:
+    story(f"A = {first.folder}, B = {second.folder}")
+    changes = _tell_differences(story, first, second)
+    found = _from_files(story, first, second, until)
+    if found is None:
+        return Finding(is_equal=True, text=story.text)
+    after, until = found
+    chosen = [*recipes, *recipes][:2] if recipes else [None, None]
+    sides = [
+        Side(name, _replay(story, name, run, recipe), after)
+        for name, run, recipe in zip("AB", (first, second), chosen, strict=True)
+    ]
+    _tell_cost(story, sides, until)
+    one, other = (retrain(side, folder / f"{side.name}-steps", until=until) for side in sides)
+    for each in (one, other):
+        if each.from_record is not None:
+            return _unrepeatable(story, each, until, folder)
+    return _within(story, Pair("two runs", one, other, changes), folder)
+
+
+def _tell_differences(story: Story, first: RunReader, second: RunReader) -> Differences:
+    found = differences(first, second)
+    story(
+        "nothing that decides the training differs"
+        if not found.decisive
+        else "what decides the training differs in"
+    )
+    _tell_changes(story, found.decisive)
+    if found.order_of_sums:
+        story("the order of sums, and so the rounding, differs by")
+        _tell_changes(story, found.order_of_sums)
+    story(f"{found.num_equal} settings that decide the training are equal")
+    return found
+
+
+def _tell_changes(story: Story, changes: Sequence[Change]) -> None:
+    for name, old, new in changes:
+        story(f"  {name}: {_short(old)} -> {_short(new)}")
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 4]} ..."
+
+
+def _from_files(
+    story: Story, first: RunReader, second: RunReader, until: int | None
+) -> tuple[int, int] | None:
+    """Return the stretch in which the runs begin to differ: after a step, up to a step."""
+    limit = min(last_step(first), last_step(second)) if until is None else until
+    found = first_difference(
+        rows_of(first.folder, until=limit), rows_of(second.folder, until=limit)
+    )
+    equal = {0}
+    for step, is_equal in compare_checkpoints(first.folder, second.folder):
+        if step > limit or (found is not None and step > found.step):
+            break
+        if is_equal:
+            equal.add(step)
+        elif found is None or step < found.step:
+            found = RowDifference(step, "checkpoint", ["checkpoint"], (None, None), 0)
+            break
+    if found is None:
+        story(_tell_equal(first, second, limit, max(equal)))
+        return None
+    after = max(found.last_equal, *(each for each in equal if each < found.step))
+    before = f"equal up to step {after}, " if after else ""
+    story(f"from their files: {before}{_tell_row(found)}")
+    return after, found.step
+
+
+def _tell_row(found: RowDifference) -> str:
+    if found.event == "checkpoint":
+        return f"other tensors in the checkpoints of step {found.step}"
+    values = " and ".join(_short(value) for value in found.values)
+    more = f" and {len(found.names) - 1} more" if len(found.names) > 1 else ""
+    return f"other {found.names[0]}{more} in the {found.event} row of step {found.step} ({values})"
+
+
+def _tell_equal(first: RunReader, second: RunReader, limit: int, checkpoint: int) -> str:
+    ends = {last_step(first), last_step(second), limit}
+    if checkpoint == limit:
+        num_tensors = count_tensors(checkpoints_by_step(first.folder)[checkpoint])
+        text = f"equal: {limit} steps, {num_tensors} tensors"
+    else:
+        text = f"equal: {limit} steps, by all numbers in rows; no checkpoint of both to compare"
+    return text if len(ends) == 1 else f"{text}; one run goes on after step {limit}"
+
+
+def _replay(story: Story, name: str, run: RunReader, recipe: Path | None) -> Replay:
+    """Return the replay of a run, and say what makes it only approximate."""
+    replay = Replay.of(run, recipe)
+    if changes := environment_changes(run):
+        story(f"{name} cannot be replayed here exactly: {', '.join(changes)}")
+    return replay
+
+
+def _tell_cost(story: Story, sides: Sequence[Side], until: int) -> None:
+    stretches = [f"{side.name} from step {side.begin} to {until}" for side in sides]
+    num_steps = sum(until - side.begin for side in sides)
+    story(f"training again: {', '.join(stretches)} ({num_steps} steps)")
+
+
+# --- a run that does not repeat itself ---
+
+
+def _repeats_itself(
+    story: Story, run: RunReader, recipes: Sequence[Path], until: int | None, folder: Path
+) -> Finding:
+    story(f"does {run.folder} repeat itself?")
+    replay = _replay(story, run.name, run, recipes[0] if recipes else None)
+    end = last_step(run)
+    with_digests = [
+        step for (_, step), row in sorted(rows_of(run.folder).items()) if "digest/model" in row
+    ]
+    limit = min(until or (with_digests[0] if with_digests else end), end)
+    side = Side("from the start", replay, after=0)
+    _tell_cost(story, [side], limit)
+    again = retrain(side, folder / "from-the-start", until=limit)
+    if again.from_record is not None:
+        return _unrepeatable(story, again, limit, folder)
+    story(f"from the start, it repeats its record up to step {limit}")
+    checkpoint = replay.checkpoint_at(limit - 1)
+    if checkpoint is not None:
+        resumed = Side("from its checkpoint", replay, after=limit - 1)
+        _tell_cost(story, [resumed], limit)
+        again = retrain(resumed, folder / "from-a-checkpoint", until=limit)
+        if again.from_record is not None:
+            return _unrepeatable(story, again, limit, folder)
+        story(f"from its checkpoint of step {resumed.begin}, too")
+    rest = "" if limit == end else f"; steps {limit + 1} to {end} were not tried (--until {end})"
+    story(f"equal: it repeats itself{rest}")
+    return Finding(is_equal=True, text=story.text)
+
+
+def _unrepeatable(story: Story, one: Retrained, until: int, folder: Path) -> Finding:
+    """Find out why a replay is not as its run has recorded it."""
+    assert one.from_record is not None
+    side = one.side
+    story(f"{side.name} does not repeat itself: {_tell_row(one.from_record)}")
+    _tell_cost(story, [side], until)
+    other = retrain(side, folder / f"{side.name}-again".replace(" ", "-"), until=until)
+    if first_step(one, other) is not None:
+        story("two replays of it differ, too; they are compared from here on")
+        return _within(story, Pair("one run twice", one, other), folder)
+    story("two replays of it agree with each other, but not with the record")
+    if side.begin == 0:
+        story("so the cause is outside of the run: other data, another library, another machine")
+        return Finding(is_equal=False, cause="outside of the run", text=story.text)
+    start = Side(f"{side.name} from the start", side.replay, after=0)
+    _tell_cost(story, [start], until)
+    whole = retrain(start, folder / "whole", until=until)
+    if whole.from_record is not None:
+        story("nor does a replay from the start repeat it")
+        return Finding(is_equal=False, cause="outside of the run", text=story.text)
+    story("a replay from the start does: the run has state that no checkpoint holds")
+    return _within(story, Pair("start and checkpoint", whole, one), folder)
+
+
+# --- the first step that differs ---
+
+
+def _within(story: Story, pair: Pair, folder: Path) -> Finding:
+    """Name the first step, part, operator and number that differ, and the cause."""
+    found = first_step(pair.one, pair.other)
+    if found is None:
+        story("the replays agree after every step: only what is evaluated or logged differs")
+        return Finding(is_equal=False, cause="evaluation", text=story.text)
+    step, parts = found
+    equal = [name for name in pair.one.steps[step] if name not in parts]
+    also = f", {' and '.join(equal)} not" if equal else ""
+    story(f"the first difference is after step {step}: {', '.join(parts)} differ{also}")
+    traced = trace_step(pair.sides, step, folder / "traces")
+    story(f"traced step {step} of both ({traced.num_steps} steps trained)")
+    if traced.difference is None:
+        story("nothing differs within the step this time, so the runs differ only sometimes")
+    finding = traced.tell(story, step, parts)
+    explained = explain(story, pair, traced, step, folder)
+    story(f"cause: {explained.text}" if explained.name else f"cause unknown: {explained.text}")
+    return replace(finding, cause=explained.name, text=story.text)
