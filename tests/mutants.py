@@ -103,8 +103,8 @@ MUTANTS = [
     Mutant(
         "a callback may log under the names of evaluations",
         "accel_trainer/core/log.py",
-        "train|optim|perf|test|eval[^/]*",
-        "train|optim|perf|test|eval",
+        "train|optim|perf|digest|test|eval[^/]*",
+        "train|optim|perf|digest|test|eval",
         ("tests/core/test_log.py",),
     ),
     Mutant(
@@ -117,8 +117,8 @@ MUTANTS = [
     Mutant(
         "a row is written before the hooks of its step",
         "accel_trainer/run/observers.py",
-        "return [*own, *callbacks, log, *trackers]",
-        "return [*own, log, *callbacks, *trackers]",
+        "return [*own, *callbacks, *extra_callbacks(), log, *trackers]",
+        "return [*own, log, *callbacks, *extra_callbacks(), *trackers]",
         ("tests/callbacks/test_own_numbers.py",),
     ),
     Mutant(

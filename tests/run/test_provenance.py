@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from accel_trainer import RecipeConfig, RuntimeConfig, parse_config
+from accel_trainer import RecipeConfig, RunConfig, RuntimeConfig, parse_config
 from accel_trainer.run.provenance import describe_environment, find_origins
 from tests import processes
 from tests.workload import make_config, train
@@ -105,7 +105,7 @@ def test_no_program_that_a_repository_names_for_git_is_run(
     assert not ran.exists()
 
 
-def test_what_was_changed_since_the_commit_is_not_written_down(
+def test_a_change_since_the_commit_is_only_in_the_copy_of_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tmp_path / "train.py"
@@ -115,12 +115,15 @@ def test_what_was_changed_since_the_commit_is_not_written_down(
     git(tmp_path, "add", "train.py")
     git(tmp_path, "commit", "--quiet", "-m", "first")
     recipe.write_text("KEY = 'uncommitted-key'\n")
-    train(make_config(tmp_path / "run"))
-    assert not [
-        path
-        for path in (tmp_path / "run").rglob("*")
-        if path.is_file() and b"uncommitted" in path.read_bytes()
-    ]
+    for copies in (True, False):
+        folder = tmp_path / f"run-{copies}"
+        train(make_config(folder, run=RunConfig(output_dir=folder, copy_recipe=copies)))
+        written = [
+            path.name
+            for path in folder.rglob("*")
+            if path.is_file() and b"uncommitted" in path.read_bytes()
+        ]
+        assert written == ["recipe.py"] * copies
 
 
 def test_each_value_of_the_config_has_its_origin(
