@@ -143,6 +143,7 @@ def build_trainer(
     if run.config.run.dry_run:
         data = data.limited(run)
         parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
+        parts |= {type(each).__name__: each for each in (*callbacks, schedule)}
         callbacks = [*callbacks, UnseenRecorder(run.folder, parts)]
     all_callbacks = build_callbacks(
         run,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from accel_trainer.cli.chaos.disk import InterceptedDisk
 from accel_trainer.core import filesystem
 
 When = Literal["before", "half", "after"]
@@ -27,72 +27,6 @@ def installed(disk: D) -> Iterator[D]:
         yield disk
     finally:
         filesystem.disk = original
-
-
-class InterceptedDisk(filesystem.Disk):
-    """Hands every change to `intercept`, with what does it and what does half of it."""
-
-    def intercept(
-        self,
-        operation: str,
-        path: Path,
-        act: Callable[[], Any],
-        act_half: Callable[[], Any],
-        *details: Any,
-    ) -> Any:
-        return act()
-
-    def make_directory(self, path: Path) -> None:
-        self.intercept(
-            "make_directory", path, lambda: filesystem.Disk.make_directory(self, path), _nothing
-        )
-
-    def create(self, path: Path) -> int:
-        return int(
-            self.intercept("create", path, lambda: filesystem.Disk.create(self, path), _nothing)
-        )
-
-    def write(self, path: Path, descriptor: int, data: filesystem.Chunk) -> None:
-        def write(part: filesystem.Chunk) -> None:
-            filesystem.Disk.write(self, path, descriptor, part)
-
-        half = data[: len(data) // 2]
-        self.intercept("write", path, lambda: write(data), lambda: write(half), bytes(data))
-
-    def truncate(self, path: Path, descriptor: int, size: int) -> None:
-        self.intercept(
-            "truncate",
-            path,
-            lambda: filesystem.Disk.truncate(self, path, descriptor, size),
-            _nothing,
-            size,
-        )
-
-    def sync(self, path: Path, descriptor: int) -> None:
-        self.intercept("sync", path, lambda: filesystem.Disk.sync(self, path, descriptor), _nothing)
-
-    def sync_directory(self, path: Path) -> None:
-        self.intercept(
-            "sync_directory", path, lambda: filesystem.Disk.sync_directory(self, path), _nothing
-        )
-
-    def rename(self, source: Path, target: Path) -> None:
-        self.intercept(
-            "rename", source, lambda: filesystem.Disk.rename(self, source, target), _nothing, target
-        )
-
-    def remove(self, path: Path) -> None:
-        self.intercept("remove", path, lambda: filesystem.Disk.remove(self, path), _nothing)
-
-    def remove_tree(self, path: Path) -> None:
-        def remove_half() -> None:
-            names = sorted(os.listdir(path))
-            for name in names[: (len(names) + 1) // 2]:
-                shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
-
-        self.intercept(
-            "remove_tree", path, lambda: filesystem.Disk.remove_tree(self, path), remove_half
-        )
 
 
 def _nothing() -> None:

@@ -42,21 +42,40 @@ def start_recipe(
     receives stdout (None: it goes where this process's does).
     """
     environment = {**os.environ, "ACCEL_TRAINER_LAUNCHER": str(os.getpid()), **(variables or {})}
-    launcher: list[str] = []
-    if num_processes > 1:
-        precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
-        launcher = [
-            *_LAUNCH,
-            "--num_processes",
-            str(num_processes),
-            "--mixed_precision",
-            precision,
-        ]
     return subprocess.Popen(
-        [sys.executable, *launcher, *command],
+        recipe_command(command, num_processes=num_processes, environment=environment),
         env=environment,
         stdout=output,
     )
+
+
+def recipe_command(
+    command: Sequence[str], *, num_processes: int, environment: Mapping[str, str]
+) -> list[str]:
+    """Return the words that start a recipe in an environment: Python, or a launcher, before it."""
+    if num_processes == 1:
+        return [sys.executable, *command]
+    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
+    count = ["--num_processes", str(num_processes), "--mixed_precision", precision]
+    return [sys.executable, *_LAUNCH, *count, *command]
+
+
+@contextmanager
+def stops_noted() -> Iterator[list[int]]:
+    """Yield a list of the stop signals that come inside the block; the second one interrupts it."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, note) for number in STOP_SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

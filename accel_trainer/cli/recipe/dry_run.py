@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import tempfile
 import time
@@ -11,28 +10,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...checkpoint.format import list_checkpoints
-from ...checkpoint.retention import load_checkpoint
 from ...checkpoint.serialization import read_json_object
-from ...checkpoint.state_dict import load_all
 from ...core.callback import RunResult
 from ...core.console import say
 from ...core.errors import CheckpointError, ConfigError
-from ...core.history import read_history
 from ...distributed.accelerator import uses_cpu
 from ...run.config import RecipeConfig
-from ...run.dry_run import GENERATORS, NUM_STEPS, UNSEEN_FILE
+from ...run.dry_run import NUM_STEPS
 from ...training.rehearsal import first_difference
-from ...training.unseen_state import listed
 from .exit import exit_with
+from .forks import new_process_context
+from .same_run import cause_of, difference_of_runs, lost_state, state_of
 
 C = TypeVar("C", bound=RecipeConfig)
 
 _logger = logging.getLogger(__name__)
-
-_MAX_PATH = 60
 
 
 def dry_run(train: Callable[[C], RunResult], config: C) -> RunResult:
@@ -83,14 +78,9 @@ def _trial(config: C, folder: Path, max_steps: int) -> C:
 
 def _train_apart(train: Callable[[C], RunResult], config: C, *, is_first: bool) -> RunResult:
     """Return the result of `train(config)` in a new process."""
-    # Forking takes a tenth of the time, but a fork cannot use a GPU, and takes a socket, whose path
-    # must be short.
-    can_fork = os.name == "posix" and uses_cpu() and len(tempfile.gettempdir()) < _MAX_PATH
-    context = multiprocessing.get_context("forkserver" if can_fork else "spawn")
-    if hasattr(context, "set_forkserver_preload"):
-        context.set_forkserver_preload(["accel_trainer.run.build"])
+    context = new_process_context()
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(  # type: ignore[attr-defined]  # missing in its stubs
+    process = context.Process(
         target=_run_part, args=(train, config, sender, dict(os.environ), is_first)
     )
     try:
@@ -142,7 +132,10 @@ def _compare(whole: Path, parts: Path, num_before: int) -> str:
     # A run in one go has none after few steps.
     before = [each for each in saved if each.name.startswith(f"step-{num_before:010d}-")]
     pairs = [
-        (_state(one), _state(other)) for one in before for other in again if one.name == other.name
+        (state_of(one), state_of(other))
+        for one in before
+        for other in again
+        if one.name == other.name
     ]
     if pairs and (path := first_difference(*pairs[-1])):
         _refuse_unrepeatable(path, num_before, whole)
@@ -150,41 +143,20 @@ def _compare(whole: Path, parts: Path, num_before: int) -> str:
             "trained, evaluated, saved, loaded and resumed, "
             f"but the run does not repeat itself ({path})"
         )
-    last = _state(saved[-1])
-    path = first_difference(last, _state(again[-1]))
-    if path is None and (row := first_difference(_rows(whole), _rows(parts))):
-        path = f"metrics.jsonl{row}"
-    if path is not None:
+    if path := difference_of_runs(whole, parts):
         fact = (
             f"a run that is stopped after {num_before} steps and resumed in a new process "
             f"differs in {path}"
         )
-        raise CheckpointError(
-            "CKPT_INEXACT", f"{fact} from one that is not: {_cause(path, whole, parts)}"
-        )
+        cause = cause_of(path, *lost_state(whole, parts))
+        raise CheckpointError("CKPT_INEXACT", f"{fact} from one that is not: {cause}")
+    last = state_of(saved[-1])
     num_tensors = sum(len(piece) for name, piece in last.items() if name in ("model", "ema"))
     num_steps = last["trainer"]["position"]["optimizer_step"]
     return (
         f"{num_steps} steps at once, and {num_before} steps and a resume in a new process, "
         f"gave the same {num_tensors} tensors, optimizer state, rows and evaluation"
     )
-
-
-def _state(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint holds, without the state of callbacks, which may hold times."""
-    loaded = load_checkpoint(path.parent, path.name)
-    assert loaded is not None
-    pieces: dict[str, Any] = load_all(loaded.pieces)
-    del pieces["trainer"]["callbacks"]
-    return pieces
-
-
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows, without speeds and memory."""
-    return [
-        {name: row[name] for name in row if not name.startswith("perf/")}
-        for row in read_history(folder)
-    ]
 
 
 def _refuse_unrepeatable(path: str, num_steps: int, run: Path) -> None:
@@ -197,25 +169,3 @@ def _refuse_unrepeatable(path: str, num_steps: int, run: Path) -> None:
         _logger.warning("[NOT_REPEATABLE] %s, so a resume cannot be compared: %s", fact, fix)
         return
     raise CheckpointError("NOT_REPEATABLE", f"{fact}, so no resume is exact: {fix}")
-
-
-def _cause(path: str, whole: Path, parts: Path) -> str:
-    """Return what a resume began with that was not as it was left, or else the usual cause."""
-    if path.startswith("metrics.jsonl"):
-        return (
-            "the usual cause is an evaluation that draws random numbers, "
-            "or depends on an earlier one"
-        )
-    left, found = (read_json_object(folder / UNSEEN_FILE) for folder in (whole, parts))
-    lost = sorted(name for name in left if left[name] != found.get(name))
-    if objects := [name for name in lost if name not in GENERATORS]:
-        fix = (
-            "keep it in a buffer of the model, or in the optimizer's state_dict; "
-            "draw with torch's generator"
-        )
-        return f"the resume began with another {listed(objects)}, which no checkpoint holds: {fix}"
-    # Reading a sample seeds these generators, too: they need not be the cause.
-    drawn = f", or numbers drawn from {' or '.join(lost)}" * bool(lost)
-    return (
-        f"the usual cause is state that no checkpoint holds, such as a variable of a closure{drawn}"
-    )

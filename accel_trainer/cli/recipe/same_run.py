@@ -1,0 +1,87 @@
+"""Compares what two runs leave, which should be the same, and names why it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.format import list_checkpoints
+from ...checkpoint.retention import load_checkpoint
+from ...checkpoint.serialization import read_json_object
+from ...checkpoint.state_dict import load_all
+from ...core.filesystem import sha256_of
+from ...core.history import read_history
+from ...run.dry_run import GENERATORS, UNSEEN_FILE
+from ...training.rehearsal import first_difference
+from ...training.unseen_state import listed
+
+ROWS = "metrics.jsonl"
+
+
+def difference_of_runs(one: Path, other: Path, *, left_out: Collection[str] = ()) -> str | None:
+    """Return the path to the first difference of two finished runs; None if they are the same.
+
+    Compared are the newest checkpoints, the rows without what is `left_out`, and the exported
+    weights.
+    """
+    states = [state_of(list_checkpoints(run / "checkpoints")[-1]) for run in (one, other)]
+    if path := first_difference(*states):
+        return path
+    if path := first_difference(rows_of(one, left_out), rows_of(other, left_out)):
+        return f"{ROWS}{path}"
+    return first_difference(_exports_of(one), _exports_of(other))
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint holds, without the state of callbacks, which may hold times."""
+    loaded = load_checkpoint(path.parent, path.name)
+    assert loaded is not None
+    pieces: dict[str, Any] = load_all(loaded.pieces)
+    del pieces["trainer"]["callbacks"]
+    return pieces
+
+
+def rows_of(run: Path, left_out: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the rows of a run, without speeds and memory, and without what is `left_out`."""
+    return [
+        {name: row[name] for name in row if not name.startswith("perf/") and name not in left_out}
+        for row in read_history(run)
+    ]
+
+
+def _exports_of(run: Path) -> dict[str, str]:
+    """Return the hash of each file of exported weights, by its path without a dot."""
+    files = sorted((run / "export").glob("*.safetensors"))
+    return {f"export/{path.name}": sha256_of(path) for path in files}
+
+
+def lost_state(one: Path, other: Path) -> tuple[list[str], list[str]]:
+    """Return what no checkpoint holds and differs between two runs: objects, and generators.
+
+    `one` and `other` are folders with the file that a dry run writes at a step, or as it resumes.
+    """
+    left, found = (read_json_object(folder / UNSEEN_FILE) for folder in (one, other))
+    lost = sorted(name for name in left if left[name] != found.get(name))
+    objects = [name for name in lost if name not in GENERATORS]
+    return objects, [name for name in lost if name in GENERATORS]
+
+
+def cause_of(path: str, objects: list[str], generators: list[str]) -> str:
+    """Return what a resume began with that was not as it was left, or else the usual cause."""
+    if objects:
+        fix = (
+            "keep it in a buffer of the model, or in the state_dict of the optimizer or of a "
+            "callback; compute a learning rate from the step; draw with torch's generator"
+        )
+        return f"the resume began with another {listed(objects)}, which no checkpoint holds: {fix}"
+    if path.startswith(ROWS):
+        return (
+            "the usual cause is an evaluation that draws random numbers, "
+            "or depends on an earlier one"
+        )
+    # Reading a sample seeds these generators, too: they need not be the cause.
+    drawn = f", or numbers drawn from {' or '.join(generators)}" * bool(generators)
+    return (
+        f"the usual cause is state that no checkpoint holds, such as a variable of a closure{drawn}"
+    )
