@@ -40,6 +40,35 @@ EXACT_EVALUATION = (
 )
 
 MUTANTS = [
+    # --- a user's own recipe among faults ---
+    Mutant(
+        "no fault comes",
+        "accel_trainer/cli/chaos/start.py",
+        "if fault is None or fault.step != step:",
+        "if True:",
+        ("tests/cli/chaos/test_chaos.py",),
+    ),
+    Mutant(
+        "a byte is written back as it was",
+        "accel_trainer/cli/chaos/runs.py",
+        "file.write(bytes([byte ^ 0xFF]))",
+        "file.write(bytes([byte]))",
+        ("tests/cli/chaos/test_faults.py",),
+    ),
+    Mutant(
+        "what runs with faults leave is not compared",
+        "accel_trainer/cli/chaos/campaign.py",
+        "if ending.problem or ending.refused or not is_compared:",
+        "if ending.plan:",
+        ("tests/cli/chaos/test_chaos.py",),
+    ),
+    Mutant(
+        "what a campaign has started lives on",
+        "accel_trainer/cli/chaos/runs.py",
+        "    finally:\n        for life in living:",
+        "    finally:\n        for life in []:",
+        ("tests/cli/chaos/test_chaos.py",),
+    ),
     # --- what callbacks log themselves ---
     Mutant(
         "pending values are not in a checkpoint",

@@ -337,6 +337,8 @@ RULES = {
             "core.rng",
             "data.workers",  # gives each worker process the seed of its sample
             "vision.sources.digits",  # splits once, with a generator of its own
+            "cli.chaos.faults",  # draws them by a seed
+            "cli.chaos.runs",  # which byte is flipped
         },
         "torch.randperm(8)",
     ),
@@ -374,6 +376,12 @@ RULES = {
             "core.filesystem",
             "vision.data.cache",  # makes the folder that users name
             # These work in a temporary folder.
+            "cli.chaos.campaign",
+            "cli.chaos.command",
+            "cli.chaos.disk",  # half of what it stands in for
+            "cli.chaos.runs",
+            "cli.chaos.start",
+            "cli.recipe.forks",  # asks for its path
             "cli.recipe.dry_run",
             "cli.lr_find",
             "cli.runs.replay",
@@ -396,6 +404,8 @@ RULES = {
             "core.platform",  # directories, to sync them
             "run.agreement",  # the sources, to hash them
             "run.folder",  # the config, to restore it
+            "cli.chaos.runs",  # what a run has said, and the byte that it flips
+            "cli.chaos.start",  # what a run says
             "cli.report.card",  # its template
             "cli.report.report",  # its template
             "cli.share.plain_evaluation",  # a script without this package
@@ -426,6 +436,8 @@ RULES = {
             "cli.common.processes",
             "cli.doctor.findings",
             "cli.recipe.dry_run",  # hands it to the processes that it starts
+            "cli.chaos.runs",  # the same
+            "cli.chaos.start",
             "callbacks.trackers",  # theirs say where they store
         },
         "os.environ['RANK']",

@@ -27,6 +27,7 @@ LONG = (
     "commands.md",
     "data.md",
     "exactness.md",
+    "faults.md",
     "photos.md",
     "step.md",
     "tutorial.md",
