@@ -385,6 +385,7 @@ RULES = {
             "cli.recipe.dry_run",
             "cli.lr_find",
             "cli.runs.replay",
+            "cli.why.sides",
             "cli.why.why",
             "cli.share.best_so_far",
             "cli.share.export",

@@ -35,17 +35,19 @@ def start_recipe(
     num_processes: int = 1,
     variables: Mapping[str, str] | None = None,
     output: IO[Any] | int | None = None,
+    errors: IO[Any] | int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a recipe with its flags; call it inside `forward_signals`.
 
     The recipe ends when this process ends. `variables` are added to the environment, and `output`
-    receives stdout (None: it goes where this process's does).
+    and `errors` receive stdout and stderr (None: they go where this process's do).
     """
     environment = {**os.environ, "ACCEL_TRAINER_LAUNCHER": str(os.getpid()), **(variables or {})}
     return subprocess.Popen(
         recipe_command(command, num_processes=num_processes, environment=environment),
         env=environment,
         stdout=output,
+        stderr=errors,
     )
 
 

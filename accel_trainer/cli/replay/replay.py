@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ...checkpoint.format import is_committed, list_checkpoints, step_of
 from ...core.errors import ExitCode, OutputError
@@ -53,12 +53,14 @@ class Replay:
         callbacks: Sequence[Path] = (STOP,),
         flags: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
+        errors: IO[Any] | None = None,
     ) -> int:
         """Train in the new `folder` up to step `until`; return the step at which it began.
 
         It begins at the newest checkpoint at or before step `after` (None: before `until`), or at
         the start of the run. `callbacks` are files for ACCEL_TRAINER_CALLBACKS. `flags` come after
-        the recorded ones, and `variables` are added to the environment.
+        the recorded ones, and `variables` are added to the environment. `errors` receives stderr;
+        None: it goes where this process's does.
 
         Raises:
             OutputError: the recipe failed; it has said why.
@@ -79,7 +81,7 @@ class Replay:
         start["variables"][_CALLBACKS] = os.pathsep.join(map(str, callbacks))
         with (
             forward_signals() as received,
-            start_recipe(command, **start, output=subprocess.DEVNULL) as process,
+            start_recipe(command, **start, output=subprocess.DEVNULL, errors=errors) as process,
         ):
             code = process.wait()
         if received:

@@ -39,13 +39,17 @@ class Experiment:
     def agrees(self, pair: Pair, step: int, folder: Path) -> bool:
         """Whether the sides agree up to `step` with the change."""
         if self.only_second:
-            other = retrain(self._changed(pair.other.side), folder / "second", until=step)
-            return first_step(pair.one, other) is None or _first(pair.one, other) > step
+            found = first_step(pair.one, self.second(pair, folder / "second", until=step))
+            return found is None or found[0] > step
         both = [
             retrain(self._changed(side), folder / f"{index}", until=step)
             for index, side in enumerate(pair.sides)
         ]
         return first_step(both[0], both[1]) is None
+
+    def second(self, pair: Pair, folder: Path, *, until: int) -> Retrained:
+        """Train the second side with the change."""
+        return retrain(self._changed(pair.other.side), folder, until=until)
 
     def _changed(self, side: Side) -> Side:
         replay = side.replay
@@ -59,13 +63,9 @@ class Experiment:
         )
 
 
-def _first(one: Retrained, other: Retrained) -> int:
-    found = first_step(one, other)
-    return 2**62 if found is None else found[0]
-
-
-def explain(say: Say, pair: Pair, traced: Traced, step: int, folder: Path) -> Cause:
+def explain(say: Say, pair: Pair, traced: Traced, folder: Path) -> Cause:
     """Return the cause, after the experiments that can tell."""
+    step = traced.step
     if pair.kind == "start and checkpoint":
         return _unstored(traced)
     if (known := _seen(pair, traced)) is not None:
@@ -76,7 +76,7 @@ def explain(say: Say, pair: Pair, traced: Traced, step: int, folder: Path) -> Ca
         say(f"with {experiment.title}, both {'agree' if agrees else 'still differ'}")
         if agrees:
             return experiment.cause
-    return _by_elimination(pair, traced, step)
+    return _by_elimination(pair, traced)
 
 
 def _unstored(traced: Traced) -> Cause:
@@ -142,18 +142,8 @@ def _experiments(pair: Pair, traced: Traced) -> Iterator[Experiment]:
 
 def _of_two_runs(pair: Pair, changes: Differences) -> Iterator[Experiment]:
     """Yield what gives the second run the values of the first."""
-    order = {name: old for name, old, _ in changes.order_of_sums}
-    threads = order.get("hardware.num_threads")
-    if order:
-        flags = [] if threads is None else ["--runtime.num-threads", str(threads)]
-        settings = {name: value for name, value in order.items() if name.startswith("batch.")}
-        yield Experiment(
-            "A's threads, processes and split of the batch on B",
-            Cause("order of sums", "rounding: numbers are added in another order"),
-            flags=[*flags, *_as_flags(settings)],
-            num_processes=order.get("hardware.num_processes"),
-            only_second=True,
-        )
+    if (experiment := order_of_sums(changes)) is not None:
+        yield experiment
     config = pair.one.side.replay.run.config
     named = [
         (name, old, new)
@@ -170,6 +160,25 @@ def _of_two_runs(pair: Pair, changes: Differences) -> Iterator[Experiment]:
         )
 
 
+def order_of_sums(changes: Differences) -> Experiment | None:
+    """Return the experiment that adds up in B as in A; None if nothing recorded differs in that."""
+    order = {name: old for name, old, _ in changes.order_of_sums}
+    if not order:
+        return None
+    threads = order.get("hardware.num_threads")
+    flags = [] if threads is None else ["--runtime.num-threads", str(threads)]
+    settings = {name: value for name, value in order.items() if name.startswith("batch.")}
+    names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in order))
+    text = f"rounding: numbers are added in another order ({names}), and nothing else differs"
+    return Experiment(
+        f"A's {names} on B",
+        Cause("order of sums", text),
+        flags=[*flags, *_as_flags(settings)],
+        num_processes=order.get("hardware.num_processes"),
+        only_second=True,
+    )
+
+
 def _as_flags(settings: Mapping[str, Any]) -> list[str]:
     return [
         word
@@ -178,7 +187,7 @@ def _as_flags(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _by_elimination(pair: Pair, traced: Traced, step: int) -> Cause:
+def _by_elimination(pair: Pair, traced: Traced) -> Cause:
     """Return what is left, from where the difference is."""
     is_twice = pair.kind == "one run twice"
     found = traced.difference
@@ -191,7 +200,7 @@ def _by_elimination(pair: Pair, traced: Traced, step: int) -> Cause:
         return Cause(None, "it did not happen again while the step was watched")
     row = found.rows[0]
     if row["kind"] == "state":
-        return _of_state(row["name"], step)
+        return _of_state(row["name"], traced.step)
     if row["kind"] == "operator" and found.place == "outputs":
         if is_twice:
             fact = f"{row['name']} gives other bits from equal inputs"

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...core.filesystem import write_file_atomic
 from ..common.output import show, tell
 from ..common.parser import CommandParser
-from ..runs.run_reader import reading
+from ..runs.run_reader import read_run, reading
 
 _EXAMPLE = "example: accel-trainer why runs/first runs/second"
 _DIFFERENT = 1
@@ -38,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="keep the replays in this new folder"
     )
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="also write an HTML page, which works offline"
+    )
     parser.add_argument("--json", action="store_true", help="print the finding as JSON")
     options = parser.parse_args(argv)
     if len(options.run) > 2:
@@ -57,6 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             keep=options.keep,
             say=(lambda line: None) if options.json else say,
         )
+    if options.page is not None:
+        from .page import draw_page
+
+        page = draw_page(found, [read_run(folder) for folder in options.run])
+        write_file_atomic(options.page, page.encode())
     if options.json:
         tell(json.dumps(found.as_json()))
     return 0 if found.is_equal else _DIFFERENT

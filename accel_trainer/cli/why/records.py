@@ -27,7 +27,13 @@ _ORDER_OF_SUMS = (
     "hardware.num_processes",
 )
 # What is recorded for people, and decides nothing.
-_FOR_PEOPLE = ("code.recipe", "code.git_commit", "platform", "hardware.num_cpus")
+_FOR_PEOPLE = (
+    "code.recipe",
+    "code.git_commit",
+    "platform",
+    "hardware.num_cpus",
+    "variables.ACCEL_TRAINER_CALLBACKS",
+)
 _LOGGING = ("trainer.log_every_n_steps", "trainer.digest_every_n_steps")
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from ...checkpoint.format import step_of
+from ...core.errors import OutputError
 from ...core.filesystem import read_lines
+from ..common.output import tell
 from ..replay.replay import STEP_DIGESTS, STOP, Replay
 from .records import RowDifference, compare_checkpoints, first_difference, rows_of
-
-_QUIET = Path(__file__).with_name("quiet.py")
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,24 @@ class Side:
         """Train up to step `until`, watched by `callbacks`, and return the new `folder`.
 
         Raises:
-            OutputError: the recipe failed; it has said why.
+            OutputError: the recipe failed; its errors were printed.
         """
-        self.replay.train(
-            folder,
-            until=until,
-            after=self.after,
-            callbacks=(_QUIET, *callbacks, STOP),
-            flags=self.flags,
-            variables={**self.variables, **(variables or {})},
-        )
+        # Its warnings are those that the run has given: they are shown only with an error.
+        with TemporaryFile() as errors:
+            try:
+                self.replay.train(
+                    folder,
+                    until=until,
+                    after=self.after,
+                    callbacks=(*callbacks, STOP),
+                    flags=self.flags,
+                    variables={**self.variables, **(variables or {})},
+                    errors=errors,
+                )
+            except OutputError:
+                errors.seek(0)
+                tell(errors.read().decode(errors="replace").rstrip(), file=sys.stderr)
+                raise
         return folder
 
 
@@ -71,15 +81,25 @@ class Retrained:
 def retrain(side: Side, folder: Path, *, until: int) -> Retrained:
     """Train a side up to step `until`, and compare it with what its run has recorded."""
     side.train(folder, until=until, callbacks=(STEP_DIGESTS,))
-    rows_of_steps = map(json.loads, read_lines(folder / "steps.jsonl"))
-    steps = {row.pop("optimizer_step"): row for row in rows_of_steps}
     run = side.replay.run.folder
     rows = [rows_of(each, after=side.begin, until=until) for each in (run, folder)]
     found = first_difference(rows[0], rows[1])
     for step, is_equal in compare_checkpoints(run, folder):
         if found is None and not is_equal:
             found = RowDifference(step, "checkpoint", ["checkpoint"], (None, None), 0)
-    return Retrained(side, folder, steps, found)
+    return Retrained(side, folder, _digests_in(folder), found)
+
+
+def first_step_of(folders: Sequence[Path]) -> int | None:
+    """Return the first step after which two replays with digests differ."""
+    one, other = map(_digests_in, folders)
+    steps = sorted(one.keys() & other.keys())
+    return next((step for step in steps if one[step] != other[step]), None)
+
+
+def _digests_in(folder: Path) -> dict[int, dict[str, Any]]:
+    rows = map(json.loads, read_lines(folder / "steps.jsonl"))
+    return {row.pop("optimizer_step"): row for row in rows}
 
 
 def first_step(one: Retrained, other: Retrained) -> tuple[int, list[str]] | None:

@@ -27,7 +27,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import get_worker_info
 
 from accel_trainer.core.callback import Callback, TrainerView
@@ -99,7 +99,8 @@ class Recorder:
         _before(OptimizerStep, "finish", self._finish)
         _after(OptimizerStep, "accumulate", self._end_backward)
         _after(OptimizerStep, "finish", self._end_update)
-        _after(workers._SeededSamples, "__getitem__", self._read_sample)
+        _before(workers._SeededSamples, "__getitem__", self._begin_sample)
+        _after(workers._SeededSamples, "__getitem__", self._end_sample)
         if not self._is_compiled:
             register_module_forward_pre_hook(self._enter_module)
             register_module_forward_hook(self._leave_module, always_call=True)
@@ -252,8 +253,13 @@ class Recorder:
         for name in leaves.keys() - by_sample.keys():
             self.record("batch", name, outputs=[leaves[name]])
 
-    def _read_sample(self, reader: Any, key_and_id: tuple[int, int], read: Any) -> None:
+    def _begin_sample(self, reader: Any, key_and_id: tuple[int, int]) -> None:
         if self.is_on and get_worker_info() is None:
+            self._modules.append(f"sample {key_and_id[1]}")
+
+    def _end_sample(self, reader: Any, key_and_id: tuple[int, int], read: Any) -> None:
+        if self.is_on and get_worker_info() is None:
+            self._modules.pop()
             sample_id, sample = read
             leaves = [leaf for leaf in tree_leaves(sample) if leaf is not None]
             name = f"sample {sample_id}"
@@ -289,7 +295,7 @@ class Recorder:
             "name": str(function),
             "phase": self.phase,
             "module": self._module() if self.phase != "backward" else self._module_of_backward(),
-            "plain": repr(tree_map(_plain, (arguments, dict(named)))),
+            "plain": [*map(_plain, tree_leaves(given))],
             "is_random": torch.Tag.nondeterministic_seeded in function.tags,
             "owned": [self._owned.get(_memory_of(each), "") for each in changed],
             "line": _line_of_user(),

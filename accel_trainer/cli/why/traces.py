@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...core.filesystem import read_lines
+from .finding import ModuleState
 
 Row = Mapping[str, Any]
+_PHASES_OF_MODULES = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,14 @@ class TraceDifference:
     def kind(self) -> str:
         """The kind of the first row."""
         return str(self.rows[0]["kind"])
+
+    @property
+    def plain_values(self) -> tuple[str, str] | None:
+        """The two values of an argument that is no tensor, if that differs first."""
+        if self.place != "plain":
+            return None
+        first, second = (row["plain"][self.position] for row in self.rows)
+        return first, second
 
     @property
     def has_tensors(self) -> bool:
@@ -58,24 +68,34 @@ def read_trace(folder: Path) -> list[Row]:
 
 def compare_traces(one: Sequence[Row], other: Sequence[Row]) -> TraceDifference | None:
     """Return the first difference, without that of attributes; None if there is none."""
-    mine, theirs = ([row for row in rows if row["kind"] != "unseen"] for rows in (one, other))
+    mine, theirs = ([row for row in rows if _is_compared(row)] for rows in (one, other))
     for rows in zip(mine, theirs, strict=False):
         if (found := _compare_rows(*rows)) is not None:
             return TraceDifference(rows, *found)
     return None
 
 
+def _is_compared(row: Row) -> bool:
+    """Whether a row must be equal.
+
+    Not what a loader does as it starts, which depends on where the replay began: its batches are
+    compared.
+    """
+    is_of_loader = row["kind"] == "operator" and row["phase"] == "data" and row["line"] is None
+    return row["kind"] != "unseen" and not is_of_loader
+
+
 def _compare_rows(one: Row, other: Row) -> tuple[str, int] | None:
     if any(one[name] != other[name] for name in ("kind", "name", "phase")):
         return "name", 0
     for place in ("inputs", "plain", "outputs"):
-        mine, theirs = one.get(place), other.get(place)
-        if mine == theirs:
-            continue
-        if place == "plain" or len(mine or ()) != len(theirs or ()):
-            return "plain", 0
-        pairs = enumerate(zip(mine or (), theirs or (), strict=True))
-        return place, next(index for index, (left, right) in pairs if left != right)
+        mine, theirs = one.get(place) or [], other.get(place) or []
+        if len(mine) != len(theirs):
+            return "name", 0
+        pairs = enumerate(zip(mine, theirs, strict=True))
+        for position, (left, right) in pairs:
+            if left != right:
+                return place, position
     return None
 
 
@@ -96,8 +116,8 @@ class DataDifference:
     samples: list[str]
     """The samples whose contents differ, as they were in the batch."""
     was_read_apart: bool | None
-    """Whether they differed already as the dataset returned them; None: they were read by worker
-    processes, which are not looked into."""
+    """Whether the dataset returned other samples; None: worker processes have read them, and are
+    not looked into."""
 
 
 def compare_data(one: Sequence[Row], other: Sequence[Row]) -> DataDifference:
@@ -123,3 +143,33 @@ def _by_name(rows: Sequence[Row], kind: str) -> dict[str, list[list[str]]]:
         if row["kind"] == kind:
             found.setdefault(row["name"], []).append(row["outputs"])
     return found
+
+
+def module_states(
+    one: Sequence[Row], other: Sequence[Row], found: TraceDifference | None
+) -> list[ModuleState]:
+    """Return the modules in the order of their first use, each below its parents."""
+    tensors = {row["name"] for row in one if row["kind"] == "state"}
+
+    def module_of(row: Row) -> str:
+        # What a parameter receives in the backward belongs to its module.
+        name = str(row["module"])
+        return name.rpartition(".")[0] if name in tensors else name
+
+    mine, theirs = (
+        [row for row in rows if row["kind"] == "operator" and row["phase"] in _PHASES_OF_MODULES]
+        for rows in (one, other)
+    )
+    equal: dict[str, dict[str, bool]] = {"": {}}
+    for row, its in zip(mine, theirs, strict=False):
+        name = module_of(row)
+        for end in [index for index, letter in enumerate(name) if letter == "."]:
+            equal.setdefault(name[:end], {})
+        states = equal.setdefault(name, {})
+        is_equal = _compare_rows(row, its) is None
+        states[row["phase"]] = states.get(row["phase"], True) and is_equal
+    first = {} if found is None or found.kind != "operator" else found.rows[0]
+    return [
+        ModuleState(name, states, first["phase"] if first and module_of(first) == name else None)
+        for name, states in equal.items()
+    ]

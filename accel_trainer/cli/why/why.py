@@ -13,7 +13,7 @@ from ...core.run_dir import prepare_directory
 from ..replay.replay import Replay, environment_changes
 from ..runs.diff import Change
 from ..runs.run_reader import RunReader, read_run
-from .causes import explain
+from .causes import Cause, explain, order_of_sums
 from .finding import Finding
 from .records import (
     Differences,
@@ -31,6 +31,7 @@ from .within import Pair, trace_step
 
 Say = Callable[[str], None]
 _MAX_VALUE = 60
+_MAX_TRACES = 3
 
 
 class Story:
@@ -58,18 +59,18 @@ def why(
     recipes: Sequence[Path] = (),
     until: int | None = None,
     keep: Path | None = None,
-    say: Say,
+    say: Say | None = None,
 ) -> Finding:
     """Return the first difference of two runs; of one, whether it repeats itself.
 
     `recipes` are the files to run: one for both, one for each, or none for the recorded ones. The
     steps after `until` are not looked at. The replays are kept in the folder `keep`, which must not
-    exist. `say` is called with each line of the answer.
+    exist. `say` is called with each line of the answer, as it is found.
 
     Raises:
         ConfigError, OutputError: a run cannot be read, or cannot be trained again.
     """
-    story = Story(say)
+    story = Story(say or (lambda line: None))
     runs = [read_run(run_a)] if run_b is None else [read_run(run_a), read_run(run_b)]
     if len(recipes) > len(runs):
         fact = f"--recipe is given {len(recipes)} times for {len(runs)} run{'s'[: len(runs) - 1]}"
@@ -118,7 +119,9 @@ def _differ(
     for each in (one, other):
         if each.from_record is not None:
             return _unrepeatable(story, each, until, folder)
-    return _within(story, Pair("two runs", one, other, changes), folder)
+    return _within(
+        story, _past_rounding(story, Pair("two runs", one, other, changes), until, folder), folder
+    )
 
 
 def _tell_differences(story: Story, first: RunReader, second: RunReader) -> Differences:
@@ -248,19 +251,46 @@ def _unrepeatable(story: Story, one: Retrained, until: int, folder: Path) -> Fin
         return _within(story, Pair("one run twice", one, other), folder)
     story("two replays of it agree with each other, but not with the record")
     if side.begin == 0:
-        story("so the cause is outside of the run: other data, another library, another machine")
-        return Finding(is_equal=False, cause="outside of the run", text=story.text)
+        return _outside(story, side, other.folder)
     start = Side(f"{side.name} from the start", side.replay, after=0)
     _tell_cost(story, [start], until)
     whole = retrain(start, folder / "whole", until=until)
     if whole.from_record is not None:
         story("nor does a replay from the start repeat it")
-        return Finding(is_equal=False, cause="outside of the run", text=story.text)
+        return _outside(story, side, whole.folder)
     story("a replay from the start does: the run has state that no checkpoint holds")
     return _within(story, Pair("start and checkpoint", whole, one), folder)
 
 
+def _outside(story: Story, side: Side, again: Path) -> Finding:
+    """Tell what is another here than when the run was trained."""
+    found = differences(side.replay.run, read_run(again))
+    changes = [*found.decisive, *found.order_of_sums]
+    if changes:
+        story("what is another here than when it was trained:")
+        _tell_changes(story, changes)
+        names = ", ".join(name for name, _, _ in changes)
+        cause = Cause("outside of the run", f"outside of the run: {names}")
+    else:
+        text = "outside of the run, and not recorded: files that it reads, or imported code"
+        cause = Cause("outside of the run", text)
+    return _conclude(story, Finding(is_equal=False), cause)
+
+
 # --- the first step that differs ---
+
+
+def _past_rounding(story: Story, pair: Pair, until: int, folder: Path) -> Pair:
+    """Return the pair with B trained like A, if another order of sums is not all that differs."""
+    assert pair.changes is not None
+    experiment = order_of_sums(pair.changes)
+    if experiment is None:
+        return pair
+    alike = experiment.second(pair, folder / "alike", until=until)
+    if first_step(pair.one, alike) is None:
+        return pair
+    story(f"with {experiment.title}, both still differ: compared like that from here on")
+    return replace(pair, other=alike, changes=replace(pair.changes, order_of_sums=[]))
 
 
 def _within(story: Story, pair: Pair, folder: Path) -> Finding:
@@ -273,11 +303,18 @@ def _within(story: Story, pair: Pair, folder: Path) -> Finding:
     equal = [name for name in pair.one.steps[step] if name not in parts]
     also = f", {' and '.join(equal)} not" if equal else ""
     story(f"the first difference is after step {step}: {', '.join(parts)} differ{also}")
-    traced = trace_step(pair.sides, step, folder / "traces")
-    story(f"traced step {step} of both ({traced.num_steps} steps trained)")
-    if traced.difference is None:
-        story("nothing differs within the step this time, so the runs differ only sometimes")
-    finding = traced.tell(story, step, parts)
-    explained = explain(story, pair, traced, step, folder)
-    story(f"cause: {explained.text}" if explained.name else f"cause unknown: {explained.text}")
-    return replace(finding, cause=explained.name, text=story.text)
+    for number in range(_MAX_TRACES):
+        num_steps = sum(step - side.begin for side in pair.sides)
+        story(f"recording step {step} of both ({num_steps} steps, twice)")
+        traced = trace_step(pair.sides, step, folder / f"{pair.other.folder.name}-traces-{number}")
+        if traced.difference is not None:
+            break
+        story("nothing differs within the step this time")
+    finding = traced.tell(story, parts)
+    cause = explain(story, pair, traced, folder)
+    return _conclude(story, finding, cause)
+
+
+def _conclude(story: Story, finding: Finding, cause: Cause) -> Finding:
+    story(f"cause: {cause.text}" if cause.name else f"cause unknown: {cause.text}")
+    return replace(finding, cause=cause.name, text=story.text)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...core.run_dir import prepare_directory
 from ..replay.replay import STEP_DIGESTS
 from .element import Element, first_element
-from .finding import Finding
+from .finding import Finding, ModuleState
 from .records import Differences
-from .sides import Retrained, Side
+from .sides import Retrained, Side, first_step_of
 from .traces import (
     DataDifference,
     TraceDifference,
     attributes_that_differ,
     compare_data,
     compare_traces,
+    module_states,
     read_trace,
 )
 
@@ -48,30 +48,32 @@ class Pair:
 class Traced:
     """What differs in a step of two sides."""
 
+    step: int
+    """The step that was looked into."""
     difference: TraceDifference | None
     element: Element | str | None
     attributes: list[str]
     """Those of the user's objects that differed before the step, and that no checkpoint holds."""
     data: DataDifference
-    num_steps: int
-    """How many steps were trained to find out."""
+    modules: list[ModuleState]
 
-    def tell(self, say: Callable[[str], None], step: int, parts: Sequence[str]) -> Finding:
+    def tell(self, say: Callable[[str], None], parts: Sequence[str]) -> Finding:
         """Tell what differs first, and return it."""
         found = self.difference
+        step = self.step
         if self.attributes:
             names = ", ".join(self.attributes[:_MAX_SAMPLES])
             say(f"before step {step}, these attributes differ, which no checkpoint holds: {names}")
         if found is None:
-            return Finding(is_equal=False, step=step, parts=parts)
+            return Finding(is_equal=False, step=step, parts=parts, modules=self.modules)
         row, other = found.rows
         line = row.get("line")
         at = f" ({line})" if line else ""
         say(f"step {step}, {found.where()}: {row['name']}{at}")
         if found.place == "name":
             say(f"  the other side has {other['name']} in the {other['phase']} there")
-        if found.place == "plain":
-            say(f"  other arguments: {_excerpt(row, other)}")
+        if found.plain_values is not None:
+            say(f"  another argument from Python: {' and '.join(found.plain_values)}")
         inputs_equal = found.place == "outputs" if row["kind"] == "operator" else None
         if row["kind"] == "operator" and found.place in ("inputs", "outputs"):
             say("  its inputs were equal" if inputs_equal else "  its inputs differed already")
@@ -91,8 +93,9 @@ class Traced:
             inputs_equal=inputs_equal,
             line=line,
             element=element.index if element else None,
-            values=element.values if element else None,
+            values=element.values if element else found.plain_values,
             ulp=element.ulp if element else None,
+            modules=self.modules,
         )
 
     def _tell_data(self, say: Callable[[str], None]) -> None:
@@ -102,17 +105,10 @@ class Traced:
         elif data.samples:
             more = len(data.samples) - _MAX_SAMPLES
             names = ", ".join(data.samples[:_MAX_SAMPLES]) + f" and {more} more" * (more > 0)
-            say(f"  the batch has the same samples with other contents: {names}")
-
-
-def _excerpt(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    texts = [str(each.get("plain") or each["outputs"]) for each in (row, other)]
-    start = next(
-        (index for index, (a, b) in enumerate(zip(*texts, strict=False)) if a != b),
-        min(map(len, texts)),
-    )
-    begin = max(0, start - 10)
-    return " and ".join(text[begin : begin + 40] for text in texts)
+            say(f"  the batch has the same samples, with other contents of {names}")
+            if data.was_read_apart is not None:
+                read = "other ones, too" if data.was_read_apart else "equal ones"
+                say(f"  the dataset returned {read}")
 
 
 def trace_step(sides: tuple[Side, Side], step: int, folder: Path) -> Traced:
@@ -127,19 +123,20 @@ def trace_step(sides: tuple[Side, Side], step: int, folder: Path) -> Traced:
         )
         for index, side in enumerate(sides)
     ]
+    if (earlier := first_step_of(folders)) is not None and earlier < step:
+        return trace_step(sides, earlier, folder / "earlier")
     rows = [read_trace(each) for each in folders]
     found = compare_traces(rows[0], rows[1])
-    num_steps = sum(step - side.begin for side in sides)
     element = None
     if found is not None and found.has_tensors:
         element = _keep(sides, step, found, folder)
-        num_steps *= 2
     return Traced(
+        step=step,
         difference=found,
         element=element,
         attributes=attributes_that_differ(rows[0], rows[1]),
         data=compare_data(rows[0], rows[1]),
-        num_steps=num_steps,
+        modules=module_states(rows[0], rows[1], found),
     )
 
 

@@ -25,9 +25,8 @@ from accel_trainer import (
     start_run,
 )
 
-OWN = random.Random()
+OWN = random.SystemRandom()  # it has no state
 GENERATOR = torch.Generator()
-GENERATOR.seed()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +124,9 @@ class Middle(nn.Module):
         """Return the features [B, 8, H, W]."""
         match self.plant:
             case "generator of its own":
+                if not self.num_calls:
+                    GENERATOR.seed()
+                    self.num_calls = 1
                 kept = torch.rand(features.shape, generator=GENERATOR) > 0.1
                 return features * kept
             case "sum in random order":
