@@ -207,7 +207,9 @@ def _by_elimination(pair: Pair, traced: Traced) -> Cause:
             return Cause("no deterministic kernel", f"{fact}: it has no deterministic kernel")
         return _of_code(pair, "its operators give other bits from equal inputs")
     if row["phase"] == "after the update":
-        return Cause("after the update", "a callback, or the average, changes it after the update")
+        where = f" ({row['line']})" if row["line"] else ""
+        text = f"a callback{where} changes it after the update"
+        return Cause("callback", text if where else "the average of the weights")
     if not is_twice:
         return _of_code(pair, "what comes from Python differs")
     text = "a number or tensor made in Python, such as from the time, a file or another library"

@@ -97,7 +97,8 @@ def _x(step: int, first: int, last: int) -> float:
 def _modules(modules: Sequence[ModuleState]) -> str:
     rows = [
         f'<tr><th scope="row" style="padding-left: {_INDENT_EM * _depth(each):.1f}em">'
-        f"{escape(each.name.rpartition('.')[2] or 'the model itself')}</th>{_cell(each, 'forward')}{_cell(each, 'backward')}</tr>"
+        f"{escape(each.name.rpartition('.')[2] or 'the model itself')}</th>"
+        f"{_cell(each, 'forward')}{_cell(each, 'backward')}</tr>"
         for each in modules
     ]
     head = "<thead><tr><th>module</th><th>forward</th><th>backward</th></tr></thead>"

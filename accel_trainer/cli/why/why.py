@@ -204,7 +204,7 @@ def _replay(story: Story, name: str, run: RunReader, recipe: Path | None) -> Rep
 def _tell_cost(story: Story, sides: Sequence[Side], until: int) -> None:
     stretches = [f"{side.name} from step {side.begin} to {until}" for side in sides]
     num_steps = sum(until - side.begin for side in sides)
-    story(f"training again: {', '.join(stretches)} ({num_steps} steps)")
+    story(f"training again: {', '.join(stretches)} ({num_steps} step{'s' * (num_steps > 1)})")
 
 
 # --- a run that does not repeat itself ---
@@ -220,7 +220,7 @@ def _repeats_itself(
         step for (_, step), row in sorted(rows_of(run.folder).items()) if "digest/model" in row
     ]
     limit = min(until or (with_digests[0] if with_digests else end), end)
-    side = Side("from the start", replay, after=0)
+    side = Side(f"{run.name} from the start", replay, after=0)
     _tell_cost(story, [side], limit)
     again = retrain(side, folder / "from-the-start", until=limit)
     if again.from_record is not None:
@@ -228,7 +228,7 @@ def _repeats_itself(
     story(f"from the start, it repeats its record up to step {limit}")
     checkpoint = replay.checkpoint_at(limit - 1)
     if checkpoint is not None:
-        resumed = Side("from its checkpoint", replay, after=limit - 1)
+        resumed = Side(f"{run.name} from its checkpoint", replay, after=limit - 1)
         _tell_cost(story, [resumed], limit)
         again = retrain(resumed, folder / "from-a-checkpoint", until=limit)
         if again.from_record is not None:
@@ -302,10 +302,10 @@ def _within(story: Story, pair: Pair, folder: Path) -> Finding:
     step, parts = found
     equal = [name for name in pair.one.steps[step] if name not in parts]
     also = f", {' and '.join(equal)} not" if equal else ""
-    story(f"the first difference is after step {step}: {', '.join(parts)} differ{also}")
+    story(f"the first difference is after step {step}: {' and '.join(parts)} differ{also}")
     for number in range(_MAX_TRACES):
         num_steps = sum(step - side.begin for side in pair.sides)
-        story(f"recording step {step} of both ({num_steps} steps, twice)")
+        story(f"recording step {step} of both ({num_steps} steps, at most twice)")
         traced = trace_step(pair.sides, step, folder / f"{pair.other.folder.name}-traces-{number}")
         if traced.difference is not None:
             break
