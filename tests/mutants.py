@@ -40,6 +40,28 @@ EXACT_EVALUATION = (
 )
 
 MUTANTS = [
+    # --- why two runs differ ---
+    Mutant(
+        "an operator's outputs are compared before its inputs",
+        "accel_trainer/cli/why/traces.py",
+        'for place in ("inputs", "plain", "outputs"):',
+        'for place in ("outputs", "plain", "inputs"):',
+        ("tests/cli/why/test_traces.py",),
+    ),
+    Mutant(
+        "negative floats are counted away from zero",
+        "accel_trainer/cli/why/element.py",
+        "return bits if bits >= 0 else",
+        "return bits if bits else",
+        ("tests/cli/why/test_element.py",),
+    ),
+    Mutant(
+        "a run that does not repeat its record is compared with the other one",
+        "accel_trainer/cli/why/why.py",
+        "        if each.from_record is not None:\n",
+        "        if False:\n",
+        ("tests/cli/why/test_why.py::test_state_that_no_checkpoint_holds_is_named_after_a_resume",),
+    ),
     # --- a user's own recipe among faults ---
     Mutant(
         "no fault comes",
