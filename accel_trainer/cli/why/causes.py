@@ -142,8 +142,6 @@ def _experiments(pair: Pair, traced: Traced) -> Iterator[Experiment]:
 
 def _of_two_runs(pair: Pair, changes: Differences) -> Iterator[Experiment]:
     """Yield what gives the second run the values of the first."""
-    if (experiment := order_of_sums(changes)) is not None:
-        yield experiment
     config = pair.one.side.replay.run.config
     named = [
         (name, old, new)

@@ -18,6 +18,8 @@ from ..runs.run_reader import RunReader
 
 _END = 2**62
 _WEIGHTS = "digest/model"
+_SAMPLES = "digest/samples"
+_STATE = "digest/"
 # Mutable settings that change the order of sums, and so the last bits.
 _ORDER_OF_SUMS = (
     "batch.per_device_batch_size",
@@ -32,7 +34,12 @@ _FOR_PEOPLE = (
     "code.git_commit",
     "platform",
     "hardware.num_cpus",
-    "variables.ACCEL_TRAINER_CALLBACKS",
+    # how processes reach each other
+    "backend",
+    "variables.GLOO_",
+    "variables.OMP_",
+    "variables.NCCL_DEBUG",
+    "variables.TORCH_",
 )
 _LOGGING = ("trainer.log_every_n_steps", "trainer.digest_every_n_steps")
 
@@ -104,6 +111,26 @@ def first_difference(first: Rows, second: Rows) -> RowDifference | None:
         if _WEIGHTS in one and _WEIGHTS in other:
             last_equal = step
     return None
+
+
+def rows_of_both(first: RunReader, second: RunReader, *, until: int) -> tuple[Rows, Rows]:
+    """Return the rows of two runs up to step `until`, without numbers that cannot be compared.
+
+    A training row is about the steps since the row before it. If the runs have such rows at other
+    steps, only what is about the step itself is left.
+    """
+    rows = [rows_of(run.folder, until=until) for run in (first, second)]
+    steps = [[step for event, step in each if event == "train"] for each in rows]
+    if steps[0] == steps[1]:
+        return rows[0], rows[1]
+    only = [{key: _of_the_step(row) for key, row in each.items()} for each in rows]
+    return only[0], only[1]
+
+
+def _of_the_step(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    if row["event"] != "train":
+        return row
+    return {name: row[name] for name in row if name.startswith(_STATE) and name != _SAMPLES}
 
 
 def _by_weight(names: Iterable[str]) -> list[str]:

@@ -25,6 +25,7 @@ from .records import (
     first_difference,
     last_step,
     rows_of,
+    rows_of_both,
 )
 from .sides import Retrained, Side, first_step, retrain
 from .within import Pair, trace_step
@@ -32,6 +33,8 @@ from .within import Pair, trace_step
 Say = Callable[[str], None]
 _MAX_VALUE = 60
 _MAX_TRACES = 3
+_MAX_NAMES = 3
+_CALLBACKS = "variables.ACCEL_TRAINER_CALLBACKS"
 
 
 class Story:
@@ -119,9 +122,8 @@ def _differ(
     for each in (one, other):
         if each.from_record is not None:
             return _unrepeatable(story, each, until, folder)
-    return _within(
-        story, _past_rounding(story, Pair("two runs", one, other, changes), until, folder), folder
-    )
+    pair, rounding = _past_rounding(story, Pair("two runs", one, other, changes), until, folder)
+    return _within(story, pair, folder, known=rounding)
 
 
 def _tell_differences(story: Story, first: RunReader, second: RunReader) -> Differences:
@@ -154,9 +156,7 @@ def _from_files(
 ) -> tuple[int, int] | None:
     """Return the stretch in which the runs begin to differ: after a step, up to a step."""
     limit = min(last_step(first), last_step(second)) if until is None else until
-    found = first_difference(
-        rows_of(first.folder, until=limit), rows_of(second.folder, until=limit)
-    )
+    found = first_difference(*rows_of_both(first, second, until=limit))
     equal = {0}
     for step, is_equal in compare_checkpoints(first.folder, second.folder):
         if step > limit or (found is not None and step > found.step):
@@ -178,9 +178,11 @@ def _from_files(
 def _tell_row(found: RowDifference) -> str:
     if found.event == "checkpoint":
         return f"other tensors in the checkpoints of step {found.step}"
-    values = " and ".join(_short(value) for value in found.values)
-    more = f" and {len(found.names) - 1} more" if len(found.names) > 1 else ""
-    return f"other {found.names[0]}{more} in the {found.event} row of step {found.step} ({values})"
+    names = ", ".join(found.names[:_MAX_NAMES])
+    more = f" and {len(found.names) - _MAX_NAMES} more" * (len(found.names) > _MAX_NAMES)
+    first, second = found.values
+    values = "" if isinstance(first, str) else f" ({first} and {second})"
+    return f"other {names}{more}{values} in the {found.event} row of step {found.step}"
 
 
 def _tell_equal(first: RunReader, second: RunReader, limit: int, checkpoint: int) -> str:
@@ -265,7 +267,12 @@ def _unrepeatable(story: Story, one: Retrained, until: int, folder: Path) -> Fin
 def _outside(story: Story, side: Side, again: Path) -> Finding:
     """Tell what is another here than when the run was trained."""
     found = differences(side.replay.run, read_run(again))
-    changes = [*found.decisive, *found.order_of_sums]
+    # The callbacks that a replay has are its own.
+    changes = [
+        (name, old, None if name == _CALLBACKS else new)
+        for name, old, new in (*found.decisive, *found.order_of_sums)
+        if name != _CALLBACKS or old is not None
+    ]
     if changes:
         story("what is another here than when it was trained:")
         _tell_changes(story, changes)
@@ -280,20 +287,25 @@ def _outside(story: Story, side: Side, again: Path) -> Finding:
 # --- the first step that differs ---
 
 
-def _past_rounding(story: Story, pair: Pair, until: int, folder: Path) -> Pair:
-    """Return the pair with B trained like A, if another order of sums is not all that differs."""
+def _past_rounding(story: Story, pair: Pair, until: int, folder: Path) -> tuple[Pair, Cause | None]:
+    """Return the pair, and the cause if another order of sums is all that differs.
+
+    If it is not all, the pair is returned with B trained like A.
+    """
     assert pair.changes is not None
     experiment = order_of_sums(pair.changes)
-    if experiment is None:
-        return pair
+    if experiment is None or first_step(pair.one, pair.other) is None:
+        return pair, None
+    _tell_cost(story, [pair.other.side], until)
     alike = experiment.second(pair, folder / "alike", until=until)
     if first_step(pair.one, alike) is None:
-        return pair
+        story(f"with {experiment.title}, both agree")
+        return pair, experiment.cause
     story(f"with {experiment.title}, both still differ: compared like that from here on")
-    return replace(pair, other=alike, changes=replace(pair.changes, order_of_sums=[]))
+    return replace(pair, other=alike, changes=replace(pair.changes, order_of_sums=[])), None
 
 
-def _within(story: Story, pair: Pair, folder: Path) -> Finding:
+def _within(story: Story, pair: Pair, folder: Path, *, known: Cause | None = None) -> Finding:
     """Name the first step, part, operator and number that differ, and the cause."""
     found = first_step(pair.one, pair.other)
     if found is None:
@@ -303,6 +315,8 @@ def _within(story: Story, pair: Pair, folder: Path) -> Finding:
     equal = [name for name in pair.one.steps[step] if name not in parts]
     also = f", {' and '.join(equal)} not" if equal else ""
     story(f"the first difference is after step {step}: {' and '.join(parts)} differ{also}")
+    if known is not None and not pair.has_equal_batches:
+        return _conclude(story, Finding(is_equal=False, step=step, parts=parts), known)
     for number in range(_MAX_TRACES):
         num_steps = sum(step - side.begin for side in pair.sides)
         story(f"recording step {step} of both ({num_steps} steps, at most twice)")
@@ -311,7 +325,7 @@ def _within(story: Story, pair: Pair, folder: Path) -> Finding:
             break
         story("nothing differs within the step this time")
     finding = traced.tell(story, parts)
-    cause = explain(story, pair, traced, folder)
+    cause = known or explain(story, pair, traced, folder)
     return _conclude(story, finding, cause)
 
 

@@ -39,6 +39,14 @@ class Pair:
     changes: Differences | None = None
 
     @property
+    def has_equal_batches(self) -> bool:
+        """Whether the main processes of both have the same samples in a step."""
+        changed = (
+            [] if self.changes is None else [name for name, _, _ in self.changes.order_of_sums]
+        )
+        return all(name.endswith("num_threads") for name in changed)
+
+    @property
     def sides(self) -> tuple[Side, Side]:
         """The two sides."""
         return self.one.side, self.other.side
