@@ -19,8 +19,10 @@ from ...core.user_code import describe_error, exit_code_of, print_error
 from ...data.signals import ignore_signals
 from ...training.evaluator import nonfinite_loss
 
-# When one process has failed, a launcher ends all others: torchrun after 0.1 s.
-_WAIT_FOR_MAIN_S = 2.0
+# When one process has failed, a launcher ends all others: torchrun after 0.1 s. So the main process
+# needs time to print its line.
+_WAIT_FOR_MAIN_S = 2.0  # before the processes have met
+_WAIT_FOR_LINE_S = 0.5
 
 
 def exit_with(run: Callable[[], RunResult], is_debug: bool) -> NoReturn:
@@ -74,7 +76,8 @@ def _report(error: BaseException, *, is_debug: bool) -> None:
     The main process prints the line, or process 1 if the main process failed first. If another
     process failed first or its machine does not answer, the first process of each machine prints
     it, too. A process that fails before the process group exists prints its own error, after a
-    delay in which the launcher ends it if the main process has failed as well.
+    delay in which the launcher ends it if the main process has failed as well. After it exists, the
+    others wait so that the launcher does not end the main process before it has printed the line.
     """
     is_expected = isinstance(error, OneLineError)
     if is_debug:
@@ -84,12 +87,12 @@ def _report(error: BaseException, *, is_debug: bool) -> None:
     named = os.environ.get("RANK", "0")
     rank = int(named) if named.isdecimal() else 0
     is_alone = rank > 0 and not dist.is_initialized()
-    if is_alone:
-        time.sleep(_WAIT_FOR_MAIN_S)
     is_first_here = os.environ.get("LOCAL_RANK") == "0"
     reports_other = isinstance(error, ProcessError) and (
         is_first_here or (rank == 1 and error.rank == 0)
     )
+    if rank > 0 and not reports_other:
+        time.sleep(_WAIT_FOR_MAIN_S if is_alone else _WAIT_FOR_LINE_S)
     if rank == 0 or is_alone or reports_other:
         said = describe_error(error)
         where = next(

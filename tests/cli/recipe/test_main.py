@@ -6,12 +6,21 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from torch import nn
 
-from accel_trainer import ClassificationTask, RecipeConfig, RunResult, RuntimeConfig, main
+from accel_trainer import (
+    ClassificationTask,
+    ConfigError,
+    RecipeConfig,
+    RunResult,
+    RuntimeConfig,
+    main,
+    start_run,
+)
 from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.distributed.accelerator import start_accelerator
 
@@ -82,6 +91,26 @@ class Undefined(ClassificationTask):
     def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         output = super().eval_step(model, batch)
         return output._replace(losses=output.losses * float("nan"))
+
+
+def fail_late_on_main(folder: Path) -> None:
+    def train(config: RecipeConfig) -> RunResult:
+        with start_run(workload.make_config(folder), recipe="late"):
+            if os.environ["RANK"] == "0":
+                time.sleep(0.2)
+            raise ConfigError("CONFIG", "a mistake on all processes: correct it")
+
+    main(train, RecipeConfig, description="", argv=[])
+
+
+def test_no_process_ends_before_the_main_process_has_said_why(tmp_path: Path) -> None:
+    """A launcher ends the main process as soon as another one has ended."""
+    logs = tmp_path / "logs"
+    job = processes.start(fail_late_on_main, tmp_path / "run", num_processes=2, folder=logs)
+    job.processes[1].join()
+    assert "error[CONFIG]: a mistake on all processes" in job.output(0)
+    assert job.wait() == [64, 64]
+    assert job.output(1).count("error[") == 0
 
 
 def train_to_nan(folder: Path) -> None:
