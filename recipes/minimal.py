@@ -21,11 +21,11 @@ def train(config: RecipeConfig) -> RunResult:
         inputs, targets = (torch.tensor(column) for column in load_breast_cancer(return_X_y=True))
         inputs = ((inputs - inputs.mean(0)) / inputs.std(0)).float()
         dataset = TensorDataset(inputs, targets)  # yours: has len() and [index] -> (input, target)
-        train_set, test_set = random_split(dataset, [469, 100], torch.Generator().manual_seed(0))
+        train_set, eval_set = random_split(dataset, [469, 100], torch.Generator().manual_seed(0))
         model = nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2))  # yours: any module
         task = ClassificationTask()  # yours: what turns a batch into losses
         return build_trainer(
-            run, model=model, task=task, train_set=train_set, eval_sets=test_set
+            run, model=model, task=task, train_set=train_set, eval_sets=eval_set
         ).fit()
 
 
