@@ -133,22 +133,22 @@ MUTANTS = [
     Mutant(
         "a logged tensor is not copied",
         "accel_trainer/core/log.py",
-        "copied = value + 0",
-        "copied = value",
+        "kept.append(value + 0)",
+        "kept.append(value)",
         ("tests/core/test_log.py",),
     ),
     Mutant(
         "a logged tensor is read at once",
         "accel_trainer/core/log.py",
-        "copied = value + 0",
-        "copied = float(value)",
+        "kept.append(value + 0)",
+        "kept.append(float(value))",
         ("tests/core/test_log.py",),
     ),
     Mutant(
         "the numbers of all processes count",
         "accel_trainer/core/log.py",
-        "        if self.is_main_process:\n            with torch.no_grad():",
-        "        if True:\n            with torch.no_grad():",
+        "        if self.is_main_process:\n            kept =",
+        "        if True:\n            kept =",
         ("tests/core/test_log.py",),
     ),
     Mutant(
@@ -185,6 +185,75 @@ MUTANTS = [
         'if (run.folder / "pictures").is_symlink():',
         "if False:",
         ("tests/cli/test_report.py",),
+    ),
+    Mutant(
+        "a number replaces the histogram of its name",
+        "accel_trainer/core/log.py",
+        "if not isinstance(kept, list):",
+        "if False:",
+        ("tests/core/test_log.py",),
+    ),
+    Mutant(
+        "anything in bytes is logged as a picture",
+        "accel_trainer/core/log.py",
+        " and png.startswith(",
+        " or png.startswith(",
+        ("tests/core/test_log.py",),
+    ),
+    Mutant(
+        "a step that cannot evaluate a set is found after the training",
+        "accel_trainer/training/evaluator.py",
+        'isinstance(failure, MetricFailed) or not hasattr(task, "eval_step")',
+        "isinstance(failure, MetricFailed)",
+        ("tests/run/test_eval_sets.py::test_a_step_that_fails_on_a_set_costs_no_training",),
+    ),
+    Mutant(
+        "numbers of the task may come and go",
+        "accel_trainer/training/step.py",
+        "if len(forms | self._form) > 1 or",
+        "if",
+        ("tests/training/test_items.py",),
+    ),
+    Mutant(
+        "losses without items count as they are",
+        "accel_trainer/training/metrics.py",
+        " or (total and not num_items)",
+        "",
+        ("tests/training/test_metric_rehearsal.py",),
+    ),
+    Mutant(
+        "weights of a loader of one's own are ignored",
+        "accel_trainer/run/data.py",
+        "(has_options or (",
+        "(False or (",
+        ("tests/run/test_eval_sets.py",),
+    ),
+    Mutant(
+        "out of memory, pairs are to be split",
+        "accel_trainer/fault_tolerance/out_of_memory.py",
+        "elif activity.couples_batch:",
+        "elif False:",
+        ("tests/fault_tolerance/test_out_of_memory.py",),
+    ),
+    Mutant(
+        "the ONNX export gathers on one process",
+        "accel_trainer/run/build.py",
+        'couples_batch == "gathered" and run.accelerator.num_processes > 1',
+        "couples_batch is None",
+        (
+            "tests/training/test_pairs.py"
+            "::test_all_processes_evaluate_a_gathering_task_equally_often",
+        ),
+    ),
+    Mutant(
+        "a process ends before the main process has said why",
+        "accel_trainer/cli/recipe/exit.py",
+        "if is_alone else _WAIT_FOR_LINE_S",
+        "if is_alone else 0",
+        (
+            "tests/cli/recipe/test_main.py"
+            "::test_no_process_ends_before_the_main_process_has_said_why",
+        ),
     ),
     # --- a step that is computed twice ---
     Mutant(
@@ -477,8 +546,8 @@ MUTANTS = [
     Mutant(
         "a process without samples leaves out an evaluation batch that gathers",
         "accel_trainer/run/build.py",
-        "has_collective_forward=strategy.has_collective_forward or gathers",
-        "has_collective_forward=strategy.has_collective_forward",
+        'or run.activity.couples_batch == "gathered"',
+        "or False",
         (
             "tests/training/test_pairs.py::test_all_processes_evaluate_a_gathering_task_equally_often",
         ),

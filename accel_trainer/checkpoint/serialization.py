@@ -79,10 +79,11 @@ def copy_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     Raises ConfigError for what JSON cannot hold.
     """
     try:
-        return dict(parse_json(dump_json(dict(metadata or {}))))
+        return dict(parse_json(dump_json({**(metadata or {})})))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            "METADATA", f"metadata is not JSON ({error}): use texts, numbers, lists and dicts"
+            "METADATA",
+            f"metadata is not JSON ({error}): give a dict of texts, numbers, lists and dicts",
         ) from None
 
 

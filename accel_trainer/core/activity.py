@@ -15,12 +15,13 @@ class Activity:
 
     The trainer sets `position` once, and counts `num_forwards`. `phase_s` holds the seconds spent
     in each phase so far, without the current stay in `phase`. `compilation` counts the seconds of
-    compiling the model.
+    compiling the model. `couples_batch` is that of the task.
     """
 
     def __init__(self) -> None:
         self.position = TrainState()
         self.num_forwards = 0
+        self.couples_batch: bool | str = False
         self.phase_s: dict[str, float] = {}
         self.compilation = Stopwatch()
         self._phase = "start"

@@ -47,22 +47,24 @@ class Log:
         """Log a number or a tensor [] on any device: the row has the mean since the last row.
 
         No host sync: the tensor is copied, and read for the row. Raises ConfigError if the value
-        has another shape, or is a shard.
+        is not one number, or is a shard, or the name is that of a histogram or picture.
         """
-        name = _row_name(name, value)
-        if np.ndim(value):
-            raise ConfigError("LOG", f"{name} has the shape {np.shape(value)}: log one number")
+        is_number = not np.ndim(value) and hasattr(value, "__float__")
+        name = _row_name(name, value, is_number, "log one number, or a tensor []")
         if self.is_main_process:
+            kept = self.pending.setdefault(name, [0, 0.0])
+            if not isinstance(kept, list):
+                raise ConfigError("LOG", f"{name} is also a histogram or picture: rename one")
             with torch.no_grad():
-                copied = value + 0  # the owner of a tensor may change it before the row
-            self.pending.setdefault(name, [0, 0.0]).append(copied)
+                kept.append(value + 0)  # the owner of a tensor may change it before the row
 
     def histogram(self, name: str, values: Tensor) -> None:
         """Log the histogram of a tensor of any shape; the last one before a row counts.
 
-        No host sync: a copy stays on the device until the row. Raises ConfigError for a shard.
+        No host sync: a copy stays on the device until the row. Raises ConfigError for a
+        shard, and for what is no tensor.
         """
-        name = _row_name(name, values)
+        name = _row_name(name, values, isinstance(values, Tensor), "give a tensor")
         if self.is_main_process:
             self.pending[name] = values.detach().clone()
 
@@ -72,16 +74,12 @@ class Log:
         `vision.to_png` makes the bytes from a tensor. The last picture before a row counts.
 
         Raises:
-            ConfigError: as for any name, or `png` is not bytes.
+            ConfigError: as for any name, or `png` is not the bytes of a PNG.
             OutputError: the file cannot be written.
         """
-        name = _row_name(name)
-        if not isinstance(png, bytes):
-            raise ConfigError(
-                "LOG",
-                f"the picture {name} is no PNG: "
-                "give bytes, such as accel_trainer.vision.to_png(picture)",
-            )
+        is_png = isinstance(png, bytes) and png.startswith(b"\x89PNG\r\n\x1a\n")
+        fix = "give the bytes of a PNG, such as accel_trainer.vision.to_png(picture)"
+        name = _row_name(name, png, is_png, fix)
         if self.is_main_process:
             file = f"{name.replace('/', '=')}-step-{self.position.optimizer_step:010d}.png"
             path = f"pictures/{file}"
@@ -105,13 +103,13 @@ class Log:
         return self.pending
 
 
-def _row_name(name: str, value: object = None) -> str:
+def _row_name(name: str, value: object, fits: bool, fix: str) -> str:
     """Return the name with its group, which is `log` if it has none.
 
-    Raises ConfigError if nothing can be logged under the name, or the value is a shard: the main
-    process would wait for the others to read it.
+    Raises ConfigError if nothing can be logged under the name, the value does not fit the call, or
+    it is a shard: the main process would wait for the others to read it.
     """
-    row_name = name if "/" in name else f"log/{name}"
+    row_name = name if "/" in str(name) else f"log/{name}"
     if not _NAME.fullmatch(row_name):
         raise ConfigError(
             "LOG",
@@ -119,8 +117,9 @@ def _row_name(name: str, value: object = None) -> str:
             "group/name; train, optim, perf, digest, test, eval are taken",
         )
     if is_shard(value):
-        fix = "call full_tensor() on all processes, and log that"
-        raise ConfigError("LOG", f"{row_name} is a shard: {fix}")
+        fits, fix = False, "it is a shard, so call full_tensor() on all processes, and log that"
+    if not fits:
+        raise ConfigError("LOG", f"{row_name} is a {type(value).__name__}: {fix}")
     return row_name
 
 

@@ -144,8 +144,9 @@ class StepOutput(NamedTuple):
         The step is right for any number of processes and micro-batches, but what needs the loss of
         each sample cannot use it.
         """
-        if not isinstance(loss, Tensor):  # the engine refuses it in one line
-            return cls(loss, outputs, is_per_sample=False)
+        if not isinstance(loss, Tensor) or not isinstance(num_items, Tensor | int | float):
+            # The engine refuses it in one line.
+            return cls(loss, outputs, num_items, is_per_sample=False)
         if not isinstance(num_items, Tensor):
             num_items = torch.full((), num_items, device=loss.device)
         # Not in bfloat16, which cannot represent 257, nor in float16, which ends at 65504.

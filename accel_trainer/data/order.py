@@ -90,9 +90,7 @@ def _weighted(kept: Tensor, weights: Sequence[float] | Tensor, num_samples: int)
 
     A sample's chance is its share of the weights.
     """
-    chances = torch.as_tensor(weights, dtype=torch.float64)
-    _check_length(chances, num_samples, "weights=")
-    chances = chances[kept]
+    chances = _read_numbers(weights, num_samples, "weights=", "biuf", "give numbers").double()[kept]
     if not (chances.isfinite() & (chances >= 0)).all() or not chances.any():
         raise ConfigError("ORDER", "weights= must be 0 or more, and not all 0: correct them")
 
@@ -117,11 +115,7 @@ def _balanced(kept: Tensor, labels: Any, num_samples: int) -> SampleOrder:
     """
     if labels is None:
         raise ConfigError("ORDER", f"--batch.order balanced does not know the classes: {_FIX}")
-    array = np.asarray(labels)
-    _check_length(array, num_samples, "labels=")
-    if array.dtype.kind not in "biu":
-        raise ConfigError("ORDER", f"labels= are {array.dtype}: {_FIX}")
-    labels = torch.from_numpy(array.astype(int))
+    labels = _read_numbers(labels, num_samples, "labels=", "biu", _FIX).long()
     classes = {label: kept[labels[kept] == label] for label in labels[kept].unique().tolist()}
     quota = len(kept) // len(classes)
 
@@ -158,13 +152,18 @@ def _from_rounds(ids: Tensor, first: int, count: int, key: int) -> Tensor:
     return row[start : start + count]
 
 
-def _check_length(values: Any, num_samples: int, name: str) -> None:
-    if values.shape != (num_samples,):
+def _read_numbers(values: Any, num_samples: int, name: str, kinds: str, fix: str) -> Tensor:
+    """Return `values` [num_samples] if numpy's kind of their dtype is one of `kinds`."""
+    array = np.asarray(values)
+    if array.shape != (num_samples,):
         raise ConfigError(
             "ORDER",
-            f"{name} has the shape {list(values.shape)} for {num_samples} samples: "
+            f"{name} has the shape {list(array.shape)} for {num_samples} samples: "
             f"give one number for each sample, [{num_samples}]",
         )
+    if array.dtype.kind not in kinds:
+        raise ConfigError("ORDER", f"{name} are {array.dtype}: {fix}")
+    return torch.tensor(array)
 
 
 def _without(ids: Tensor, path: Path) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..core.errors import ConfigError
 
@@ -22,6 +22,8 @@ def check_dataset(dataset: Any, name: str) -> None:
         fix = f"give its dataset: {why}"
     elif isinstance(dataset, Mapping) and 0 not in dataset:
         fix = f"give one of its parts, {', '.join(map(repr, dataset))}"
+    elif isinstance(dataset, list | tuple) and any(isinstance(each, Dataset) for each in dataset):
+        fix = "join them, as ConcatDataset does, or, to evaluate on each, give a dict of them"
     elif is_stream and hasattr(dataset, "__iter__"):
         fix = "it has no [index], so give it to build_stream_loaders, see docs/data.md"
     elif is_stream or isinstance(dataset, str) or not hasattr(dataset, "__len__"):

@@ -7,7 +7,7 @@ are then their positions. Samples of one name, such as the photos of a patient, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -24,11 +24,17 @@ def split(ids: Any, fractions: Sequence[float], seed: int = 0) -> tuple[Tensor, 
     A part has its share of `fractions` of the names only approximately, and may be empty.
 
     Raises:
-        ConfigError: `fractions` are not above 0, or do not add up to 1.
+        ConfigError: `fractions` are not above 0, or do not add up to 1; `ids` are samples.
     """
-    if min(fractions, default=0) <= 0 or not math.isclose(sum(fractions), 1):
+    if (
+        np.ndim(fractions) != 1
+        or min(fractions, default=0) <= 0
+        or not math.isclose(sum(fractions), 1)
+    ):
         raise ConfigError("CONFIG", f"fractions={fractions}: give some above 0 that add up to 1")
     names = range(ids) if isinstance(ids, int) else ids
+    if isinstance(next(iter(names), None), tuple | Mapping):
+        raise ConfigError("CONFIG", "split got samples: give len(dataset), or a name for each one")
     hashes = [sha256(f"{seed} {name}".encode()).digest() for name in names]
     draws = [int.from_bytes(each[:6], "big") / 2**48 for each in hashes]
     parts = np.digitize(draws, np.cumsum(fractions)[:-1])

@@ -58,6 +58,8 @@ def explain_out_of_memory(
         fix = _NEEDS_LESS
         if activity.phase == "evaluation":
             fix = f"set --batch.eval-batch-size below {config.eval_batch_size}"
+        elif activity.couples_batch:
+            fix = f"{_NEEDS_LESS}; a smaller batch has fewer pairs, and trains another model"
         elif activity.phase == "training":
             fix = _smaller_forwards(config, accelerator.num_processes)
         raise OutOfMemoryError(

@@ -113,6 +113,7 @@ def build_trainer(
     _refuse_wrapped(model)
     data = build_data(run, train_set, eval_sets, test_set, options)
     check_coupling(task, data.plan)
+    run.activity.couples_batch = getattr(task, "couples_batch", False)
     metrics_of = choose_metrics(metrics, task, data)
     strategy = _choose_strategy(run, data.plan)
     identity = data.identify(run, data_fingerprint)
@@ -237,7 +238,15 @@ def _load_weights(run: Run, model: nn.Module) -> list[str]:
 
 
 def _copy_for_onnx(run: Run, model: nn.Module, task: Task, data: RunData) -> OnnxExport | None:
-    if run.config.run.onnx and run.accelerator.is_main_process:
+    if not run.config.run.onnx:
+        return None
+    if run.activity.couples_batch == "gathered" and run.accelerator.num_processes > 1:
+        raise ConfigError(
+            "ONNX",
+            "--onnx calls eval_step on the main process only, where a gather would wait for the "
+            "others: leave it out, and start the finished run again on one process with --onnx",
+        )
+    if run.accelerator.is_main_process:
         return OnnxExport(copy_model(model), task, data.eval_loaders[0])
     return None
 
@@ -346,7 +355,6 @@ def _build_evaluators(
     strategy: Strategy,
 ) -> dict[str, Evaluator]:
     """Return an evaluator for each set by its name, that of the test set as `test_set`."""
-    gathers = getattr(task, "couples_batch", False) == "gathered"
     return {
         name: Evaluator(
             loader,
@@ -355,7 +363,8 @@ def _build_evaluators(
             accelerator=run.accelerator,
             num_parts=data.plan.num_parts if data.plan.reduce == "exact" else None,
             seed=run.config.seed,
-            has_collective_forward=strategy.has_collective_forward or gathers,
+            has_collective_forward=strategy.has_collective_forward
+            or run.activity.couples_batch == "gathered",
         )
         for name, loader in data.evaluation.items()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from .agreement import check_same_everywhere
 from .dry_run import limit_evaluation
 from .parts import check_part, check_parts
 from .session import Run
+
+_logger = logging.getLogger(__name__)
 
 Metrics = Sequence[Metric] | Mapping[str, Sequence[Metric]]
 """The metrics of all sets, or those of each set by its name."""
@@ -65,8 +68,14 @@ class RunData:
         Raises ConfigError if processes have different data.
         """
         if fingerprint is None:
-            loaders = [self.train, *self.eval_loaders]
-            fingerprint = join_fingerprints([fingerprint_of(loader) for loader in loaders])
+            found = [fingerprint_of(loader) for loader in (self.train, *self.eval_loaders)]
+            fingerprint = join_fingerprints(found)
+            is_known = TEST_SET in self.evaluation and found[-1] in found[:-1]
+            if fingerprint and is_known and run.accelerator.is_main_process:
+                _logger.warning(
+                    "[TEST_SET] test_set= has the samples of another set, so its numbers will be "
+                    "too good: give samples that only the test uses"
+                )
         order = getattr(self.train, "order", None)
         # A balanced epoch may be shorter than the samples that it is drawn from.
         size = self.plan.num_samples if order is None else len(order.kept)
@@ -89,6 +98,7 @@ def build_data(
             loader has an order of its own.
         DataError: there are fewer samples than processes, or a set has none.
     """
+    check_part("options", options)
     batch = run.config.batch
     train = train_set
     if not hasattr(train_set, "step_batches"):
@@ -100,11 +110,13 @@ def build_data(
             options=options,
         )
     check_part("train_set", train)
-    if not hasattr(train, "order") and (batch.order, batch.leave_out) != ("uniform", None):
+    has_options = options.labels is not None or options.weights is not None
+    has_flags = (batch.order, batch.leave_out) != ("uniform", None)
+    if train is train_set and (has_options or (has_flags and not hasattr(train, "order"))):
         raise ConfigError(
             "ORDER",
             f"a {type(train).__name__} has an order of its own: "
-            "leave --batch.order and --leave-out out",
+            "leave --batch.order, --leave-out, labels= and weights= out",
         )
 
     def evaluated(name: str, part: Any) -> EvalLoader:
@@ -164,7 +176,7 @@ def choose_metrics(
         raise ConfigError(
             "CONFIG",
             f"metrics= has {[*metrics]}, and the sets are {names}: "
-            "name some of these, and the first one",
+            "give a list for all, or name the first, and others of these",
         )
     chosen = {name: metrics.get(name, metrics[first]) for name in names}
     for of_set in chosen.values():

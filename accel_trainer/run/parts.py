@@ -12,6 +12,7 @@ from ..core.types import Task
 _NEEDED = {
     "model": ("forward", "named_parameters"),
     "task": ("step",),
+    "options": ("collate",),
     "train_set": ("plan", "step_batches"),
     "eval_sets": ("num_samples", "batches"),
     "test_set": ("num_samples", "batches"),

@@ -22,7 +22,7 @@ from ..core.pairwise import PairwiseSum
 from ..core.rng import preserved_generators, seed_evaluation
 from ..core.training_mode import set_training_mode
 from ..core.types import START, Batch, EvalLoader, Metric, Position, Task, eval_step_of
-from ..core.user_code import PartFailed, PeerFailed
+from ..core.user_code import PartFailed, PeerFailed, describe_error
 from ..distributed.collectives import copy_from_main, sum_pairwise
 from ..fault_tolerance.preemption import StopFlag
 from .metrics import describe_tensor, is_number, plain_values, sums_device
@@ -158,13 +158,14 @@ class Evaluator:
         **Collective. Host sync.**
 
         `monitored` is the number of this set that will decide the best checkpoint, such as
-        `eval/loss`; None if it is of another set. An exception of the task or of `compute` is not
-        an error here: some tasks need what training leaves, and some metrics need many samples.
+        `eval/loss`; None if it is of another set. An exception of an `eval_step` or of `compute` is
+        not an error here: some need what training leaves, and some metrics need many samples.
 
         Raises:
             ConfigError: sums are not float64, a metric cannot measure the batch, or `monitored` is
                 not one number.
             MetricFailed: a metric raised an error in `update`.
+            Exception: the `step` of a task without `eval_step` raised it.
         """
         block_sums = _BlockSums(self._empty_sums(), [])
         task = trial_copy(self.task)
@@ -181,19 +182,21 @@ class Evaluator:
                 raise
             except Exception as error:
                 failure = error
+            has_failed = failure is not None
+            # Training calls `step` before anything else, so it needs nothing that training leaves.
+            is_error = isinstance(failure, MetricFailed) or not hasattr(task, "eval_step")
             flags = torch.tensor(
-                [isinstance(failure, MetricFailed), failure is not None],
+                [has_failed and is_error, has_failed],
                 dtype=torch.float64,
                 device=self._sums_device,
             )
             flags, *merged = self._merge([flags, *block_sums.current])
             if flags[0]:
-                peer_failed = PeerFailed("a metric failed on another process")
-                raise failure if isinstance(failure, MetricFailed) else peer_failed
+                raise failure or PeerFailed("the evaluation failed on another process")
             if flags[1]:
-                _logger.info(
+                _logger.warning(
                     "the evaluation cannot be tried before training (%s)",
-                    failure or "on another process",
+                    describe_error(failure) if failure else "on another process",
                 )
             else:
                 for metric, own, sums in zip(self.metrics, block_sums.current, merged, strict=True):

@@ -31,12 +31,11 @@ class _Mean:
         return torch.zeros(2, dtype=torch.float64, device=device)
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return the mean. Raises ConfigError if a number of items is negative or NaN."""
+        """Return the mean. Raises ConfigError if a number of items is wrong."""
         total, num_items = sums.tolist()
-        if math.isnan(num_items):
-            raise ConfigError(
-                "NUM_ITEMS", "the task returned num_items that are negative or NaN: return counts"
-            )
+        if math.isnan(num_items) or (total and not num_items):
+            fact = "that are negative or NaN" if num_items else "of 0 for samples with losses"
+            raise ConfigError("NUM_ITEMS", f"the task returned num_items {fact}: return counts")
         return {self.name: total / (num_items or 1)}
 
     def _add(self, sums: Tensor, values: Tensor, batch: Batch, output: StepOutput) -> None:

@@ -18,6 +18,7 @@ from ..core.errors import ConfigError
 from ..core.parameters import parameters_of
 from ..core.train_state import TrainState
 from ..core.types import Batch, StepBatch, Task
+from ..distributed.collectives import differing_lines
 from ..fault_tolerance.nonfinite_guard import NonfiniteGuard, PendingUpdate
 from .strategy.base import StepSums, Strategy
 from .task_output import check_output
@@ -70,8 +71,8 @@ class OptimizerStep:
         self._parameters = parameters_of(optimizer)
         # `_loss_gradient` for each sample, [B] on the device; batches may have ever other sizes.
         self._fill = lru_cache(_MAX_GRADIENTS)(partial(torch.full, device=self._accelerator.device))
-        # Whether the task counts items; None before the first step.
-        self._has_counts: bool | None = None
+        # What the task returns besides losses; None before the first step.
+        self._form: set[str] | None = None
         self.bypass_accelerate = (
             self._accelerator.scaler is None and self._accelerator.distributed_type in _BYPASSABLE
         )
@@ -128,7 +129,7 @@ class OptimizerStep:
         **Collective. Host sync** with loss scaling.
 
         Raises:
-            ConfigError: the task counts items only sometimes.
+            ConfigError: the task counts items, or has a number, only sometimes.
             DivergedError: a gradient is NaN or inf, and the run must end.
         """
         sums = self._reduce()
@@ -173,7 +174,7 @@ class OptimizerStep:
         number is known only after the forwards, they are divided by the items of all processes
         instead. A step may have no item, if every token is padding.
         """
-        self._check_counts_always()
+        self._check_form()
         sums, num_items = self.strategy.finish(self._parts)
         if num_items is None:
             return sums
@@ -186,17 +187,20 @@ class OptimizerStep:
             gradient.mul_(ratio)
         return sums
 
-    def _check_counts_always(self) -> None:
-        """Raise ConfigError if the task counts items only sometimes.
+    def _check_form(self) -> None:
+        """Raise ConfigError if the task counts items, or has a number, only sometimes.
 
         **Collective. Host sync**, in the first step, which also refuses negative and NaN counts.
 
-        A process without counts would not take part in the collective of the others.
+        A process without them would not take part in the collectives of the others.
         """
-        counting = {part.num_items is not None for part in self._parts}
-        is_uniform = True
-        if self._has_counts is None:
-            self._has_counts = True in counting
+        forms = {
+            ", ".join(["num_items"] * (part.num_items is not None) + [*part.numbers]) or "none"
+            for part in self._parts
+        }
+        differing = []
+        if self._form is None:
+            self._form = forms
             for part in self._parts:
                 # In later steps, the guard finds the NaN of the gradient.
                 if part.num_items is not None and not part.num_items >= 0:  # negative, or NaN
@@ -205,14 +209,13 @@ class OptimizerStep:
                         f"the task returned {float(part.num_items)} as num_items: return a count",
                     )
             if self._accelerator.num_processes > 1:
-                flag = torch.tensor(float(self._has_counts), device=self._accelerator.device)
-                num_counting = float(self._accelerator.reduce(flag))
-                is_uniform = num_counting in (0, self._accelerator.num_processes)
-        if not is_uniform or counting != {self._has_counts}:
+                differing = differing_lines("; ".join(sorted(forms)), self._accelerator)
+        if len(forms | self._form) > 1 or any(differing):
+            found = "; ".join(sorted({*forms, *self._form, *differing}))
             raise ConfigError(
                 "NUM_ITEMS",
-                "the task returned num_items for some micro-batches only: "
-                "return them for all, 0 where there are none",
+                f"the task returned num_items or numbers for some micro-batches only ({found}): "
+                "return the same for all, num_items 0 where there are none",
             )
 
     def _step_scaled(self, update: PendingUpdate, scaler: GradScaler) -> bool:

@@ -23,7 +23,7 @@ def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:
     if not isinstance(losses, Tensor):
         _refuse(losses, "return losses as a tensor: without item() or float()")
     if has_graph and not losses.requires_grad:
-        _refuse(losses, "return losses with their graph: without detach() or no_grad()")
+        _refuse(losses, "return losses with their graph: without detach() or no_grad(), as floats")
     _check_sizes(output, num_samples)
     if not isinstance(output.numbers, Mapping):
         _refuse(output.numbers, "return the numbers as a dict")

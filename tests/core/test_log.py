@@ -8,12 +8,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from accel_trainer import ConfigError
 from accel_trainer.core.log import Log
 from accel_trainer.core.train_state import TrainState
+
+PNG = b"\x89PNG\r\n\x1a\nand so on"
 
 
 @pytest.fixture
@@ -77,7 +80,7 @@ def test_other_processes_keep_nothing(tmp_path: Path) -> None:
     log = Log(tmp_path, TrainState(), is_main_process=False)
     log("a", 1.0)
     log.histogram("b", torch.ones(2))
-    log.picture("c", b"png")
+    log.picture("c", PNG)
     assert log.read() == {}
     assert list(tmp_path.iterdir()) == []
 
@@ -121,17 +124,18 @@ def test_any_tensor_has_a_histogram(log: Log, values: torch.Tensor) -> None:
 
 
 def test_a_picture_lies_in_the_run_under_its_name_and_step(log: Log, tmp_path: Path) -> None:
-    log.picture("a/../b", b"png")
+    log.picture("a/../b", PNG)
     (path,) = (tmp_path / "pictures").iterdir()
     assert path.name == "a=..=b-step-0000000012.png"
-    assert path.read_bytes() == b"png"
+    assert path.read_bytes() == PNG
     assert log.read() == {"a/../b": {"picture": f"pictures/{path.name}"}}
 
 
-def test_a_picture_that_is_a_tensor_is_told_what_to_give(log: Log) -> None:
-    said = "the picture log/x is no PNG: give bytes, such as accel_trainer.vision.to_png(picture)"
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        log.picture("x", torch.zeros(3, 4, 4))  # type: ignore[arg-type]
+@pytest.mark.parametrize("picture", [torch.zeros(3, 4, 4), b"\xff\xd8\xff\xe0JFIF", "a.png"])
+def test_a_picture_that_is_no_png_is_told_what_to_give(log: Log, picture: Any) -> None:
+    said = ": give the bytes of a PNG, such as accel_trainer.vision.to_png(picture)"
+    with pytest.raises(ConfigError, match=rf"log/x is a \w+{re.escape(said)}"):
+        log.picture("x", picture)
 
 
 # --- names and values ---
@@ -151,14 +155,31 @@ def test_a_name_of_the_engine_or_a_strange_one_is_one_line(
 ) -> None:
     log = Log(tmp_path, TrainState(), is_main_process=is_main)
     calls: list[Any] = [(log, 1.0), (log.histogram, torch.ones(1))]
-    for call, value in [*calls, (log.picture, b"png")]:
+    for call, value in [*calls, (log.picture, PNG)]:
         with pytest.raises(ConfigError, match=r"^\[?.*nothing can be logged as .*: give ") as error:
             call(name, value)
         assert "\n" not in str(error.value)
     assert log.pending == {}
 
 
-@pytest.mark.parametrize("value", [torch.ones(1), torch.ones(2, 3), [1.0, 2.0]])
+@pytest.mark.parametrize("value", [torch.ones(1), torch.ones(2, 3), [1.0, 2.0], "1", None, {}])
 def test_only_single_numbers_are_logged(log: Log, value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"log/x has the shape .*: log one number"):
+    with pytest.raises(ConfigError, match=r"log/x is a \w+: log one number, or a tensor"):
         log("x", value)
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], np.ones(3), 1.0])
+def test_only_tensors_have_a_histogram(log: Log, values: Any) -> None:
+    with pytest.raises(ConfigError, match=r"log/x is a (list|ndarray|float): give a tensor"):
+        log.histogram("x", values)
+
+
+def test_a_number_needs_a_name_that_no_histogram_has(log: Log) -> None:
+    log.histogram("x", torch.ones(2))
+    with pytest.raises(ConfigError, match="log/x is also a histogram or picture: rename one"):
+        log("x", 1.0)
+
+
+def test_a_name_may_be_a_number(log: Log) -> None:
+    log(3, 1.0)  # type: ignore[arg-type]
+    assert log.read() == {"log/3": 1.0}

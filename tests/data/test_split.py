@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from accel_trainer import ConfigError, fold, split
 
@@ -75,14 +76,20 @@ def test_each_sample_is_for_validation_in_one_fold() -> None:
 
 
 @pytest.mark.parametrize(
-    "fractions", [(), (0.8, 0.1), (0.8, 0.3), (1.2, -0.2), (1.0, 0.0), (float("nan"), 0.5)]
+    "fractions", [(), 0.8, (0.8, 0.1), (0.8, 0.3), (1.2, -0.2), (1.0, 0.0), (float("nan"), 0.5)]
 )
-def test_fractions_that_cannot_split_are_one_line(fractions: tuple[float, ...]) -> None:
+def test_fractions_that_cannot_split_are_one_line(fractions: Any) -> None:
     with pytest.raises(
         ConfigError, match="fractions=.*: give some above 0 that add up to 1"
     ) as caught:
         split(10, fractions)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("samples", [TensorDataset(torch.ones(4)), [{"text": "a"}] * 4])
+def test_samples_in_place_of_names_are_one_line(samples: Any) -> None:
+    with pytest.raises(ConfigError, match=r"split got samples: give len\(dataset\), or a name"):
+        split(samples, (0.5, 0.5))
 
 
 @pytest.mark.parametrize(("k", "number"), [(5, 5), (5, -1), (1, 0), (0, 0)])

@@ -208,6 +208,17 @@ def train_two(folder: Path) -> None:
     run_as_a_command(make_config(folder, 8), Cramped(4, rank=1))
 
 
+def advice(batch: dict[str, Any], activity: Activity) -> str:
+    config = BatchConfig(**{"per_device_batch_size": 16, **batch})
+    activity.phase = "training"
+    with (
+        pytest.raises(OutOfMemoryError) as caught,
+        explain_out_of_memory(config, activity, Accelerator(cpu=True)),
+    ):
+        run_out()
+    return caught.value.message
+
+
 @pytest.mark.parametrize(
     ("batch", "fix"),
     [
@@ -220,14 +231,16 @@ def train_two(folder: Path) -> None:
     ],
 )
 def test_the_advice_fits_the_batch(batch: dict[str, Any], fix: str) -> None:
-    config = BatchConfig(**{"per_device_batch_size": 16, **batch})
+    assert fix in advice(batch, Activity())
+
+
+@pytest.mark.parametrize("coupling", [True, "gathered"])
+def test_a_step_of_pairs_is_not_told_to_split_its_batch(coupling: bool | str) -> None:
     activity = Activity()
-    activity.phase = "training"
-    with (
-        pytest.raises(OutOfMemoryError, match=fix),
-        explain_out_of_memory(config, activity, Accelerator(cpu=True)),
-    ):
-        run_out()
+    activity.couples_batch = coupling
+    said = advice({}, activity)
+    assert "--accumulate" not in said
+    assert said.endswith("; a smaller batch has fewer pairs, and trains another model")
 
 
 def test_out_of_memory_at_the_first_step_leaves_the_folder_to_look_at(tmp_path: Path) -> None:

@@ -7,17 +7,26 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from accel_trainer import (
+    Batch,
     CheckpointError,
+    ClassificationTask,
     ConfigError,
     ConfusionMatrix,
     DataError,
+    DatasetOptions,
     MeanLoss,
+    StepOutput,
     TopKAccuracy,
     UserError,
     WholeSetMetric,
+    build_dataset_loaders,
+    build_trainer,
+    start_run,
 )
 from tests.evaluated import (
     NUM_CLASSES,
@@ -143,15 +152,18 @@ VAL = points(5)
         ({"sets": {"val": 3}}, r"is int: give an object with len\(\) and \[index\]"),
         ({"sets": {"val": VAL, "hard": points(0)}}, "eval_sets= has a set without samples: add"),
         ({"test_set": points(0)}, "test_set= has a set without samples: add some"),
+        ({"sets": [VAL, VAL]}, "an evaluation set is list: join them, .* give a dict of them"),
+        ({"options": {"num_classes": 3}}, "options= has an object of type dict, without collate"),
+        ({"options": DatasetOptions}, "options= has the class DatasetOptions: give an instance"),
         ({"test_set": 3}, r"is int: give an object with len\(\) and \[index\]"),
         ({"metrics": {"val": [MeanLoss()]}}, r"metrics= has \['val'\], and the sets are \[''\]"),
         (
             {"sets": {"val": VAL}, "metrics": {"val": [MeanLoss()], "hrd": []}},
-            r"metrics= has \['val', 'hrd'\], and the sets are \['val'\]: name some of these",
+            r"metrics= has \['val', 'hrd'\], and the sets are \['val'\]: give a list",
         ),
         (
             {"sets": {"val": VAL, "hard": VAL}, "metrics": {"hard": [MeanLoss()]}},
-            r"metrics= has \['hard'\], and the sets are \['val', 'hard'\]: name some of these",
+            r"metrics= has \['hard'\], and the sets are \['val', 'hard'\]: give",
         ),
         ({"sets": {"val": VAL}, "metrics": {"val": MeanLoss()}}, "metrics= is no list: put it in"),
         ({"sets": {"val": VAL, "hard": points(4, label=7)}}, "Target 7 is out of bounds"),
@@ -215,3 +227,69 @@ def test_the_order_of_a_loader_of_ones_own_cannot_be_set(tmp_path: Path) -> None
 def test_an_evaluation_without_samples_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="DATA_TOO_SMALL"):
         train(make_config(tmp_path), sets=points(0))
+
+
+def test_a_loader_keeps_its_order_and_refuses_weights(tmp_path: Path) -> None:
+    with start_run(make_config(tmp_path), recipe="weights") as run:
+        data = train_set()
+        loader, eval_loader = build_dataset_loaders(
+            data, data, run.config.batch, seed=0, accelerator=run.accelerator
+        )
+        with pytest.raises(ConfigError, match="DatasetLoader has an order of its own: .*weights="):
+            build_trainer(
+                run,
+                model=nn.Linear(6, NUM_CLASSES),
+                task=ClassificationTask(),
+                train_set=loader,
+                eval_sets=eval_loader,
+                options=DatasetOptions(weights=[1.0] * len(data)),
+            )
+
+
+def test_a_test_set_that_is_also_used_otherwise_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, part in (("same", eval_sets()), ("other", points_of_test())):
+        train(make_config(tmp_path / name, max_steps=1), test_set=part)
+        said = [line for line in caplog.messages if line.startswith("[TEST_SET] test_set= has the")]
+        assert len(said) == (name == "same")
+        caplog.clear()
+
+
+class OwnStep:
+    """Trains and evaluates with one function."""
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        losses = F.cross_entropy(model(batch.inputs), batch.targets, reduction="none")
+        return StepOutput(losses)
+
+
+class OwnEvalStep(OwnStep):
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return self.step(model, batch)
+
+
+@pytest.mark.parametrize("name", ["hard", "test_set"])
+def test_a_step_that_fails_on_a_set_costs_no_training(tmp_path: Path, name: str) -> None:
+    wide = points(4, width=7)
+    sets = {"sets": {"val": VAL, "hard": wide}} if name == "hard" else {"test_set": wide}
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        train(make_config(tmp_path, every=1), task=OwnStep(), metrics=[MeanLoss()], **sets)
+    assert not list(tmp_path.glob("checkpoints/*"))
+
+
+def test_an_eval_step_that_fails_before_training_is_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may need what training leaves, so the run goes on."""
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        train(
+            make_config(tmp_path, max_steps=1),
+            task=OwnEvalStep(),
+            metrics=[MeanLoss()],
+            test_set=points(4, width=7),
+        )
+    (line,) = [line for line in caplog.messages if "cannot be tried before training" in line]
+    assert "RuntimeError: mat1 and mat2 shapes" in line
+    assert "test_eval_sets.py:" in line
+    assert list(tmp_path.glob("checkpoints/*"))

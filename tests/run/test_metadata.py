@@ -114,13 +114,13 @@ def train_with_notes(folder: Path, num_epochs: int) -> None:
         ({"weights": torch.ones(2)}, "Object of type Tensor is not JSON serializable"),
         ({"loss": math.nan}, "not JSON compliant"),
         ({("a", "b"): 1}, "keys must be str"),
-        ([1, 2], "cannot convert"),
+        ([1, 2], "'list' object is not a mapping"),
     ],
 )
 def test_metadata_that_is_not_json_is_one_line_before_any_work(
     tmp_path: Path, metadata: Any, reason: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"metadata is not JSON .*{reason}.*: use texts") as info:
+    with pytest.raises(ConfigError, match=f"is not JSON .*{reason}.*: give a dict") as info:
         train(tmp_path / "run", metadata)
     assert info.value.code == "METADATA"
     assert "\n" not in str(info.value)

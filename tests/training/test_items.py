@@ -225,7 +225,9 @@ class Counts(PlainTask):
         return super().step(model, batch)._replace(num_items=num_items)
 
 
-def train_counting(folder: Path, count: Callable[[Tensor, Batch], Any], *, micro: int = 8) -> None:
+def train_counting(
+    folder: Path, count: Any, *, micro: int = 8, task: PlainTask | None = None
+) -> None:
     """Train on 32 samples in two steps of 16."""
     config = replace(
         workload.make_config(folder),
@@ -240,11 +242,27 @@ def train_counting(folder: Path, count: Callable[[Tensor, Batch], Any], *, micro
         build_trainer(
             run,
             model=nn.Linear(5, 3),
-            task=Counts(count),
+            task=task or Counts(count),
             train_set=data,
             eval_sets=data,
             metrics=[MeanLoss()],
         ).fit()
+
+
+class NumbersOnSome(PlainTask):
+    """Returns a number in some steps, or for some micro-batches."""
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().step(model, batch)
+        hits = (output.losses < 1).double()
+        return output._replace(numbers={"hits": hits} if 0 in batch.sample_ids else {})
+
+
+@pytest.mark.parametrize("micro", [8, 16])
+def test_numbers_that_come_and_go_are_one_line(tmp_path: Path, micro: int) -> None:
+    with pytest.raises(ConfigError, match=r"batches only \(hits; none\): return") as caught:
+        train_counting(tmp_path / "run", None, micro=micro, task=NumbersOnSome())
+    assert "\n" not in str(caught.value)
 
 
 def count_on_some(ones: Tensor, batch: Batch) -> Tensor | None:
@@ -267,13 +285,13 @@ def test_num_items_that_are_not_one_for_each_sample_are_refused(tmp_path: Path, 
 
 @pytest.mark.parametrize("micro", [8, 16])
 def test_items_that_are_counted_only_sometimes_are_refused(tmp_path: Path, micro: int) -> None:
-    with pytest.raises(ConfigError, match="returned num_items for some micro-batches only: return"):
+    with pytest.raises(ConfigError, match=r"returned num_items or numbers for some micro"):
         train_counting(tmp_path / "run", count_on_some, micro=micro)
 
 
 def train_counting_on_main(folder: Path) -> None:
     """Both processes must raise."""
-    with pytest.raises(ConfigError, match="returned num_items for some micro-batches only: return"):
+    with pytest.raises(ConfigError, match=r"returned num_items or numbers for some micro"):
         train_counting(folder, count_on_main)
 
 

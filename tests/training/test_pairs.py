@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,11 @@ def train(
     batch: BatchConfig | None = None,
     callbacks: Sequence[Callback] = (),
     dtype: torch.dtype = torch.float64,
+    onnx: bool = False,
 ) -> SimClr:
     batch = batch or BatchConfig(global_batch_size=16, per_device_batch_size=16, eval_batch_size=10)
     config = replace(workload.make_config(folder), batch=batch)
+    config = replace(config, run=replace(config.run, onnx=onnx))
     with start_run(config, recipe="pairs") as run:
         task = kind(run.accelerator)
         build_trainer(
@@ -150,11 +153,14 @@ def test_pairs_of_two_processes_survive_a_kill_bit_for_bit(tmp_path: Path) -> No
 
 
 def check_eval_sizes(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--onnx calls eval_step on the main process only"):
+        train(folder.with_name("with onnx"), onnx=True)
     task = train(folder)
     last_size = 1 if task.accelerator.is_main_process else 0
     assert task.eval_sizes[-2:] == [10, last_size]
 
 
+@pytest.mark.skipif(find_spec("onnxscript") is None, reason="needs onnxscript")
 def test_all_processes_evaluate_a_gathering_task_equally_often(tmp_path: Path) -> None:
     processes.run(check_eval_sizes, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
 
