@@ -88,6 +88,8 @@ def _is_compared(row: Row) -> bool:
 def _compare_rows(one: Row, other: Row) -> tuple[str, int] | None:
     if any(one[name] != other[name] for name in ("kind", "name", "phase")):
         return "name", 0
+    if one["phase"] == "data" and one["outputs"] == other["outputs"]:
+        return None  # such as an equal sample of a dataset that differs elsewhere
     for place in ("inputs", "plain", "outputs"):
         mine, theirs = one.get(place) or [], other.get(place) or []
         if len(mine) != len(theirs):

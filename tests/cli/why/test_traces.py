@@ -44,6 +44,11 @@ def test_what_a_loader_does_as_it_starts_is_not_compared() -> None:
     assert compare_traces([starts, operator()], [operator()]) is None
 
 
+def test_an_equal_sample_of_data_that_differ_elsewhere_is_equal() -> None:
+    read = operator(phase="data", inputs=["all the data"])
+    assert compare_traces([read], [{**read, "inputs": ["other data"]}]) is None
+
+
 def test_an_update_names_the_weight_that_it_changes() -> None:
     update = operator(phase="update", module="", owned=["conv.weight"], line=None)
     found = compare_traces([update], [{**update, "outputs": ["x"]}])
