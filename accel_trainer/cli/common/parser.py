@@ -32,6 +32,13 @@ class CommandParser(argparse.ArgumentParser):
             "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help=cache_help
         )
 
+    def add_recipe_option(self) -> None:
+        """Add the flag of commands that train a recorded run again."""
+        recipe_help = (
+            "the recipe to run; default: the recorded one, if it is below the current folder"
+        )
+        self.add_argument("--recipe", type=Path, metavar="FILE", help=recipe_help)
+
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with the message and its fix."""
         known = list(self._option_string_actions)

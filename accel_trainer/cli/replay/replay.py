@@ -32,6 +32,8 @@ class Replay:
 
     run: RunReader
     recipe: Path
+    flags: Sequence[str]
+    """The settings of the run."""
     start: Mapping[str, Any]
     """The arguments of `start_recipe`."""
 
@@ -40,9 +42,9 @@ class Replay:
         """Return the replay of `run` with its recorded recipe, or the one that the user names.
 
         Raises:
-            ConfigError, OutputError: as `recorded_recipe` and `recorded_start`.
+            ConfigError, OutputError: as `recorded_recipe`, `recorded_flags`, `recorded_start`.
         """
-        return cls(run, recorded_recipe(run, recipe), recorded_start(run))
+        return cls(run, recorded_recipe(run, recipe), recorded_flags(run), recorded_start(run))
 
     def train(
         self,
@@ -68,13 +70,14 @@ class Replay:
         checkpoint = self.checkpoint_at(until - 1 if after is None else after)
         command = [
             str(self.recipe),
-            *recorded_flags(self.run),
+            *self.flags,
             "--output-dir",
             str(folder),
             "--max-steps",
             str(until),
             *self._origin(checkpoint),
             "--quiet",
+            "--track",  # with nothing: a replay is no run of a tracker
             *flags,
         ]
         start = {**self.start, "variables": {**self.start["variables"], **(variables or {})}}
@@ -89,7 +92,7 @@ class Replay:
         if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
             fact = f"training {self.run.folder} again ended with exit code {code}"
             raise OutputError("REPLAY", f"{fact}: see its error above")
-        return 0 if checkpoint is None else step_of(checkpoint)
+        return self.start_of(checkpoint)
 
     def checkpoint_at(self, step: int) -> Path | None:
         """Return the newest complete checkpoint of the run at or before `step`; None: no such."""
@@ -99,6 +102,12 @@ class Replay:
             if step_of(path) <= step and is_committed(path)
         ]
         return found[-1].resolve() if found else None
+
+    def start_of(self, checkpoint: Path | None) -> int:
+        """Return the step of `checkpoint`; None: the step at which the run itself began."""
+        if checkpoint is not None:
+            return step_of(checkpoint)
+        return int(self.run.attempts[0]["optimizer_step"]) if self.run.attempts else 0
 
     def _origin(self, checkpoint: Path | None) -> list[str]:
         """Return the flags that say what the replay starts from."""

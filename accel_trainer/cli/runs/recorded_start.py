@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, OutputError
+from ...core.filesystem import sha256_of
 from ...distributed.machine import available_cpus
 from ..common.output import tell
 from .run_reader import RunReader
@@ -77,6 +78,7 @@ def recorded_recipe(run: RunReader, chosen: Path | None) -> Path:
         if not chosen.is_file():
             fact = f"--recipe {chosen} is not a file"
             raise ConfigError("RECIPE", f"{fact}: give the recipe of {folder}")
+        _note_change(run, chosen)
         return chosen.resolve()
     code = run.environment.get("code")
     named = Path(str(code.get("recipe", "") if isinstance(code, dict) else ""))
@@ -91,7 +93,19 @@ def recorded_recipe(run: RunReader, chosen: Path | None) -> Path:
     if not recipe.is_relative_to(Path.cwd().resolve()):
         fact = f"the recipe that {folder} names, {recipe}, is not in the current folder"
         raise ConfigError("RECIPE", f"{fact}: change to its project; or {fix}")
+    _note_change(run, recipe)
     return recipe
+
+
+def _note_change(run: RunReader, recipe: Path) -> None:
+    """Say so if `recipe` is not the file that the run was trained with."""
+    code = run.environment.get("code")
+    recorded = code.get("sha256") if isinstance(code, dict) else None
+    if recorded is None or recorded == sha256_of(recipe):
+        return
+    copy = run.folder / "recipe.py"
+    where = f"; {copy} is the copy that the run made" if copy.is_file() else ""
+    tell(f"note: {recipe} has changed since the run{where}", file=sys.stderr)
 
 
 def recorded_flags(run: RunReader) -> list[str]:

@@ -33,12 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output-dir", type=Path, help="where to train it again; default: RUN-rerun"
     )
-    parser.add_argument(
-        "--recipe",
-        type=Path,
-        metavar="FILE",
-        help="the recipe to run; default: the recorded one, if it is below the current folder",
-    )
+    parser.add_recipe_option()
     options = parser.parse_args(argv)
     run = read_run(options.run)
     folder = (options.output_dir or _free_folder(options.run)).resolve()

@@ -1,0 +1,158 @@
+"""`accel-trainer at RUN --step N --to DIR`: rebuild the state after any step of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.format import is_committed, list_checkpoints, step_of
+from ...core import filesystem
+from ...core.errors import ConfigError, ExitCode, OutputError
+from ...core.run_dir import prepare_directory, writes_to
+from ..common.output import show, tell
+from ..common.parser import CommandParser
+from ..runs.run_reader import RunReader, read_run
+from .proof import Proof, compare
+from .replay import Replay, comparable_rows, environment_changes
+
+_EXAMPLE = "example: accel-trainer at runs/first --step 1234 --to runs/first-1234"
+_DIFFERENT = 1
+_FILES = ("config.yaml", "environment.json", "recipe.py")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """DIR becomes a run folder with a checkpoint of that step, from which a run can continue.
+
+    The steps since the checkpoint before it are trained again, and compared with the digests and
+    rows of the run: the exit code is 1 if one differs. A checkpoint that the run still has is
+    copied.
+    """
+    options = _options(argv)
+    run = read_run(options.run)
+    _check_step(run, options.step)
+    _check_new(options.to)
+    kept = None if options.again else _checkpoint_of(run.folder, options.step)
+    if kept is not None:
+        _copy(run, kept, options.to)
+        facts: dict[str, Any] = {"from": str(kept), "copied": True}
+        proof = None
+    else:
+        replay = Replay.of(run, options.recipe)
+        proof = _train(replay, options.step, options.to, is_quiet=options.json)
+        facts = {"copied": False, **vars(proof)}
+    made = _checkpoint_of(options.to, options.step)
+    if made is None:
+        raise OutputError("REPLAY", f"{options.to} has no checkpoint of step {options.step}")
+    report = {"optimizer_step": options.step, "checkpoint": str(made), **facts}
+    _tell(report, proof, as_json=options.json)
+    return _DIFFERENT if proof is not None and proof.first_difference else ExitCode.DONE
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = CommandParser(prog="accel-trainer at", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument(
+        "--step", type=int, required=True, help="the optimizer step; the first is 1"
+    )
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the new run folder")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="train it again from the checkpoint before, even if the run still has this one",
+    )
+    parser.add_recipe_option()
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args(argv)
+
+
+def _check_step(run: RunReader, step: int) -> None:
+    checkpoints = list_checkpoints(run.folder / "checkpoints")
+    last = max(
+        [*map(step_of, checkpoints), *(row["optimizer_step"] for row in run.rows)], default=0
+    )
+    if not 1 <= step <= last:
+        fix = f"give a step from 1 to {last}" if last else "it has not trained yet"
+        raise ConfigError("STEP", f"{run.folder} has no step {step}: {fix}")
+
+
+def _check_new(folder: Path) -> None:
+    """Raise OutputError if `folder` exists and is not empty."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise OutputError("RUN_EXISTS", f"{folder} is not empty: choose another --to")
+
+
+def _checkpoint_of(folder: Path, step: int) -> Path | None:
+    """Return the newest complete checkpoint of `step`; None: there is none.
+
+    A step that ends an epoch may have two: before and after the evaluation.
+    """
+    found = [
+        path
+        for path in list_checkpoints(folder / "checkpoints")
+        if step_of(path) == step and is_committed(path)
+    ]
+    return found[-1] if found else None
+
+
+def _copy(run: RunReader, checkpoint: Path, folder: Path) -> None:
+    """Copy a checkpoint, the rows until its step, and what the run recorded of its start."""
+    lines = [  # byte for byte: the checkpoint has the length of the file
+        line
+        for line in filesystem.read_lines(run.folder / "metrics.jsonl")
+        if json.loads(line)["optimizer_step"] <= step_of(checkpoint)
+    ]
+    prepare_directory(folder)
+    with writes_to(folder):
+        for name in _FILES:
+            if (run.folder / name).is_file():
+                _copy_file(run.folder / name, folder / name)
+        filesystem.write_file_atomic(folder / "metrics.jsonl", b"".join(lines))
+        filesystem.make_directory(folder / "checkpoints")
+        final = folder / "checkpoints" / checkpoint.name
+        with filesystem.new_directory(final) as temporary:
+            for path in sorted(checkpoint.rglob("*")):
+                copy = temporary / path.relative_to(checkpoint)
+                if path.is_dir():  # of shards
+                    filesystem.make_directory(copy)
+                else:
+                    _copy_file(path, copy)
+            filesystem.publish(temporary, final)
+
+
+def _copy_file(path: Path, copy: Path) -> None:
+    filesystem.replace_file(copy, filesystem.read_chunks(path))
+
+
+def _train(replay: Replay, step: int, folder: Path, *, is_quiet: bool) -> Proof:
+    """Train up to `step` in `folder`, and compare the rows; what fails leaves no folder."""
+    run = replay.run
+    start = replay.start_of(replay.checkpoint_at(step - 1))
+    if not is_quiet:
+        show(f"training {step - start} steps of {run.name} again, from step {start}, in {folder}")
+        sys.stdout.flush()
+    if changes := environment_changes(run):
+        text = "note: differs from the run, so the state is only approximate: %s"
+        tell(text % ", ".join(changes), file=sys.stderr)
+    try:
+        start = replay.train(folder.resolve(), until=step)
+    except BaseException:
+        if folder.exists():
+            filesystem.remove_directories([folder])
+        raise
+    rows = [comparable_rows(each, after=start, until=step) for each in (run.folder, folder)]
+    return compare(*rows)
+
+
+def _tell(report: Mapping[str, Any], proof: Proof | None, *, as_json: bool) -> None:
+    if as_json:
+        tell(json.dumps(report))
+        return
+    if proof is None:
+        tell(f"the run still has it: {report['from']} is copied (--again trains it again)")
+    else:
+        tell(proof)
+    tell(f"the state after step {report['optimizer_step']}: {report['checkpoint']}")
