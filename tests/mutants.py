@@ -40,6 +40,21 @@ EXACT_EVALUATION = (
 )
 
 MUTANTS = [
+    # --- the commands that train a part of a run again ---
+    Mutant(
+        "a replay's rows are not compared",
+        "accel_trainer/cli/replay/proof.py",
+        "            if row[name] != again[place][name]:\n",
+        "            if False:\n",
+        ("tests/cli/replay/test_at.py::test_at_trains_a_kept_step_again_and_names_what_differs",),
+    ),
+    Mutant(
+        "a copied checkpoint comes with all rows of its run",
+        "accel_trainer/cli/replay/at.py",
+        'json.loads(line)["optimizer_step"] <= step_of(checkpoint)',
+        "line",
+        ("tests/cli/replay/test_at.py::test_at_copies_a_checkpoint_that_the_run_still_has",),
+    ),
     # --- why two runs differ ---
     Mutant(
         "an operator's outputs are compared before its inputs",
