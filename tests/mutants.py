@@ -269,6 +269,34 @@ MUTANTS = [
             "tests/cli/recipe/test_main.py"
             "::test_no_process_ends_before_the_main_process_has_said_why",
         ),
+    # --- the audit of a run ---
+    Mutant(
+        "an audit does not look at the digests of weights",
+        "accel_trainer/cli/audit/weights.py",
+        "(found := digest_of(pieces[piece])) != digest",
+        "(found := digest) != digest",
+        ("tests/cli/audit/test_audit.py::test_a_forgery_is_named_without_training",),
+    ),
+    Mutant(
+        "an audit does not miss a row",
+        "accel_trainer/cli/audit/records.py",
+        'if is_logged and ("train", step) not in seen:',
+        "if False:",
+        ("tests/cli/audit/test_audit.py::test_a_forgery_is_named_without_training",),
+    ),
+    Mutant(
+        "an audit compares no rows of what it has trained again",
+        "accel_trainer/cli/audit/stretches.py",
+        "if row.get(name) != other.get(name):",
+        "if False:",
+        ("tests/cli/audit/test_audit.py::test_a_changed_sample_is_told_by_the_loss",),
+    ),
+    Mutant(
+        "an audit compares no checkpoint that it has trained again",
+        "accel_trainer/cli/audit/stretches.py",
+        '        if difference is not None:\n            return f"{path.name}: {piece}',
+        '        if False:\n            return f"{path.name}: {piece}',
+        ("tests/cli/audit/test_audit.py::test_a_weight_whose_digest_agrees_is_named_by_training",),
     ),
     # --- a step that is computed twice ---
     Mutant(

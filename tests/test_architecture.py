@@ -384,6 +384,7 @@ RULES = {
             "cli.recipe.forks",  # asks for its path
             "cli.recipe.dry_run",
             "cli.lr_find",
+            "cli.audit.command",
             "cli.runs.replay",
             "cli.why.sides",
             "cli.why.why",

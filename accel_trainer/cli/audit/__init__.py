@@ -1,0 +1,1 @@
+"""Checks whether a run happened as its folder says."""

@@ -1,0 +1,204 @@
+"""Compares the records of a run with each other: config, rows, result and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+from ...checkpoint.format import CHECKPOINT_NAME
+from ...core.config import flatten_config
+from ...core.filesystem import read_lines
+from ...core.train_state import TrainState
+from ...training.config import TrainerConfig
+from ...training.metrics import is_number
+from .evidence import Evidence, as_in_rows, step_named
+from .verdict import Verdict, judge
+
+_INTERVALS = ("num_epochs", "log_every_n_steps", "evaluate_every")
+
+
+def check_records(evidence: Evidence) -> Iterator[Verdict]:
+    """Yield a verdict for each record; nothing is trained."""
+    yield _check_config(evidence)
+    yield _check_rows(evidence)
+    yield _check_ends_of_rows(evidence)
+    yield _check_evaluations(evidence)
+    yield _check_best(evidence)
+    yield _check_result(evidence)
+
+
+def _check_config(evidence: Evidence) -> Verdict:
+    """Compare config.yaml with the settings that the newest checkpoint was trained with."""
+    if evidence.newest is None:
+        return Verdict("config.yaml", "not checked", "there is no checkpoint that has the settings")
+    settings = evidence.manifests[evidence.newest].get("settings")
+    if not isinstance(settings, Mapping):
+        fact = f"{evidence.newest} is of an older version, and has no settings"
+        return Verdict("config.yaml", "not checked", fact)
+    config = dict(flatten_config(evidence.run.config))
+    changed = [
+        f"{name} is {config[name]}, and {evidence.newest} was trained with {value}"
+        for name, value in settings.items()
+        if name in config and config[name] != value
+    ]
+    compared = f"{len(settings)} settings of {evidence.newest}"
+    return judge("config.yaml", next(iter(changed), None), compared=compared)
+
+
+def _check_rows(evidence: Evidence) -> Verdict:
+    """Compare the order of the rows with the steps after which the config logs and evaluates."""
+    rows = evidence.rows
+    problems = _find_disorder(evidence) if not has_changed(evidence) else _find_repeats(evidence)
+    last = rows[-1]["optimizer_step"] if rows else 0
+    return judge("metrics.jsonl", next(problems, None), compared=f"{len(rows)} rows to step {last}")
+
+
+def _find_repeats(evidence: Evidence) -> Iterator[str]:
+    """Yield what is wrong with the order of rows, whatever the config."""
+    step = 0
+    seen = set()
+    for number, row in enumerate(evidence.rows, start=1):
+        place = f"row {number} ({row['event']}, step {row['optimizer_step']})"
+        if row["optimizer_step"] < step:
+            yield f"{place} comes after step {step}"
+        step = row["optimizer_step"]
+        if (row["event"], step) in seen:
+            yield f"{place} is there twice"
+        seen.add((row["event"], step))
+
+
+def _find_disorder(evidence: Evidence) -> Iterator[str]:
+    """Yield what is wrong with the rows of a run whose config was never changed."""
+    yield from _find_repeats(evidence)
+    per_epoch = evidence.run.steps_per_epoch
+    rows = evidence.rows
+    if per_epoch is None or not rows:
+        return
+    stored = evidence.run.config.get("trainer") or {}
+    config = TrainerConfig(**{name: stored[name] for name in _INTERVALS if name in stored})
+    seen = {(row["event"], row["optimizer_step"]) for row in rows}
+    for row in rows:
+        if row["optimizer_step"] and row["epoch"] != -(-row["optimizer_step"] // per_epoch):
+            step = row["optimizer_step"]
+            yield f"the row {row['event']} of step {step} says epoch {row['epoch']}"
+    last = rows[-1]["optimizer_step"]
+    if evidence.newest is not None:
+        last = max(last, step_named(evidence.newest))
+    for step in range(1, last + 1):
+        epoch, before = divmod(step - 1, per_epoch)
+        position = TrainState(step, epoch, before + 1)
+        is_logged = step % config.log_every_n_steps == 0 or before + 1 == per_epoch
+        if is_logged and ("train", step) not in seen:
+            yield f"there is no train row of step {step}"
+        # A run that was killed may not have evaluated its last step.
+        is_evaluated = step < last and config.evaluates_after(position, per_epoch)
+        if is_evaluated and ("eval", step) not in seen:
+            yield f"there is no eval row of step {step}"
+
+
+def _check_ends_of_rows(evidence: Evidence) -> Verdict:
+    """Compare the length of the rows at each checkpoint with what it says."""
+    what = "rows at checkpoints"
+    path = evidence.run.folder / "metrics.jsonl"
+    lines = read_lines(path) if path.exists() else ()
+    ends = {size: number for number, size in enumerate(accumulate(map(len, lines), initial=0))}
+    compared = 0
+    for name in evidence.manifests:
+        state = evidence.checkpoint(name).pieces["trainer"]["callbacks"].get("MetricLogger")
+        if state is None:
+            continue
+        compared += 1
+        size = state["history_bytes"]
+        if size not in ends:
+            fact = f"at {name} the rows had {size} bytes, and no row ends there"
+            return Verdict(what, "DIFFERS", f"{fact} now: rows before it were changed")
+        before, after = evidence.rows[: ends[size]], evidence.rows[ends[size] :]
+        step = step_named(name)
+        if before and before[-1]["optimizer_step"] > step:
+            return Verdict(what, "DIFFERS", f"at {name} there was a row of a later step")
+        if after and after[0]["optimizer_step"] < step:
+            return Verdict(what, "DIFFERS", f"after {name} there is a row of an earlier step")
+    return Verdict(what, "equal", f"their length at {compared} checkpoints")
+
+
+def _check_evaluations(evidence: Evidence) -> Verdict:
+    """Compare the last evaluation that each checkpoint holds with its row."""
+    what = "evaluations"
+    compared = 0
+    for name in evidence.manifests:
+        stored = evidence.checkpoint(name).pieces["trainer"]
+        row = evidence.evaluation_until(stored["evaluated_step"] or 0)
+        if difference := _differing(stored["metrics"], row, "its row"):
+            return Verdict(what, "DIFFERS", f"{name}: {difference}")
+        compared += bool(row)
+    return Verdict(what, "equal", f"the numbers in {compared} checkpoints and their rows")
+
+
+def _check_best(evidence: Evidence) -> Verdict:
+    what = "best.json"
+    best = evidence.best
+    if best is None:
+        return Verdict(what, "not checked", "there is none")
+    difference = _find_better(evidence, best)
+    return judge(what, difference, compared=f"the evaluation of {best.get('name')}")
+
+
+def _check_result(evidence: Evidence) -> Verdict:
+    """Compare result.json with the last evaluation and the best one."""
+    what = "result.json"
+    result = evidence.run.result
+    if not result:
+        return Verdict(what, "not checked", "there is none: the run has not ended")
+    if not evidence.is_result_current:
+        return Verdict(what, "not checked", "it is of an earlier end: the run was continued")
+    step = result["optimizer_step"]
+    row = {**evidence.evaluation_until(step)}
+    for each in evidence.rows:
+        if (each["event"], each["optimizer_step"]) == ("test", step):
+            row |= each
+    metrics = result.get("metrics") or {}
+    difference = _differing(metrics, row, f"the rows to step {step}")
+    best = result.get("best")
+    if difference is None and best is not None:
+        difference = _find_better(evidence, best)
+        kept = evidence.best
+        if kept is not None and kept != best and best.get("name") in evidence.manifests:
+            difference = f"its best is {best.get('name')}, in best.json it is {kept.get('name')}"
+    return judge(what, difference, compared=f"{len(metrics)} numbers and the best, to step {step}")
+
+
+def _find_better(evidence: Evidence, best: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the record of the best evaluation."""
+    name, metric = str(best.get("name")), str(best.get("metric"))
+    value = best.get("value")
+    if not CHECKPOINT_NAME.fullmatch(name):
+        return f"it names {name[:40]!r}, which is no checkpoint"
+    values = {
+        row["optimizer_step"]: row[metric]
+        for row in evidence.rows
+        if row["event"] == "eval" and is_number(row.get(metric))
+    }
+    step = step_named(name)
+    if values.get(step) != value:
+        return f"{metric} of {name} is {value}, and in its row {values.get(step)}"
+    sign = -1 if best.get("mode") == "min" else 1
+    better = [each for each in values if sign * values[each] > sign * values[step]]
+    if better and not has_changed(evidence):
+        return f"{metric} is better at step {better[0]} ({values[better[0]]}) than at {name}"
+    return None
+
+
+def _differing(metrics: Mapping[str, Any], row: Mapping[str, Any], where: str) -> str | None:
+    """Return the first number that is not the one in a row."""
+    for name, value in metrics.items():
+        if is_number(value) and as_in_rows(value) != row.get(name):
+            return f"{name} is {value}, and in {where} {row.get(name)}"
+    return None
+
+
+def has_changed(evidence: Evidence) -> bool:
+    """Whether settings or data were changed on purpose as the run went on."""
+    allowed = (evidence.run.config.get("run") or {}).get("allow_change")
+    settings = [manifest.get("settings") for manifest in evidence.manifests.values()]
+    return bool(allowed) or any(each != settings[0] for each in settings)

@@ -1,0 +1,162 @@
+"""Trains stretches of a run again, and compares their rows and the checkpoints at their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...checkpoint.format import CHECKPOINT_NAME, is_committed, list_checkpoints, step_of
+from ...core.errors import OutputError
+from ...core.rng import epoch_permutation
+from ...training.rehearsal import first_difference
+from ..replay.replay import Replay, comparable_rows
+from .evidence import Evidence, load_verified, step_named
+from .verdict import Verdict, judge
+
+# What decides the bits of a stretch. Of the rest, a resume may change what it likes.
+_SAME = ("settings", "data_fingerprint", "order", "num_processes", "num_threads", "versions")
+
+_SAMPLES = "digest/samples"
+
+
+class Stretch(NamedTuple):
+    """The steps after `start` up to `end`."""
+
+    start: int
+    end: int
+    checkpoint: str | None
+    """The checkpoint at `end`; None if the stretch ends between two."""
+
+
+def find_stretches(evidence: Evidence) -> list[Stretch]:
+    """Return the stretches between kept checkpoints, and from the start of the run to the first.
+
+    Left out is what was trained with other settings, data, versions or numbers of processes and
+    threads than the end of the run.
+    """
+    manifests = evidence.manifests
+    if evidence.newest is None:
+        return []
+    last = _deciding(manifests[evidence.newest])
+    alike: dict[int, str] = {}
+    is_whole = True
+    for name in reversed(manifests):
+        if _deciding(manifests[name]) != last:
+            is_whole = False
+            break
+        alike.setdefault(step_named(name), name)
+    points = sorted(alike)
+    counts = {row.get("num_processes") for row in evidence.run.attempts if row["event"] == "start"}
+    if is_whole and len(counts) <= 1 and (first := _first_step(evidence)) is not None:
+        points = [first, *points]
+    pairs = zip(points, points[1:], strict=False)
+    return [Stretch(start, end, alike[end]) for start, end in pairs if start < end]
+
+
+def _deciding(manifest: Mapping[str, Any]) -> list[Any]:
+    return [manifest.get(name) for name in _SAME]
+
+
+def _first_step(evidence: Evidence) -> int | None:
+    """Return the step at which the run began, None if what it began with is not there."""
+    settings = evidence.run.config.get("run") or {}
+    origin = settings.get("resume", "auto")
+    init_from = settings.get("init_from")
+    if origin in ("auto", "never"):
+        return 0 if init_from is None or Path(str(init_from)).expanduser().exists() else None
+    path = Path(str(origin)).expanduser()
+    # A run has gone on since, perhaps.
+    return step_of(path) if CHECKPOINT_NAME.fullmatch(path.name) and is_committed(path) else None
+
+
+def choose(
+    stretches: Sequence[Stretch], *, count: int, seed: int, max_steps: int | None
+) -> list[Stretch]:
+    """Return `count` stretches drawn from `seed`, in their order, perhaps cut short."""
+    order = epoch_permutation(len(stretches), seed=seed, epoch=0)
+    drawn = [stretches[index] for index in sorted(order[:count].tolist())]
+    if max_steps is None:
+        return drawn
+    return [
+        each if each.end - each.start <= max_steps else Stretch(each[0], each[0] + max_steps, None)
+        for each in drawn
+    ]
+
+
+def check_stretch(
+    evidence: Evidence, replay: Replay, stretch: Stretch, folder: Path, *, doubts: Sequence[str]
+) -> Verdict:
+    """Train a stretch again in the new `folder` and compare it.
+
+    `doubts` are reasons for which the bits may differ: a difference then proves nothing.
+    """
+    what = f"steps {stretch.start + 1} to {stretch.end}"
+    try:
+        replay.train(
+            folder,
+            until=stretch.end,
+            after=stretch.start,
+            callbacks=(),
+            flags=("--trainer.max-time-s", "None"),
+        )
+    except OutputError as error:
+        return Verdict(what, "DIFFERS", error.message)
+    differences = [_compare_rows(evidence.run.folder, folder, stretch)]
+    compared = "their rows"
+    if stretch.checkpoint is not None:
+        path = evidence.run.folder / "checkpoints" / stretch.checkpoint
+        differences.append(_compare_checkpoints(path, folder))
+        compared = f"their rows and all tensors of {stretch.checkpoint}"
+    difference = "; ".join(filter(None, differences)) or None
+    if difference is not None and doubts:
+        fact = f"only approximate here ({', '.join(doubts)}): {difference}"
+        return Verdict(what, "not checked", fact)
+    return judge(what, difference, compared=f"trained again: {compared}")
+
+
+def _compare_rows(run: Path, folder: Path, stretch: Stretch) -> str | None:
+    """Return the first number, or row, that differs."""
+    mine, again = (
+        {
+            (row["event"], row["optimizer_step"]): row
+            for row in comparable_rows(each, after=stretch.start, until=stretch.end)
+        }
+        for each in (run, folder)
+    )
+    for event, step in sorted({*mine, *again}, key=lambda key: (key[1], key[0] != "train")):
+        row, other = mine.get((event, step)), again.get((event, step))
+        if row is None:
+            # The end of a stretch is also evaluated where the run went on.
+            if step < stretch.end:
+                return f"the run has no {event} row of step {step}"
+        elif other is None:
+            return f"training again gives no {event} row of step {step}"
+        else:
+            for name in dict.fromkeys([_SAMPLES, *row, *other]):
+                if row.get(name) != other.get(name):
+                    values = f"{row.get(name)} in the run, {other.get(name)} trained again"
+                    fact = f"the {event} row of step {step}: {name} is {values}"
+                    is_same = name != _SAMPLES and _SAMPLES in row
+                    return fact + ", of samples with the same numbers" * is_same
+    return None
+
+
+def _compare_checkpoints(path: Path, folder: Path) -> str | None:
+    """Return the first tensor or value of a checkpoint that differs from the one trained again."""
+    found = {each.name: each for each in list_checkpoints(folder / "checkpoints")}
+    if path.name not in found:
+        return f"training again gives no {path.name}"
+    one, other = (load_verified(each) for each in (path, found[path.name]))
+    for name in ("data_fingerprint", "order", "settings", "task_fingerprint"):
+        if one.manifest.get(name) != other.manifest.get(name):
+            return f"{path.name}: {name} is {one.manifest.get(name)}, not {other.manifest[name]}"
+    for piece in dict.fromkeys([*one.pieces, *other.pieces]):
+        states = [{**each.pieces.get(piece, {})} for each in (one, other)]
+        if piece == "trainer":
+            for state in states:
+                state.pop("callbacks", None)  # the length of the rows, which have times
+        difference = first_difference(*states)
+        if difference is not None:
+            return f"{path.name}: {piece}: {difference}"
+    return None

@@ -1,0 +1,102 @@
+"""Compares the tensors of a run with each other: checkpoints, digests in rows, the export."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...checkpoint.serialization import read_json_object, unpack_tensors
+from ...core import filesystem
+from ...core.digest import digest_of
+from ...core.errors import CheckpointError
+from ...distributed.machine import free_memory_bytes
+from ...training.rehearsal import first_difference
+from .evidence import Evidence, step_named
+from .verdict import Verdict, judge
+
+_SAMPLES = "digest/samples"
+_SOURCE = re.compile(
+    r"(?P<weights>model|ema) (?:of the best checkpoint (?P<name>\S+)|after step (?P<step>\d+))"
+)
+
+
+def check_weights(evidence: Evidence) -> Iterator[Verdict]:
+    """Yield a verdict on the checkpoints, the digests in rows and the export."""
+    yield _check_files(evidence)
+    yield _check_digests(evidence)
+    yield _check_export(evidence)
+
+
+def _check_files(evidence: Evidence) -> Verdict:
+    """Compare the files of each checkpoint with the hashes in its manifest."""
+    what = "checkpoints"
+    for name in evidence.names:
+        try:
+            evidence.checkpoint(name)
+        except CheckpointError as error:
+            return Verdict(what, "DIFFERS", error.message)
+    if not evidence.names:
+        return Verdict(what, "not checked", "there is none")
+    return Verdict(what, "equal", f"the files of {len(evidence.names)} with their hashes")
+
+
+def _check_digests(evidence: Evidence) -> Verdict:
+    """Compare the digests in rows with the checkpoints of the same steps."""
+    what = "digests"
+    compared = 0
+    for name in evidence.manifests:
+        expected = {
+            part.removeprefix("digest/"): (part, digest)
+            for row in evidence.rows
+            if row["optimizer_step"] == step_named(name)
+            for part, digest in row.items()
+            if part.startswith("digest/") and part != _SAMPLES
+        }
+        pieces = evidence.checkpoint(name).pieces if expected else {}
+        for piece, (part, digest) in expected.items():
+            if piece in pieces and (found := digest_of(pieces[piece])) != digest:
+                fact = f"{piece} of {name} has the digest {found}, and its row has {digest}"
+                return Verdict(what, "DIFFERS", f"{part}: {fact}")
+            compared += piece in pieces
+    if not compared:
+        return Verdict(what, "not checked", "no row with digests has a checkpoint")
+    return Verdict(what, "equal", f"{compared} in rows, with the checkpoints of their steps")
+
+
+def _check_export(evidence: Evidence) -> Verdict:
+    """Compare the exported weights with the checkpoint that they are from."""
+    what = "export"
+    folder = evidence.run.folder / "export"
+    path = folder / "model.safetensors"
+    if not path.exists():
+        return Verdict(what, "not checked", "there is none")
+    config = read_json_object(folder / "config.json")
+    found = _SOURCE.fullmatch(str(config.get("weights")))
+    if found is None:
+        return Verdict(what, "DIFFERS", "its config.json does not say where it is from")
+    best = (evidence.run.result.get("best") or {}).get("name")
+    is_best_kept = best in evidence.manifests
+    if evidence.is_result_current and is_best_kept and found["name"] != best:
+        fact = f"it is of {found['weights']} {found['name'] or found['step']}"
+        return Verdict(what, "DIFFERS", f"{fact}, and the best is {best}")
+    if config.get("sha256") != filesystem.sha256_of(path):
+        return Verdict(what, "DIFFERS", "model.safetensors has not the hash in its config.json")
+    sources = [
+        name
+        for name in evidence.manifests
+        if name == found["name"] or str(step_named(name)) == found["step"]
+    ]
+    if not sources:
+        return Verdict(what, "not checked", f"there is no {found['name'] or found['step']}")
+    pieces = evidence.checkpoint(sources[-1]).pieces
+    stored = _read_tensors(path)
+    tensor = first_difference(pieces[found["weights"]], stored)
+    fact = f"{tensor} is not that of {found['weights']} in {sources[-1]}"
+    compared = f"{len(stored)} tensors of {found['weights']} in {sources[-1]}"
+    return judge(what, None if tensor is None else fact, compared=compared)
+
+
+def _read_tensors(path: Path) -> dict[str, object]:
+    """Return the tensors of a file. Raises OSError or ValueError."""
+    return {**unpack_tensors(filesystem.read_file(path, max_bytes=free_memory_bytes()))}
