@@ -269,6 +269,7 @@ MUTANTS = [
             "tests/cli/recipe/test_main.py"
             "::test_no_process_ends_before_the_main_process_has_said_why",
         ),
+    ),
     # --- the audit of a run ---
     Mutant(
         "an audit does not look at the digests of weights",
