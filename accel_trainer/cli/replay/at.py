@@ -19,7 +19,7 @@ from ..runs.run_reader import RunReader, read_run
 from .proof import Proof, compare
 from .replay import Replay, comparable_rows, environment_changes
 
-_EXAMPLE = "example: accel-trainer at runs/first --step 1234 --to runs/first-1234"
+_EXAMPLE = "example: accel-trainer at runs/first --step 5 --to runs/first-5"
 _DIFFERENT = 1
 _FILES = ("config.yaml", "environment.json", "recipe.py")
 
