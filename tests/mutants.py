@@ -486,10 +486,10 @@ MUTANTS = [
     ),
     Mutant(
         "dropout draws the same in every step",
-        "accel_trainer/core/rng.py",
-        "fold_in(optimizer_step, micro_batch, start=process_key)",
-        "fold_in(0, micro_batch, start=process_key)",
-        ("tests/core/test_rng.py",),
+        "accel_trainer/training/strategy/base.py",
+        "fold_in(optimizer_step, index, start=self._forward_key)",
+        "fold_in(0, index, start=self._forward_key)",
+        ("tests/training/strategy/test_plain.py",),
     ),
     Mutant(
         "a step that is skipped moves the average",
@@ -1283,8 +1283,8 @@ MUTANTS = [
     Mutant(
         "the last epoch is not evaluated unless it is due",
         "accel_trainer/training/config.py",
-        "return is_due or (is_last_epoch and position.step_in_epoch == steps_per_epoch)",
-        "return is_due",
+        "return is_last or step * denominator % numerator < denominator",
+        "return step * denominator % numerator < denominator",
         ("tests/training/test_config.py",),
     ),
     Mutant(
@@ -1304,8 +1304,8 @@ MUTANTS = [
     Mutant(
         "the search for a NaN does not know where the training stands",
         "accel_trainer/training/trainer.py",
-        "step_batch = step_batch.at(self.position)",
-        "step_batch = step_batch.at(type(self.position)())",
+        "step_batch.num_samples, self.position)",
+        "step_batch.num_samples)",
         (
             "tests/fault_tolerance/test_nonfinite_guard.py"
             "::test_a_loss_that_depends_on_the_position_is_blamed_on_its_sample",

@@ -201,11 +201,11 @@ class Meters:
 
         Raises ConfigError if a sum has a reserved name.
         """
-        if reserved := _RESERVED.intersection(report.sums):
-            raise ConfigError(
-                "SUMS",
-                f"the task returned a number named {min(reserved)}, which is reserved: rename it",
-            )
+        for name in report.sums:
+            if name in _RESERVED:
+                raise ConfigError(
+                    "SUMS", f"the task returned a number named {name}, which is reserved: rename it"
+                )
         self._pending.append(report)
         if len(self._pending) >= _MAX_PENDING:
             self._sum_pending()

@@ -76,25 +76,15 @@ def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:
     return torch.randperm(num_samples, generator=generator)
 
 
-def seed_forward(
-    process_key: int, *, optimizer_step: int, micro_batch: int, device: torch.device
-) -> None:
-    """Seed torch's generators of the CPU and of `device` for one forward.
-
-    Dropout thus needs no stored generator state. `process_key` is `fold_in(seed, process_index)`.
-    """
-    _seed_torch(fold_in(optimizer_step, micro_batch, start=process_key), device)
-
-
 def seed_evaluation(seed: int, *, position: int, device: torch.device) -> None:
     """Seed Python, numpy and torch for the evaluation batch that begins with sample `position`."""
     key = fold_in(seed, _EVALUATION, position)
     random.seed(key)
     np.random.seed(key)
-    _seed_torch(key, device)
+    seed_torch(key, device)
 
 
-def _seed_torch(key: int, device: torch.device) -> None:
+def seed_torch(key: int, device: torch.device) -> None:
     """Seed the generators of the CPU and of `device`.
 
     `torch.manual_seed` would seed every device, which takes 90 us.

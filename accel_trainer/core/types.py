@@ -99,16 +99,12 @@ class StepBatch(NamedTuple):
 
     `micro_batches` is never empty: every process runs the backward that synchronises gradients.
     `num_samples` counts the samples of all processes; it comes from the plan, without a collective.
+    `position` is set by the trainer, for all micro-batches.
     """
 
     micro_batches: Sequence[Batch]
     num_samples: int
-
-    def at(self, position: Position) -> StepBatch:
-        """Return the same step at `position`."""
-        parts = self.micro_batches
-        placed = LazyBatches(lambda index: parts[index].at(position), len(parts))
-        return StepBatch(placed, self.num_samples)
+    position: Position = START
 
 
 class StepOutput(NamedTuple):

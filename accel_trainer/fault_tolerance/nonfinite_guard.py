@@ -208,9 +208,10 @@ class NonfiniteGuard:
 
         **Collective. Host sync.**
         """
+        position = update.step_batch.position
         # A row for each sample of a bad micro-batch: its id, and whether it is a cause.
         rows = [
-            torch.stack([batch.sample_ids, self._are_suspect(batch).long()], dim=1)
+            torch.stack([batch.sample_ids, self._are_suspect(batch.at(position)).long()], dim=1)
             for batch, loss_sum in zip(update.step_batch.micro_batches, update.losses, strict=True)
             if not torch.isfinite(loss_sum)
         ]

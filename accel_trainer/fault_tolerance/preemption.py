@@ -122,9 +122,9 @@ class StopFlag:
 
     def _follow(self, code: int, have_all_run_out: bool) -> None:
         """Follow the smallest code of all processes."""
-        # The remainder is the code itself, or 0 for `_SAVE` and `_NOTHING`.
-        self.agreed = Stop(code % _SAVE)
         self._have_all_run_out = have_all_run_out
+        if code < _SAVE:
+            self.agreed = Stop(code)
         if code == _SAVE:
             # A request of this process that is not reduced yet is served by the same save.
             self._wants_save = False

@@ -78,14 +78,14 @@ class TrainerConfig:
         At the end of an epoch, that is the position with all its steps, before the next epoch.
         """
         numerator, denominator, unit = _interval(self.evaluate_every)
-        if unit == "step":
-            is_due = position.optimizer_step % numerator == 0
-        else:
-            step = (position.epoch * steps_per_epoch + position.step_in_epoch) * denominator
-            interval = numerator * steps_per_epoch
-            is_due = step // interval > (step - denominator) // interval
-        is_last_epoch = position.epoch + 1 == self.num_epochs
-        return is_due or (is_last_epoch and position.step_in_epoch == steps_per_epoch)
+        step = position.optimizer_step
+        if unit == "epoch":
+            step = position.epoch * steps_per_epoch + position.step_in_epoch
+            numerator *= steps_per_epoch
+        is_epoch_end = position.step_in_epoch == steps_per_epoch
+        is_last = is_epoch_end and position.epoch + 1 == self.num_epochs
+        # A multiple of the interval lies at this step, or between it and the one before.
+        return is_last or step * denominator % numerator < denominator
 
 
 @cache

@@ -18,7 +18,8 @@ from ..core.types import Batch, StepOutput
 
 _MAX_DENSE_CLASSES = 256
 _MAX_LISTED_NUMBERS = _MAX_DENSE_CLASSES**2
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_LABELS = (torch.int64, torch.uint8)  # of torch's cross-entropy
+_INTEGERS = (*_LABELS, torch.int32, torch.int16, torch.int8)
 
 
 class _Mean:
@@ -206,20 +207,22 @@ def _misfit(logits: Any, targets: Any, *, in_loss: bool) -> str | None:
         return "return only the logits [B, K] from it, or extract them in your own task"
     if logits.ndim != 2:
         return "a classifier returns logits [B, K]; anything else needs your own task and metric"
-    if logits.shape[1] == 1:
+    num_samples, num_classes = logits.shape
+    if num_classes == 1:
         return (
             "the cross-entropy of one class is always 0: "
             "give it a logit for each class, 2 for yes and no"
         )
+    is_tensor = isinstance(targets, Tensor)
+    if is_tensor and targets.shape == (num_samples,):
+        allowed = _LABELS if in_loss else _INTEGERS
+        return None if targets.dtype in allowed else "give labels int64 [B], as labels.long() does"
     if isinstance(targets, list | tuple) and isinstance((*targets, None)[0], str):
         return f"the labels are texts, such as {targets[0]!r}: number the classes from 0"
-    if not isinstance(targets, Tensor) or targets.shape[:1] != logits.shape[:1]:
+    if not is_tensor or targets.shape[:1] != (num_samples,):
         return "give each sample one target"
-    if targets.shape == (len(logits), 1):
+    if targets.shape == (num_samples, 1):
         return "give labels [B], as labels.squeeze(1) does"
-    if targets.ndim == 1:
-        allowed = (torch.int64, torch.uint8) if in_loss else _INTEGERS
-        return None if targets.dtype in allowed else "give labels int64 [B], as labels.long() does"
     if in_loss and targets.shape == logits.shape and targets.is_floating_point():
         return None
     return "give labels int64 [B]" + ", or float weights [B, K] of the classes" * in_loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
@@ -28,18 +28,6 @@ _NO_CONTEXT = nullcontext()
 _MIN_LOSS_SCALE = 1e-3
 _MAX_GRADIENTS = 16
 _BYPASSABLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-
-
-class StepResult(NamedTuple):
-    """What a step has done.
-
-    `sums` are to be reported; `grad_norm` [] is the norm before clipping, None without
-    clipping. If `was_skipped`, the weights did not change.
-    """
-
-    sums: StepSums
-    grad_norm: Tensor | None
-    was_skipped: bool
 
 
 class OptimizerStep:
@@ -98,18 +86,19 @@ class OptimizerStep:
             ConfigError: the task returned something else than a StepOutput.
         """
         index = len(self._parts)
+        num_samples = len(batch)
         is_last = index == len(self._step_batch.micro_batches) - 1
         accelerator = self._accelerator
         self.strategy.begin_forward(self._position.optimizer_step, index)
         with _NO_CONTEXT if is_last else accelerator.no_sync(self.wrapped_model):
             with accelerator.autocast() if accelerator.native_amp else _NO_CONTEXT:
-                output = task.step(self.wrapped_model, batch)
-            check_output(output, len(batch), has_graph=True)
+                output = task.step(self.wrapped_model, batch.at(self._step_batch.position))
+            check_output(output, num_samples, has_graph=True)
             self._parts.append(StepSums.of(output))
             losses = output.losses
             del output  # so that the backward can use the memory of what only metrics read
             self._backward(losses)
-        self.strategy.end_backward(len(batch))
+        self.strategy.end_backward(num_samples)
 
     def _backward(self, losses: Tensor) -> None:
         """Add the gradients of `losses.sum() * gradient_factor / num_samples`.
@@ -123,10 +112,13 @@ class OptimizerStep:
         else:
             self._accelerator.backward(losses, gradient=gradient)
 
-    def finish(self) -> StepResult:
+    def finish(self) -> tuple[StepSums, Tensor | None, bool]:
         """Update the weights, unless the gradient is NaN or inf.
 
         **Collective. Host sync** with loss scaling.
+
+        Return the sums to report, the norm [] before clipping (None without clipping), and whether
+        the step was skipped: the weights did not change then.
 
         Raises:
             ConfigError: the task counts items, or has a number, only sometimes.
@@ -150,7 +142,7 @@ class OptimizerStep:
         # model.
         for parameter in self._parameters:
             parameter.grad = None
-        return StepResult(sums, grad_norm, was_skipped)
+        return sums, grad_norm, was_skipped
 
     def check_last_gradient(self) -> None:
         """Read the guard's flag of the last step, if that was deferred. **Host sync.**

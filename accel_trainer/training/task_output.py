@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -25,7 +24,7 @@ def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:
     if has_graph and not losses.requires_grad:
         _refuse(losses, "return losses with their graph: without detach() or no_grad(), as floats")
     _check_sizes(output, num_samples)
-    if not isinstance(output.numbers, Mapping):
+    if not hasattr(output.numbers, "items"):
         _refuse(output.numbers, "return the numbers as a dict")
     for name, value in output.numbers.items():
         if not _has_shape(value, num_samples):

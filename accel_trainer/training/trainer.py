@@ -140,6 +140,7 @@ class Trainer:
         """Train on what is left of the epoch, until something stops the run."""
         set_training_mode(self._step.wrapped_model)
         state = self.state
+        steps_per_epoch = self.loader.plan.steps_per_epoch
         max_steps = self._config.max_steps
         left = None if max_steps is None else max_steps - state.optimizer_step
         step_batches = islice(self.loader.step_batches(state.epoch, state.step_in_epoch), left)
@@ -154,7 +155,7 @@ class Trainer:
                 break
             if self._is_epoch_end:
                 continue
-            if self._is_evaluation_due:
+            if self._config.evaluates_after(state, steps_per_epoch):
                 self._evaluate_within_epoch()
                 if self._stop_flag.agreed or self._progress.requested_stop:
                     break
@@ -170,7 +171,7 @@ class Trainer:
         step = self._step
         learning_rate = self.learning_rate_at(state.optimizer_step)
         set_learning_rate(self._optimizer, learning_rate)
-        step_batch = step_batch.at(self.position)
+        step_batch = StepBatch(step_batch.micro_batches, step_batch.num_samples, self.position)
         every = self._config.check_every_n_steps
         number = state.optimizer_step + 1
         for attempt in attempts_at(number, step, self.model, step_batch, every=every):
@@ -321,7 +322,7 @@ class Trainer:
     @property
     def _is_save_due(self) -> bool:
         return (
-            self.best is not self._saved_best
+            self._progress.best is not self._saved_best
             or self._checkpointer.config.is_due(self.state)
             or self._stop_flag.is_save_agreed
         )

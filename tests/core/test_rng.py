@@ -15,7 +15,7 @@ from accel_trainer.core.rng import (
     random_int,
     random_uniform,
     seed_everything,
-    seed_forward,
+    seed_torch,
 )
 
 KEY = fold_in(3, 7)
@@ -172,12 +172,8 @@ def test_a_forward_has_a_stream_of_its_own_that_can_be_drawn_again() -> None:
         origin = {"seed": 0, "optimizer_step": 5, "micro_batch": 1, "process_index": 2}
         where = {**origin, **position}
         process_key = fold_in(where["seed"], where["process_index"])
-        seed_forward(
-            process_key,
-            optimizer_step=where["optimizer_step"],
-            micro_batch=where["micro_batch"],
-            device=CPU,
-        )
+        key = fold_in(where["optimizer_step"], where["micro_batch"], start=process_key)
+        seed_torch(key, CPU)
         return torch.rand(()).item()
 
     assert draw() == draw()

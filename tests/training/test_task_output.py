@@ -186,7 +186,7 @@ def step_of(
     step.begin(TrainState(), StepBatch(batches, 7))
     for batch in batches:
         step.accumulate(task, batch)
-    sums = step.finish().sums
+    sums, _, _ = step.finish()
     return model, float(sums.loss), 7 if sums.num_items is None else float(sums.num_items)
 
 

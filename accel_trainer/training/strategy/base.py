@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...core.buffers import BufferHistory
-from ...core.rng import fold_in, seed_forward
+from ...core.rng import fold_in, seed_torch
 from ...core.tensor_memory import copy_model
 from ...core.types import StepOutput
 from ...distributed.collectives import SINGLE_PROCESS, Peers
@@ -101,13 +101,12 @@ class Strategy:
         """Begin a step, just before `buffers` are saved. **Collective** with shards."""
 
     def begin_forward(self, optimizer_step: int, index: int) -> None:
-        """Seed what is random in the forward of micro-batch `index` of this process."""
-        seed_forward(
-            self._forward_key,
-            optimizer_step=optimizer_step,
-            micro_batch=index,
-            device=self.accelerator.device,
-        )
+        """Seed what is random in the forward of micro-batch `index` of this process.
+
+        Dropout thus needs no stored generator state.
+        """
+        key = fold_in(optimizer_step, index, start=self._forward_key)
+        seed_torch(key, self.accelerator.device)
 
     def end_backward(self, num_samples: int) -> None:
         """End a micro-batch of `num_samples`, perhaps 0, after its backward."""

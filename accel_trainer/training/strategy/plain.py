@@ -41,6 +41,11 @@ class PlainStrategy(Strategy):
         Raises:
             ConfigError: some parameter has no gradient, and DDP has therefore averaged none.
         """
+        if self._unchecked_parameters:
+            self._refuse_unused()
+        return super().finish(parts)
+
+    def _refuse_unused(self) -> None:
         unused = [
             name
             for name, parameter in self._unchecked_parameters.items()
@@ -55,7 +60,6 @@ class PlainStrategy(Strategy):
                 "or set --runtime.find-unused-parameters",
             )
         self._unchecked_parameters = {}
-        return super().finish(parts)
 
 
 def _keep_strides(model: nn.Module) -> None:
