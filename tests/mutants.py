@@ -664,8 +664,8 @@ MUTANTS = [
     Mutant(
         "fractions of an epoch are counted from its start",
         "accel_trainer/training/config.py",
-        "step = (position.epoch * steps_per_epoch + position.step_in_epoch) * denominator",
-        "step = position.step_in_epoch * denominator",
+        "step = position.epoch * steps_per_epoch + position.step_in_epoch",
+        "step = position.step_in_epoch",
         ("tests/training/test_evaluation_interval.py",),
     ),
     Mutant(
