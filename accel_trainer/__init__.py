@@ -31,7 +31,8 @@ from .data.dataloader import (
     DatasetEvalLoader,
     DatasetLoader,
     DatasetOptions,
-    build_dataset_loaders,
+    build_eval_loader,
+    build_train_loader,
 )
 from .data.split import fold, split
 from .data.stream import StreamEvalLoader, StreamLoader, build_stream_loaders
@@ -110,10 +111,11 @@ __all__ = [
     "TrainerConfig",
     "UserError",
     "WholeSetMetric",
-    "build_dataset_loaders",
+    "build_eval_loader",
     "build_optimizer",
     "build_schedule",
     "build_stream_loaders",
+    "build_train_loader",
     "build_trainer",
     "fold",
     "gather_with_gradient",

@@ -177,27 +177,6 @@ def _build_reader(
     )
 
 
-def build_dataset_loaders(
-    train: Any,
-    test: Any,
-    batch: BatchConfig,
-    *,
-    seed: int,
-    accelerator: Accelerator,
-    options: DatasetOptions = DEFAULT_OPTIONS,
-) -> tuple[DatasetLoader, DatasetEvalLoader]:
-    """Return this process's training and evaluation loader over map-style datasets.
-
-    `build_trainer` calls this for datasets. Raises what `build_train_loader` and
-    `build_eval_loader` raise.
-    """
-    loader = build_train_loader(train, batch, seed=seed, accelerator=accelerator, options=options)
-    eval_loader = build_eval_loader(
-        test, batch, num_parts=loader.plan.num_parts, accelerator=accelerator, options=options
-    )
-    return loader, eval_loader
-
-
 def read_steps(
     plan: BatchPlan,
     order: Tensor,

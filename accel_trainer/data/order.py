@@ -202,8 +202,6 @@ def labels_of(dataset: Any, columns: tuple[str, str] | None = None) -> Any:
     if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # torch's Subset
         labels = labels_of(dataset.dataset)
         return None if labels is None else torch.as_tensor(labels)[torch.as_tensor(dataset.indices)]
-    tensors = getattr(dataset, "tensors", (None,))
-    for found in (getattr(dataset, "targets", None), getattr(dataset, "labels", None), tensors[-1]):
-        if found is not None:
-            return found
-    return None
+    named = (getattr(dataset, name, None) for name in ("targets", "labels"))
+    found = (*named, *getattr(dataset, "tensors", ())[-1:])
+    return next((labels for labels in found if labels is not None), None)

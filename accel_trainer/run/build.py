@@ -42,7 +42,7 @@ from .dry_run import UnseenRecorder
 from .final_test import FinalTest
 from .observers import build_callbacks
 from .optimization import Optimization, describe_length, plan_optimization
-from .parts import check_coupling, check_parts
+from .parts import check_coupling, check_part, check_parts
 from .restore import restore_checkpoint
 from .session import Run
 
@@ -108,7 +108,9 @@ def build_trainer(
         CheckpointError: the checkpoint to continue from does not fit, or the disk has no room for a
             checkpoint.
     """
-    check_parts(model=model, task=task, callbacks=callbacks)
+    check_part("model", model)
+    check_part("task", task)
+    check_parts("callbacks", callbacks)
     noted = copy_metadata(metadata)
     _refuse_wrapped(model)
     data = build_data(run, train_set, eval_sets, test_set, options)

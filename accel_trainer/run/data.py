@@ -180,5 +180,5 @@ def choose_metrics(
         )
     chosen = {name: metrics.get(name, metrics[first]) for name in names}
     for of_set in chosen.values():
-        check_parts(metrics=of_set)
+        check_parts("metrics", of_set)
     return chosen

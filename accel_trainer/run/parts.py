@@ -20,19 +20,14 @@ _NEEDED = {
     "callbacks": ("on_fit_start", "on_step_end", "state_dict"),
 }
 _VALUES = ("plan", "num_samples")  # the others are methods
-_LISTS = ("metrics", "callbacks")
 
 
-def check_parts(**parts: Any) -> None:
-    """Raise ConfigError if an argument of `build_trainer` cannot be what its name says.
-
-    Of `metrics` and `callbacks`, each item is checked.
-    """
-    for name, part in parts.items():
-        if name in _LISTS and (isinstance(part, str | type) or not isinstance(part, Iterable)):
-            raise ConfigError("CONFIG", f"{name}= is no list: put it in brackets")
-        for item in part if name in _LISTS else [part]:
-            check_part(name, item)
+def check_parts(name: str, parts: Any) -> None:
+    """Raise ConfigError if `parts` cannot be the list that the argument `name` needs."""
+    if isinstance(parts, str | type) or not isinstance(parts, Iterable):
+        raise ConfigError("CONFIG", f"{name}= is no list: put it in brackets")
+    for part in parts:
+        check_part(name, part)
 
 
 def check_part(name: str, part: Any) -> None:

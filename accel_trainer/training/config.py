@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cache
 from typing import Annotated, Literal
 
-from ..core.config import ABOVE_ZERO, AT_LEAST_ONE, short_flag
+from ..core.config import ABOVE_ZERO, AT_LEAST_ONE, INSIDE_ONE, NOT_NEGATIVE, short_flag
 from ..core.errors import ConfigError
 from ..core.train_state import TrainState
 
@@ -63,14 +63,8 @@ class TrainerConfig:
         AT_LEAST_ONE.check(self, "trainer", *names, "check_every_n_steps")
         ABOVE_ZERO.check(self, "trainer", "max_grad_norm", "max_time_s")
         _interval(self.evaluate_every)  # raises ConfigError
-        if self.num_epochs < 0:
-            raise ConfigError(
-                "CONFIG", f"--epochs is {self.num_epochs}: set it to 0 (evaluate only) or more"
-            )
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise ConfigError(
-                "CONFIG", f"--ema is {self.ema_decay}: set a decay between 0 and 1, such as 0.999"
-            )
+        NOT_NEGATIVE.check(self, "trainer", "num_epochs")
+        INSIDE_ONE.check(self, "trainer", "ema_decay")
 
     def evaluates_after(self, position: TrainState, steps_per_epoch: int) -> bool:
         """Whether the run evaluates at `position`, where it has trained at least one step.

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, Dataset
 
-from accel_trainer import Batch, BatchConfig, build_dataset_loaders
+from accel_trainer import Batch, BatchConfig, build_train_loader
 from accel_trainer.core.types import StepBatch
 from accel_trainer.data import dataloader
 
@@ -82,7 +82,7 @@ def _step_batches(num_steps: int) -> Iterator[StepBatch]:
     size = loops.BATCH_SIZE
     batch = BatchConfig(global_batch_size=size, per_device_batch_size=size, num_workers=2)
     images = Noise(num_steps * size)
-    loader, _ = build_dataset_loaders(images, images, batch, seed=0, accelerator=Accelerator())
+    loader = build_train_loader(images, batch, seed=0, accelerator=Accelerator())
     return loader.step_batches(0, 0)
 
 

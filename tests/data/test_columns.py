@@ -18,7 +18,7 @@ from accel_trainer import (
     ConfigError,
     DataError,
     DatasetOptions,
-    build_dataset_loaders,
+    build_train_loader,
 )
 from accel_trainer.core.types import Batch
 
@@ -37,8 +37,7 @@ def table_of(pictures: list[Any]) -> datasets.Dataset:
 
 def first_batch(dataset: Any, **options: Any) -> Batch:
     batch = BatchConfig(per_device_batch_size=6)
-    loader, _ = build_dataset_loaders(
-        dataset,
+    loader = build_train_loader(
         dataset,
         batch,
         seed=0,

@@ -12,7 +12,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, DistributedType
 
-from accel_trainer import BatchConfig, ConfigError, ExitCode, RuntimeConfig, build_dataset_loaders
+from accel_trainer import (
+    BatchConfig,
+    ConfigError,
+    ExitCode,
+    RuntimeConfig,
+    build_eval_loader,
+    build_train_loader,
+)
 from accel_trainer.distributed.accelerate_settings import reject_unsupported
 from accel_trainer.distributed.accelerator import start_accelerator
 
@@ -154,7 +161,8 @@ def test_settings_of_fp8_and_of_accelerates_own_loaders_have_no_effect(
         reject_unsupported(accelerator)
         data = [(0.5, number) for number in range(10)]
         batch = BatchConfig(global_batch_size=4, eval_batch_size=3)
-        train, test = build_dataset_loaders(data, data, batch, seed=0, accelerator=accelerator)
+        train = build_train_loader(data, batch, seed=0, accelerator=accelerator)
+        test = build_eval_loader(data, batch, num_parts=1, accelerator=accelerator)
         trained = [micro for step in train.step_batches(0, 0) for micro in step.micro_batches]
         seen.append([batch.targets.tolist() for batch in (*trained, *test.batches())])
     assert seen[0] == seen[1]

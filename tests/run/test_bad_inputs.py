@@ -90,7 +90,7 @@ BAD_FLAGS = [
     ("--batch-size 99999999999", 64, "larger than the 1438 training samples"),
     ("--accumulate 0", 64, "batch.accumulation_steps is 0: set it to 1 or more"),
     ("--batch.num-workers -1", 64, "batch.num_workers is -1: set it to at least 0"),
-    ("--epochs -1", 64, "--epochs is -1: set it to 0"),
+    ("--epochs -1", 64, "trainer.num_epochs is -1: set it to at least 0"),
     ("--max-steps 0", 64, "trainer.max_steps is 0: set it to 1 or more"),
     ("--trainer.max-time-s -5", 64, "trainer.max_time_s is -5.0: set it above 0"),
     ("--trainer.patience 0", 64, "trainer.patience is 0"),

@@ -48,14 +48,14 @@ def test_an_interval_that_cannot_be_is_refused(every: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_epochs": -1}, "--epochs is -1: set it to 0 .evaluate only. or more"),
+        ({"num_epochs": -1}, "trainer.num_epochs is -1: set it to at least 0"),
         ({"max_steps": 0}, "trainer.max_steps is 0: set it to 1 or more"),
         ({"log_every_n_steps": 0}, "trainer.log_every_n_steps is 0"),
         ({"patience": 0}, "trainer.patience is 0"),
         ({"max_grad_norm": 0.0}, "trainer.max_grad_norm is 0.0: set it above 0"),
         ({"max_time_s": -1.0}, "trainer.max_time_s is -1.0"),
-        ({"ema_decay": 1.0}, "--ema is 1.0: set a decay between 0 and 1, such as 0.999"),
-        ({"ema_decay": 0.0}, "--ema is 0.0"),
+        ({"ema_decay": 1.0}, "trainer.ema_decay is 1.0: set it above 0 and below 1"),
+        ({"ema_decay": 0.0}, "trainer.ema_decay is 0.0"),
     ],
 )
 def test_a_setting_of_the_trainer_that_cannot_work_is_refused(

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 
-from accel_trainer import BatchConfig, DatasetOptions, build_dataset_loaders
+from accel_trainer import BatchConfig, DatasetOptions, build_train_loader
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.core.types import Batch, EvalLoader, Loader
@@ -322,8 +322,7 @@ def test_a_users_own_callable_gives_the_same_pixels_anywhere() -> None:
     dataset = PhotoDataset(split_of(mixed_photos(21)), Jitter())
 
     def batches(num_workers: int, first_step: int = 0) -> list[list[Batch]]:
-        loader, _ = build_dataset_loaders(
-            dataset,
+        loader = build_train_loader(
             dataset,
             BatchConfig(per_device_batch_size=8, num_workers=num_workers),
             seed=0,
