@@ -85,8 +85,7 @@ class MetricLogger(Callback):
         """Write the evaluation's numbers as a row, after a row of the steps since the last one."""
         if self._meters.num_steps:
             self._write_training(trainer)
-        numbers = {name: value for name, value in metrics.items() if is_number(value)}
-        self._write("eval", trainer, numbers)
+        self._write("eval", trainer, _numbers(metrics))
 
     def _write_training(self, trainer: TrainerView) -> None:
         """Write a row of the steps since the last one. **Collective. Host sync.**"""
@@ -124,12 +123,7 @@ class MetricLogger(Callback):
         """Write what is left: what was logged after the last row, and the test set's numbers."""
         if result.state != "preempted" and (left := trainer.log.read()):
             self._write("log", trainer, left)
-        numbers = {
-            name: value
-            for name, value in result.metrics.items()
-            if name.startswith("test/") and is_number(value)
-        }
-        if numbers:
+        if numbers := _numbers(result.metrics, "test/"):
             self._write("test", trainer, numbers)
         if self._history is not None:
             with writes_to(self._history.path.parent):
@@ -170,6 +164,14 @@ class MetricLogger(Callback):
         self._meters.load_state_dict(state["meters"])
         if self._history is not None:
             self._history.truncate(state["history_bytes"])
+
+
+def _numbers(metrics: Mapping[str, Any], group: str = "") -> dict[str, float]:
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name.startswith(group) and is_number(value)
+    }
 
 
 class Meters:
@@ -225,20 +227,17 @@ class Meters:
             # Every process has the same norm, and only the main process adds it to the sum.
             is_main = self._accelerator.is_main_process
             columns["grad_norm"] = norms if is_main else [torch.zeros_like(norms[0])]
+        if self._has_digest:
+            parts = [(each.optimizer_step, ids) for each in reports for ids in each.sample_ids]
+            sums = torch.tensor(sums_of_samples(parts), dtype=torch.float64)
+            columns |= {name: [each] for name, each in zip(_SAMPLES, sums, strict=True)}
         for name, column in columns.items():
             values = torch.stack(column).to(self._device).double()
             # float64 losses are rounded to 36 bits (Veltkamp's split), so that they add up exactly.
             scaled = values * (2**17 + 1)
-            self._add(name, (scaled - (scaled - values)).sum())
-        if self._has_digest:
-            parts = [(each.optimizer_step, ids) for each in reports for ids in each.sample_ids]
-            for name, total in zip(_SAMPLES, sums_of_samples(parts), strict=True):
-                self._add(name, torch.tensor(total, dtype=torch.float64, device=self._device))
+            self._local[name] = self._local.get(name, 0) + (scaled - (scaled - values)).sum()
         self._counts["num_items"] += sum(report.num_samples for report in reports)
         self._counts["num_updates"] += len(reports)
-
-    def _add(self, name: str, total: Tensor) -> None:
-        self._local[name] = self._local[name] + total if name in self._local else total
 
     def _global_sums(self) -> dict[str, float]:
         """Return the sums over all processes. **Collective. Host sync.**"""

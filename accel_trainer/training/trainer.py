@@ -315,9 +315,11 @@ class Trainer:
     @property
     def _is_evaluation_due(self) -> bool:
         """Whether the weights of this position are to be evaluated, and have not been."""
-        if self._progress.is_evaluated or self.state.step_in_epoch == 0:
-            return False
-        return self._config.evaluates_after(self.state, self.loader.plan.steps_per_epoch)
+        return (
+            not self._progress.is_evaluated
+            and self.state.step_in_epoch > 0
+            and self._config.evaluates_after(self.state, self.loader.plan.steps_per_epoch)
+        )
 
     @property
     def _is_save_due(self) -> bool:
