@@ -153,7 +153,7 @@ class Trainer:
             yield report
             if self._stop_flag.poll() or self._progress.requested_stop:
                 break
-            if self._is_epoch_end:
+            if state.step_in_epoch >= steps_per_epoch:
                 continue
             if self._config.evaluates_after(state, steps_per_epoch):
                 self._evaluate_within_epoch()
