@@ -640,8 +640,8 @@ MUTANTS = [
     Mutant(
         "a run evaluates a step again that its checkpoint has as evaluated",
         "accel_trainer/training/trainer.py",
-        "if self._progress.is_evaluated or self.state.step_in_epoch == 0:",
-        "if self.state.step_in_epoch == 0:",
+        "not self._progress.is_evaluated\n            and self.state",
+        "self.state",
         (
             "tests/training/test_interrupted_evaluation.py",
             "tests/training/test_evaluation_interval.py",

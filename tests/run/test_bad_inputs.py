@@ -95,7 +95,7 @@ BAD_FLAGS = [
     ("--trainer.max-time-s -5", 64, "trainer.max_time_s is -5.0: set it above 0"),
     ("--trainer.patience 0", 64, "trainer.patience is 0"),
     ("--trainer.max-grad-norm -1", 64, "trainer.max_grad_norm is -1.0"),
-    ("--ema 1.5", 64, "--ema is 1.5: set a decay between 0 and 1"),
+    ("--ema 1.5", 64, "trainer.ema_decay is 1.5: set it above 0 and below 1"),
     ("--checkpoint-every-n-steps 0", 64, "checkpoint.every_n_steps is 0"),
     ("--mixed-precision fp8", 64, "--mixed-precision fp8: expected "),
     (
