@@ -24,7 +24,7 @@ from accel_trainer import (
     TopKAccuracy,
     UserError,
     WholeSetMetric,
-    build_dataset_loaders,
+    build_train_loader,
     build_trainer,
     start_run,
 )
@@ -232,16 +232,14 @@ def test_an_evaluation_without_samples_says_so(tmp_path: Path) -> None:
 def test_a_loader_keeps_its_order_and_refuses_weights(tmp_path: Path) -> None:
     with start_run(make_config(tmp_path), recipe="weights") as run:
         data = train_set()
-        loader, eval_loader = build_dataset_loaders(
-            data, data, run.config.batch, seed=0, accelerator=run.accelerator
-        )
+        loader = build_train_loader(data, run.config.batch, seed=0, accelerator=run.accelerator)
         with pytest.raises(ConfigError, match="DatasetLoader has an order of its own: .*weights="):
             build_trainer(
                 run,
                 model=nn.Linear(6, NUM_CLASSES),
                 task=ClassificationTask(),
                 train_set=loader,
-                eval_sets=eval_loader,
+                eval_sets=data,
                 options=DatasetOptions(weights=[1.0] * len(data)),
             )
 
