@@ -18,6 +18,7 @@ from ...run.parser import config_fields
 _MAX_COLUMNS = 120
 _INDENT = 31
 _EMPTY_DEFAULTS = ("None", "False", "[]")  # not worth printing
+_NOT_EVERYDAY = ("trainer.check_every_n_steps",)  # for a device that one mistrusts
 _MAX_LINES = {"model.name": 4}  # its text is a list of names; any other text has one line
 
 
@@ -30,7 +31,7 @@ def short_help(config_class: Any, *, description: str) -> str:
     known = config_fields(config_class)
     for name in sorted(known, key=lambda name: name.partition(".")[0] not in own):
         flags = known[name].flags
-        if len(flags) > 1 or "." not in name:
+        if (len(flags) > 1 or "." not in name) and name not in _NOT_EVERYDAY:
             default = str(defaults[name])
             typed = f"  {flags[-1]} {'' if default in _EMPTY_DEFAULTS else default}"
             text = _first_sentences(known[name].owner).get(name.rpartition(".")[2], "")
