@@ -18,20 +18,19 @@ from ...run.parser import config_fields
 _MAX_COLUMNS = 120
 _INDENT = 31
 _EMPTY_DEFAULTS = ("None", "False", "[]")  # not worth printing
-_NOT_EVERYDAY = ("trainer.check_every_n_steps",)  # for a device that one mistrusts
 _MAX_LINES = {"model.name": 4}  # its text is a list of names; any other text has one line
 
 
 def short_help(config_class: Any, *, description: str) -> str:
     """Return the flags with a short name, with defaults and texts; the recipe's own are first."""
     columns = min(shutil.get_terminal_size((_MAX_COLUMNS, 0)).columns, _MAX_COLUMNS)
-    lines = [description.strip(), "", "The everyday flags, which override --config FILE (YAML):"]
+    lines = [description.strip(), "The everyday flags, which override --config FILE (YAML):"]
     defaults = dict(flatten_config(config_to_dict(config_class())))
     own = inspect.get_annotations(config_class)
     known = config_fields(config_class)
     for name in sorted(known, key=lambda name: name.partition(".")[0] not in own):
         flags = known[name].flags
-        if (len(flags) > 1 or "." not in name) and name not in _NOT_EVERYDAY:
+        if len(flags) > 1 or "." not in name:
             default = str(defaults[name])
             typed = f"  {flags[-1]} {'' if default in _EMPTY_DEFAULTS else default}"
             text = _first_sentences(known[name].owner).get(name.rpartition(".")[2], "")
