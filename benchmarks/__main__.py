@@ -13,6 +13,7 @@ from .results import write_readme
 
 NAMES = (
     "overhead",
+    "digests",
     "input_pipeline",
     "photos",
     "evaluation",

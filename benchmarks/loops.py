@@ -168,7 +168,12 @@ def accelerate_accumulate(model: Stamped, batches: DataLoader[Any], num_steps: i
 
 
 def ours(
-    model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_optimizer: bool = True
+    model: Stamped,
+    batches: DataLoader[Any],
+    num_steps: int,
+    *,
+    has_own_optimizer: bool = True,
+    digest_every_n_steps: int | None = 200,
 ) -> None:
     """With a cosine schedule, the mean loss logged every 50 steps, checkpoints, and a callback on
     every event.
@@ -259,7 +264,7 @@ def ours(
                 accelerator,
                 history=None,
                 every_n_steps=50,
-                digest_every_n_steps=200,
+                digest_every_n_steps=digest_every_n_steps,
                 activity=Activity(),
             ),
             EveryEvent(),
@@ -271,6 +276,10 @@ def ours(
 
 def ours_with_their_optimizer(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
     ours(model, batches, num_steps, has_own_optimizer=False)
+
+
+def ours_without_digests(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
+    ours(model, batches, num_steps, digest_every_n_steps=None)
 
 
 def fabric(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
@@ -395,6 +404,7 @@ LOOPS: dict[str, Loop] = {
     "raw, schedule + mean loss": raw_with_schedule_and_mean_loss,
     "ours, all on": ours,
     "ours, the others' optimizer": ours_with_their_optimizer,
+    "ours, without digests": ours_without_digests,
     "Fabric": fabric,
     "accelerate": accelerate,
     "accelerate + accumulate": accelerate_accumulate,
@@ -410,9 +420,15 @@ def step_us(model: Stamped, num_steps: int) -> float:
     begun_ns = model.begun_ns[num_steps // 4 : num_steps]  # warm-up
     # where a step begins while others are still computed: their mean, not one of them
     if not is_on_cpu(model):
-        return (begun_ns[-1] - begun_ns[0]) / (len(begun_ns) - 1) / 1000
+        return mean_step_us(model, num_steps)
     steps_ns = sorted(later - now for now, later in zip(begun_ns, begun_ns[1:], strict=False))
     return steps_ns[len(steps_ns) // 10] / 1000
+
+
+def mean_step_us(model: Stamped, num_steps: int) -> float:
+    """The mean, with what is done only in some steps."""
+    begun_ns = model.begun_ns[num_steps // 4 : num_steps]  # warm-up
+    return (begun_ns[-1] - begun_ns[0]) / (len(begun_ns) - 1) / 1000
 
 
 def main() -> None:
@@ -428,6 +444,7 @@ def main() -> None:
         json.dumps(
             {
                 "step_us": step_us(model, num_steps),
+                "mean_step_us": mean_step_us(model, num_steps),
                 "start_wall_s": model.start[0],
                 "start_cpu_s": model.start[1],
                 "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

@@ -20,6 +20,7 @@ from . import processes
 OURS = ("ours, all on", "ours, the others' optimizer")
 LONG = (
     "startup",
+    "digests",
     "input_pipeline",
     "photos",
     "checkpointing",
@@ -45,6 +46,7 @@ TINY = {
         "--resnet-repeats",
         "0",
     ],
+    "digests": ["--repeats", "1"],
     "input_pipeline": ["--images", "1024", "--repeats", "1", "--workers", "0"],
     "photos": ["--repeats", "1", "--batches", "2", "--records", "2000"],
     "evaluation": ["--repeats", "1"],
