@@ -1,7 +1,7 @@
 """Unequal classes: the samples as they are, balanced by their order, and balanced by their weights.
 
-CIFAR-10 made long-tailed, and with `--photos FOLDER` a folder of photos with unequal classes. About
-an hour of one core. `--max-steps 1` is a quick test that writes no result.
+CIFAR-10 made long-tailed, about an hour of one core; with `--photos FOLDER` a folder of photos with
+unequal classes instead, about 10 minutes. `--max-steps 1` is a quick test that writes no result.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _mean_of(runs: Sequence[Sequence[float]], classes: Sequence[int]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", default="cifar10", help="as of recipes/cifar.py")
-    parser.add_argument("--photos", type=Path, help="a folder of photos; none by default")
+    parser.add_argument("--photos", type=Path, help="a folder of photos in place of CIFAR-10")
     parser.add_argument(
         "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer").expanduser()
     )
@@ -118,31 +118,51 @@ def main() -> None:
     short = [] if options.max_steps is None else ["--max-steps", str(options.max_steps)]
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)
-        images = load_images(options.dataset, cache_dir=options.cache_dir)
-        counts = make_long_tailed(images.train.labels, folder / "left_out.txt")
-        flags = [*CIFAR, "--dataset", options.dataset, "--cache-dir", str(options.cache_dir)]
-        flags += ["--leave-out", str(folder / "left_out.txt"), *short]
-        by_size = list(range(len(counts)))
-        rows = measure("long-tailed CIFAR-10", "cifar", folder, options.seeds, flags, by_size)
-        if options.photos is not None:
-            names = sorted((options.photos / "train").iterdir())
-            sizes = torch.tensor([len(list(name.iterdir())) for name in names])
-            flags = [*PHOTOS, "--dataset", str(options.photos.resolve()), *short]
-            by_size = sizes.argsort(descending=True, stable=True).tolist()
-            rows += measure("photos", "images", folder, options.seeds, flags, by_size)
+        if options.photos is None:
+            rows, how = measure_cifar(folder, options, short)
+        else:
+            rows, how = measure_photos(folder, options, short)
     print()
-    photos = ""
-    if options.photos is not None:
-        photos = "; and `recipes/images.py` on photos at 48 pixels, 30 % of them for the evaluation"
+    is_cifar = options.photos is None
     results.write(
-        "imbalance",
-        title="Unequal classes",
-        how="`recipes/cifar.py` with `recipes/configs/cifar10_cpu.yaml` for 10 epochs on CIFAR-10 "
-        f"with {', '.join(map(str, counts))} training images of the classes (`--leave-out`), all "
-        f"10,000 test images{photos}. Accuracy at the end, as the mean over the classes.",
+        "imbalance" if is_cifar else "imbalance_photos",
+        title="Unequal classes" if is_cifar else "Unequal classes of photos",
+        how=f"{how} Accuracy at the end, as the mean over the classes.",
         tables={"Accuracy with unequal classes": rows},
         started=started,
         is_kept=options.max_steps is None,
+        command=None if is_cifar else "python -m benchmarks.imbalance --photos FOLDER",
+    )
+
+
+def measure_cifar(
+    folder: Path, options: argparse.Namespace, short: list[str]
+) -> tuple[list[results.Row], str]:
+    """Return the rows of a long-tailed CIFAR-10, and what was done."""
+    images = load_images(options.dataset, cache_dir=options.cache_dir)
+    counts = make_long_tailed(images.train.labels, folder / "left_out.txt")
+    flags = [*CIFAR, "--dataset", options.dataset, "--cache-dir", str(options.cache_dir)]
+    flags += ["--leave-out", str(folder / "left_out.txt"), *short]
+    by_size = list(range(len(counts)))
+    return measure("long-tailed CIFAR-10", "cifar", folder, options.seeds, flags, by_size), (
+        "`recipes/cifar.py` with `recipes/configs/cifar10_cpu.yaml` for 10 epochs on CIFAR-10 with "
+        f"{', '.join(map(str, counts))} training images of the classes (`--leave-out`), all "
+        "10,000 test images."
+    )
+
+
+def measure_photos(
+    folder: Path, options: argparse.Namespace, short: list[str]
+) -> tuple[list[results.Row], str]:
+    """Return the rows of a folder of photos, and what was done."""
+    names = sorted((options.photos / "train").iterdir())
+    sizes = torch.tensor([len(list(name.iterdir())) for name in names])
+    flags = [*PHOTOS, "--dataset", str(options.photos.resolve()), *short]
+    by_size = sizes.argsort(descending=True, stable=True).tolist()
+    return measure("photos", "images", folder, options.seeds, flags, by_size), (
+        f"`recipes/images.py` on {sizes.sum()} photos of {len(names)} classes "
+        f"({', '.join(map(str, sizes.sort(descending=True).values.tolist()))}) at 48 pixels for 12 "
+        "epochs, 30 % of the photos for the evaluation."
     )
 
 
