@@ -131,7 +131,7 @@ def main() -> None:
         tables={"Accuracy with unequal classes": rows},
         started=started,
         is_kept=options.max_steps is None,
-        command=None if is_cifar else "python -m benchmarks.imbalance --photos FOLDER",
+        command=None if is_cifar else "benchmarks.imbalance --photos FOLDER",
     )
 
 

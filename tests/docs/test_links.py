@@ -26,7 +26,7 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z/_]*|\.\.\.")  # placeholders for the reader's own values
 
-# Flags of docker, sbatch, mypy, pytest and timm, and the doctor's `--json`.
+# Flags of docker, sbatch, mypy, pytest, timm and a benchmark, and the doctor's `--json`.
 OF_OTHERS = {
     "--shm-size",
     "--ipc",
@@ -38,6 +38,7 @@ OF_OTHERS = {
     "--json",
     "--device",
     "--amp-dtype",
+    "--photos",
 }
 
 
