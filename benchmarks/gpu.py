@@ -24,17 +24,19 @@ from accel_trainer.vision import load_images
 
 from . import results
 from .input_pipeline import write_noise
-from .on_gpu import checks, exact, memory, nccl, photos, records, speed
+from .on_gpu import bits, checks, digests, exact, memory, nccl, photos, records, speed
 from .on_gpu.page import Page, Setting, gpu_environment
 
 PARTS: Mapping[str, tuple[str, Callable[[Page, Setting], None]]] = {
     "tests": ("On a GPU: tests", checks.run),
+    "bits": ("On a GPU: wrong bits, and their cause", bits.run),
     "exact": ("On a GPU: exactness", exact.run),
+    "digests": ("On a GPU: what digests cost", digests.run),
     "speed": ("On a GPU: speed", speed.run),
-    "photos": ("On a GPU: photos from the disk", photos.run),
+    "nccl": ("On a GPU: several processes", nccl.run),
     "memory": ("On a GPU: memory", memory.run),
     "records": ("On a GPU: whole trainings", records.run),
-    "nccl": ("On a GPU: several processes", nccl.run),
+    "photos": ("On a GPU: photos from the disk", photos.run),
 }
 
 

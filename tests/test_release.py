@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -60,3 +61,18 @@ def test_the_workflow_runs_what_the_table_of_platforms_says() -> None:
     )
     assert f">={floor.removesuffix('.0')}" in map(str, allowed)
     assert newest == "2.*"
+
+
+def test_what_the_workflows_call_exists() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    extras = PROJECT["optional-dependencies"]
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            for command in (step["run"] for step in job["steps"] if "run" in step):
+                if command.startswith("make "):
+                    called = re.findall(r"(?<= )[a-z-]+(?= |$)", command)
+                    assert set(called) <= {*targets}, command
+                for folder in re.findall(r"tests/\S+", command):
+                    assert (ROOT / folder).is_dir(), command
+                for extra in re.findall(r"\[(\w+)\]", command):
+                    assert extra in extras, command

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from accel_trainer.distributed.determinism import choose_kernels, nondeterminism_named
+from accel_trainer.distributed.determinism import choose_kernels, nondeterminism_named, prepare_cuda
 from accel_trainer.vision import ModelConfig, build_model
 
 from .. import results
@@ -106,13 +106,21 @@ def _compare(
     steps = (*SMALL, "--max-steps", str(num_steps), *flags)
     train(setting, folder / "one", *steps)
     train(setting, folder / "two", *steps)
-    kill_and_resume(setting, folder / "killed", *steps, at_step=num_steps // 2)
+    killed_at = kill_and_resume(setting, folder / "killed", *steps, at_step=num_steps // 2)
     one, two, killed = (hashes(folder / name) for name in ("one", "two", "killed"))
     page.add(
         f"{num_steps} steps, twice and killed in the middle",
-        {"run": case, "two runs equal": one == two, "killed and resumed equal": one == killed},
+        {
+            "run": case,
+            "two runs equal": one == two,
+            "killed after the checkpoint of": killed_at,
+            "killed and resumed equal": one == killed,
+        },
     )
-    page.judge(f"{case}: the same bits in two runs and after a SIGKILL", holds=one == two == killed)
+    page.judge(
+        f"{case}: the same bits in two runs and after a SIGKILL",
+        holds=one == two == killed and killed_at is not None,
+    )
 
 
 def _save_in_training(page: Page, setting: Setting, folder: Path, num_steps: int) -> None:
@@ -193,6 +201,7 @@ def _name_operations(
 ) -> None:
     """Take a step under deterministic kernels, and list the operations that have none."""
     torch.manual_seed(0)
+    prepare_cuda()
     choose_kernels(True)
     model = make().to(setting.device)
     size = 299 if "inception" in name else 224

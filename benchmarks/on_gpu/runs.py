@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from .. import results
 from .page import Setting
@@ -41,22 +42,32 @@ def train(
         "--nproc-per-node",
         str(num_processes),
     ]
-    done = subprocess.run(
-        [python, *(launcher if num_processes > 1 else []), *words],
-        cwd=results.ROOT,
-        env=os.environ | dict(environ or {}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    done = finish([python, *(launcher if num_processes > 1 else []), *words], environ or {})
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-600:]}")
     return done.stdout
 
 
-def kill_and_resume(setting: Setting, folder: Path, *flags: str, at_step: int) -> None:
+def finish(
+    words: Sequence[str], environ: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, whatever that is; what it printed is in `stdout`."""
+    return subprocess.run(
+        words,
+        cwd=results.ROOT,
+        env=os.environ | dict(environ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def kill_and_resume(setting: Setting, folder: Path, *flags: str, at_step: int) -> int | None:
     """Train, kill the run once a checkpoint of `at_step` or later is there, and start it again to
-    its end."""
+    its end.
+
+    Return the step of the newest checkpoint when it was killed; None: it had ended before.
+    """
     words = command(
         setting, folder, *flags, "--checkpoint.every-n-steps", str(max(1, at_step // 2))
     )
@@ -66,8 +77,10 @@ def kill_and_resume(setting: Setting, folder: Path, *flags: str, at_step: int) -
         while process.poll() is None and newest_step(folder) < at_step:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        was_killed = process.wait() == -signal.SIGKILL
+    killed_at = newest_step(folder) if was_killed else None
     subprocess.run(words, cwd=results.ROOT, check=True, stdout=subprocess.DEVNULL)
+    return killed_at
 
 
 def newest_step(folder: Path) -> int:
