@@ -111,13 +111,15 @@ def _serve(client: socket.socket) -> None:
         streams = [Descriptor(number) for number in descriptors]
         process = context.Process(target=_be_python, args=(request, streams))
         process.start()
+        # Before anything is sent: the client may be killed at any time.
+        threading.Thread(target=_end_with, args=(client, process), daemon=True).start()
         for number in descriptors:
             os.close(number)
-        client.sendall(f"{process.pid}\n".encode())
-        threading.Thread(target=_end_with, args=(client, process), daemon=True).start()
-        process.join()
         with contextlib.suppress(OSError):  # it was killed
+            client.sendall(f"{process.pid}\n".encode())
+            process.join()
             client.sendall(f"{process.exitcode}\n".encode())
+        process.join()
 
 
 def _end_with(client: socket.socket, process: BaseProcess) -> None:

@@ -232,8 +232,8 @@ MUTANTS = [
     Mutant(
         "losses without items count as they are",
         "accel_trainer/training/metrics.py",
-        " or (total and not num_items)",
-        "",
+        "if not num_items > 0:",
+        "if num_items < 0:",
         ("tests/training/test_metric_rehearsal.py",),
     ),
     Mutant(
@@ -618,7 +618,7 @@ MUTANTS = [
     Mutant(
         "NaN can be the best",
         "accel_trainer/training/progress.py",
-        "if is_better and not math.isnan(value):",
+        "if is_better and math.isfinite(value):",
         "if is_better or math.isnan(value) or math.isnan(self.best.value):",
         ("tests/training/test_progress.py::test_an_evaluation_without_a_number_is_never_the_best",),
     ),
@@ -1492,6 +1492,20 @@ MUTANTS = [
         "    if is_main:\n        result",
         "    if True:\n        result",
         ("tests/run/test_observers.py",),
+    ),
+    Mutant(
+        "an assignment to a frozen batch is a bug of the engine",
+        "accel_trainer/core/user_code.py",
+        ' and frame.f_code.co_filename != "<string>"',
+        "",
+        ("tests/run/test_mistakes.py",),
+    ),
+    Mutant(
+        "a batch without items ends the run before its first step",
+        "accel_trainer/training/evaluator.py",
+        " and sums.any()",
+        "",
+        ("tests/training/test_metric_rehearsal.py",),
     ),
     Mutant(
         "every device but the CPU has copies in the background",

@@ -32,6 +32,7 @@ _EXAMPLE = (
 # A plan of these datasets needs no download.
 _KNOWN_SAMPLES = {"cifar10": 50_000, "cifar100": 50_000}
 _NUM_ROWS = 10
+_MAX_STEPS = 10_000_000  # more would take minutes to list
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,15 @@ def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> R
     batch = config.batch.plan(num_samples, num_processes=num_processes)
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, batch)
     total_steps = config.trainer.num_epochs * batch.steps_per_epoch
-    positions = list(_positions(config, batch))
+    num_steps = min(total_steps, config.trainer.max_steps or total_steps)
+    if num_steps > _MAX_STEPS:
+        raise ConfigError(
+            "PLAN", f"the run has {num_steps:,} steps: plan fewer, such as with --max-steps 1000000"
+        )
     # A run also evaluates and saves at its last step.
-    evaluation_steps = {len(positions)}
-    save_steps = {len(positions)}
-    for position in positions:
+    evaluation_steps = {num_steps}
+    save_steps = {num_steps}
+    for position in _positions(config, batch):
         if config.trainer.evaluates_after(position, batch.steps_per_epoch):
             evaluation_steps.add(position.optimizer_step)
         if position.step_in_epoch == batch.steps_per_epoch:
@@ -138,7 +143,7 @@ def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> R
             total_steps=total_steps, steps_per_epoch=batch.steps_per_epoch
         ),
         learning_rate_at=learning_rate_at,
-        num_steps=len(positions),
+        num_steps=num_steps,
         evaluation_steps=sorted(evaluation_steps),
         save_steps=sorted(save_steps),
     )

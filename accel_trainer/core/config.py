@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 import tyro
@@ -19,7 +20,7 @@ class Range:
     """A range of allowed numbers; `words` follow "set it" in the error message."""
 
     words: str
-    has: Callable[[float], bool]
+    has: Callable[[Any], bool]
 
     def check(self, config: object, group: str, *names: str) -> None:
         """Raise ConfigError if a named value of `config`, or an item of a tuple, is out of range.
@@ -28,9 +29,12 @@ class Range:
         """
         for name in names:
             value = getattr(config, name)
-            numbers = value if isinstance(value, tuple) else (value,)
-            if not all(number is None or self.has(number) for number in numbers):
-                raise ConfigError("CONFIG", f"{group}.{name} is {value}: set it {self.words}")
+            numbers = value if isinstance(value, tuple | list) else (value,)
+            if not all(
+                number is None or (isinstance(number, Real) and self.has(number))
+                for number in numbers
+            ):
+                raise ConfigError("CONFIG", f"{group}.{name} is {value!r}: set it {self.words}")
 
 
 AT_LEAST_ONE = Range("to 1 or more", lambda number: number >= 1)

@@ -119,7 +119,7 @@ def _row_name(name: str, value: object, fits: bool, fix: str) -> str:
     if is_shard(value):
         fits, fix = False, "it is a shard, so call full_tensor() on all processes, and log that"
     if not fits:
-        raise ConfigError("LOG", f"{row_name} is a {type(value).__name__}: {fix}")
+        raise ConfigError("LOG", f"{row_name} is of type {type(value).__name__}: {fix}")
     return row_name
 
 

@@ -123,7 +123,7 @@ class StepOutput(NamedTuple):
     is right. In training, rows report their means as they report that of the losses, as
     `train/<name>`; in evaluation, `MeanNumber` does.
 
-    `is_per_sample` is False for the output of `from_mean`, whose tensors have the shape [].
+    `is_per_sample` is False for the output of `from_mean`, whose `losses` and `num_items` are [].
     """
 
     losses: Tensor
@@ -133,23 +133,30 @@ class StepOutput(NamedTuple):
     is_per_sample: bool = True
 
     @classmethod
-    def from_mean(cls, loss: Tensor, *, num_items: Tensor | int, outputs: Any = None) -> StepOutput:
+    def from_mean(
+        cls,
+        loss: Tensor,
+        *,
+        num_items: Tensor | int,
+        outputs: Any = None,
+        numbers: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> StepOutput:
         """Return the output of a model that computes only the mean loss [] over `num_items`.
 
         These are the samples of the micro-batch, or its items, such as the tokens without padding.
         The step is right for any number of processes and micro-batches, but what needs the loss of
-        each sample cannot use it.
+        each sample cannot use it. `numbers` are still those of each sample, [B].
         """
         if not isinstance(loss, Tensor) or not isinstance(num_items, Tensor | int | float):
             # The engine refuses it in one line.
-            return cls(loss, outputs, num_items, is_per_sample=False)
+            return cls(loss, outputs, num_items, numbers, is_per_sample=False)
         if not isinstance(num_items, Tensor):
             num_items = torch.full((), num_items, device=loss.device)
         # Not in bfloat16, which cannot represent 257, nor in float16, which ends at 65504.
         loss_sum = loss.to(torch.promote_types(loss.dtype, torch.float)) * num_items
         # The mean over nothing is NaN.
         loss_sum = loss_sum.masked_fill(num_items == 0, 0)
-        return cls(loss_sum, outputs, num_items, is_per_sample=False)
+        return cls(loss_sum, outputs, num_items, numbers, is_per_sample=False)
 
 
 class StepReport(NamedTuple):

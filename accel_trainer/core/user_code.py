@@ -85,7 +85,8 @@ def find_user_code(error: BaseException) -> str | None:
         if package not in _NOT_USER_CODE:
             path = frame.f_code.co_filename.removeprefix(f"{os.getcwd()}{os.sep}")
             return f"at {path}:{line} in {frame.f_code.co_name}"
-        if package == _THIS_PACKAGE:
+        # A method that `dataclass` wrote fails for its caller, who assigned to a frozen field.
+        if package == _THIS_PACKAGE and frame.f_code.co_filename != "<string>":
             # mypy checks calls within this package: the signature of the user's function is wrong.
             if isinstance(_cause(error), TypeError) and "() " in str(error):
                 return "as accel_trainer calls it"

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
+from ..core.config import ABOVE_ZERO, AT_LEAST_ONE
 from ..core.rng import fold_in
 from ..core.types import Batch, LazyBatches, StepBatch
 from ..distributed.streams import has_streams
@@ -104,6 +105,10 @@ class DatasetOptions:
     labels: Sequence[int] | Tensor | None = None
     weights: Sequence[float] | Tensor | None = None
     timeout_s: float = WORKER_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        AT_LEAST_ONE.check(self, "DatasetOptions", "num_classes")
+        ABOVE_ZERO.check(self, "DatasetOptions", "timeout_s")
 
 
 DEFAULT_OPTIONS = DatasetOptions()

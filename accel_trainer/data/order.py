@@ -154,7 +154,10 @@ def _from_rounds(ids: Tensor, first: int, count: int, key: int) -> Tensor:
 
 def _read_numbers(values: Any, num_samples: int, name: str, kinds: str, fix: str) -> Tensor:
     """Return `values` [num_samples] if numpy's kind of their dtype is one of `kinds`."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except Exception as error:  # lists of different lengths, a tensor on a GPU
+        raise ConfigError("ORDER", f"{name} cannot be read ({error}): {fix}") from error
     if array.shape != (num_samples,):
         raise ConfigError(
             "ORDER",

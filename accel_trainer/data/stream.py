@@ -113,7 +113,7 @@ def build_stream_loaders(
         if not callable(stream):
             raise ConfigError(
                 "DATA_STREAM",
-                f"a {type(stream).__name__} cannot start a stream: "
+                f"an object of type {type(stream).__name__} cannot start a stream: "
                 f"pass a function for which {call} yields samples",
             )
     num_processes = accelerator.num_processes

@@ -201,7 +201,7 @@ def make_batch(
 ) -> Batch:
     """Return the `Batch` of `(id, sample)` pairs. Labels are checked here, on the host.
 
-    Raises SampleError if the samples cannot be collated, or a label is not below `num_classes`.
+    Raises SampleError if the samples cannot be collated, or a label is not one of `num_classes`.
     """
     ids = [sample_id for sample_id, _ in samples]
     try:
@@ -212,6 +212,10 @@ def make_batch(
             f"({describe_error(error)})"
         ) from error
     if num_classes is not None and isinstance(targets, Tensor):
+        if targets.shape != (len(ids),):
+            raise SampleError(
+                f"num_classes= is for labels [{len(ids)}], the targets are {list(targets.shape)}"
+            )
         for sample_id, label in zip(ids, targets.tolist(), strict=True):
             if not 0 <= label < num_classes:
                 raise SampleError(
@@ -229,7 +233,7 @@ def inputs_and_targets(collated: Any) -> tuple[Any, Any]:
         inputs, targets = collated
     except (TypeError, ValueError):
         raise ValueError(
-            f"the batch is a {type(collated).__name__}, not of (input, target) pairs"
+            f"the batch is of type {type(collated).__name__}, not of (input, target) pairs"
         ) from None
     return inputs, targets
 

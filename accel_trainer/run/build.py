@@ -108,6 +108,7 @@ def build_trainer(
         CheckpointError: the checkpoint to continue from does not fit, or the disk has no room for a
             checkpoint.
     """
+    check_part("run", run)
     check_part("model", model)
     check_part("task", task)
     check_parts("callbacks", callbacks)

@@ -80,7 +80,7 @@ class RunData:
         # A balanced epoch may be shorter than the samples that it is drawn from.
         size = self.plan.num_samples if order is None else len(order.kept)
         identity = {
-            "data_fingerprint": fingerprint,
+            "data_fingerprint": str(fingerprint),
             "num_samples": [size, *(each.num_samples for each in self.eval_loaders)],
             "order": "" if order is None else order.fingerprint,
         }

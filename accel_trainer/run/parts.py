@@ -10,6 +10,7 @@ from ..core.errors import ConfigError
 from ..core.types import Task
 
 _NEEDED = {
+    "run": ("config",),
     "model": ("forward", "named_parameters"),
     "task": ("step",),
     "options": ("collate",),
@@ -19,7 +20,7 @@ _NEEDED = {
     "metrics": ("empty", "update", "compute"),
     "callbacks": ("on_fit_start", "on_step_end", "state_dict"),
 }
-_VALUES = ("plan", "num_samples")  # the others are methods
+_VALUES = ("config", "plan", "num_samples")  # the others are methods
 
 
 def check_parts(name: str, parts: Any) -> None:

@@ -29,7 +29,7 @@ def parse_plain_yaml(text: str) -> dict[str, Any]:
         where = f"line {mark.line + 1}" if mark else "not YAML"
         raise ValueError(f"{where}: {getattr(error, 'problem', error)}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"expected names with values, got a {type(values).__name__}")
+        raise ValueError(f"expected names with values, got a value of type {type(values).__name__}")
     return values
 
 

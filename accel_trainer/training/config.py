@@ -88,7 +88,7 @@ def _interval(text: str) -> tuple[int, int, str]:
 
     Raises ConfigError for any other text.
     """
-    found = _INTERVAL.fullmatch(text)
+    found = _INTERVAL.fullmatch(str(text))
     number = Fraction(found["number"]) if found else Fraction(0)
     if found is None or number == 0 or (number.denominator > 1 and found["unit"] == "step"):
         raise ConfigError(

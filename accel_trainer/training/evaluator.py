@@ -69,11 +69,13 @@ class Evaluator:
         if loader.num_samples < 1:
             raise DataError("DATA_TOO_SMALL", "there are no samples to evaluate on: add some")
         for metric in metrics:
-            if not hasattr(metric, "higher_is_better"):
+            is_higher = getattr(metric, "higher_is_better", None)
+            if not (isinstance(is_higher, Mapping) and {*map(type, is_higher.values())} <= {bool}):
                 raise ConfigError(
                     "METRIC",
-                    f"metric {type(metric).__name__} has no higher_is_better: say which of its "
-                    'numbers can select the best checkpoint, as in {"loss": False}, or {} for none',
+                    f"higher_is_better of metric {type(metric).__name__} is {is_higher!r}: say "
+                    "which numbers can select the best checkpoint, "
+                    'as in {"loss": False}, or {} for none',
                 )
         metrics = [
             metric.for_samples(loader.num_samples) if hasattr(metric, "for_samples") else metric
@@ -325,9 +327,9 @@ def _rehearse_compute(metric: Metric, sums: Tensor, monitored: str | None) -> No
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             values = _compute(metric, sums)
-    except MetricRefused:
-        raise
     except MetricFailed as failure:
+        if isinstance(failure, MetricRefused) and sums.any():  # else the batch may have no items
+            raise
         _logger.info("one batch is too few: %s", failure)
         return
     group, _, monitored_name = (monitored or "").partition("/")
@@ -359,7 +361,7 @@ def check_monitored(values: Mapping[str, Any], name: str) -> float:
     if not is_number(value):
         raise MetricRefused(
             "METRIC",
-            f"{name} decides the best checkpoint, and is a {type(value).__name__}: "
+            f"{name} decides the best checkpoint, and is of type {type(value).__name__}: "
             "set --trainer.monitor to a single number, such as eval/loss",
         )
     return value

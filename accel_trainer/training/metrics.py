@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeGuard
 import torch
 from torch import Tensor
 
+from ..core.config import AT_LEAST_ONE
 from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
 
@@ -34,10 +35,10 @@ class _Mean:
     def compute(self, sums: Tensor) -> dict[str, Any]:
         """Return the mean. Raises ConfigError if a number of items is wrong."""
         total, num_items = sums.tolist()
-        if math.isnan(num_items) or (total and not num_items):
-            fact = "that are negative or NaN" if num_items else "of 0 for samples with losses"
+        if not num_items > 0:
+            fact = "that are negative or NaN" if num_items else "of 0 for all samples"
             raise ConfigError("NUM_ITEMS", f"the task returned num_items {fact}: return counts")
-        return {self.name: total / (num_items or 1)}
+        return {self.name: total / num_items}
 
     def _add(self, sums: Tensor, values: Tensor, batch: Batch, output: StepOutput) -> None:
         sums[0].add_(values.sum(dtype=torch.float64))
@@ -93,6 +94,7 @@ class TopKAccuracy(_Mean):
 
     def __init__(self, k: int = 1) -> None:
         self.k = k
+        AT_LEAST_ONE.check(self, "TopKAccuracy", "k")
         self.name = "accuracy" if k == 1 else f"top{k}_accuracy"
         self.higher_is_better: Mapping[str, bool] = {self.name: True}
 
@@ -121,6 +123,9 @@ class ConfusionMatrix:
     num_classes: int
     num_samples: int | None = None
     higher_is_better: ClassVar[Mapping[str, bool]] = {}  # neither result is one number
+
+    def __post_init__(self) -> None:
+        AT_LEAST_ONE.check(self, "ConfusionMatrix", "num_classes")
 
     def for_samples(self, num_samples: int) -> ConfusionMatrix:
         """Return the metric for an evaluation of `num_samples`."""
@@ -232,8 +237,8 @@ def describe_tensor(value: Any) -> str:
     """Return dtype and shape of a tensor, `float32 [16, 10]`, or the type of another value."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    keys = f" of {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
-    return f"a {type(value).__name__}{keys}"
+    keys = f" with {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
+    return f"an object of type {type(value).__name__}{keys}"
 
 
 # --- plain values ---
@@ -255,7 +260,7 @@ def plain_values(values: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ConfigError(
             "METRIC",
-            f"compute returned a {type(values).__name__}: return a dict of names and numbers",
+            f"compute returned {describe_tensor(values)}: return a dict of names and numbers",
         )
     return {str(name): _plain(value, str(name)) for name, value in values.items()}
 
@@ -272,7 +277,7 @@ def _plain(value: Any, name: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(
-        "METRIC", f"{name} holds a {type(value).__name__}: return numbers, texts, lists and dicts"
+        "METRIC", f"{name} holds {describe_tensor(value)}: return numbers, texts, lists and dicts"
     )
 
 

@@ -67,7 +67,7 @@ class Progress:
     def record_evaluation(self, metrics: Mapping[str, Any], checkpoint: str) -> None:
         """Record an evaluation of the weights that `checkpoint` will hold.
 
-        It becomes the best if the monitored number is better than before; NaN never is.
+        It becomes the best if the monitored number is better than before; NaN and inf never are.
 
         Raises MetricRefused if the monitored metric is not one number.
         """
@@ -76,7 +76,7 @@ class Progress:
             value = check_monitored(metrics, name)
             sign = 1 if mode == "max" else -1
             is_better = self.best is None or sign * value > sign * self.best.value
-            if is_better and not math.isnan(value):
+            if is_better and math.isfinite(value):
                 self.best = BestCheckpoint(checkpoint, name, value, mode)
         self.metrics = metrics
         self.evaluated_step = self.position.optimizer_step

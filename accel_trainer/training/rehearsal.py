@@ -215,7 +215,7 @@ def _identify(model: nn.Module) -> Identities:
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise _inexact(
-                f"{name} of the model is a {type(value).__name__}: "
+                f"{name} of the model is {describe_tensor(value)}: "
                 "return a tensor from get_extra_state, or keep each value in a buffer"
             )
     # Only after `state_dict`: it makes shards again of a parameter that FSDP keeps whole after an

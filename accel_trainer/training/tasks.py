@@ -63,6 +63,7 @@ class ClassificationTask:
                     "--task.class-weights balanced follows from the number of samples of a class: "
                     "give the task class_counts=, and not class_weights=",
                 )
+            class_counts = torch.as_tensor(class_counts)
             num_classes = (class_counts > 0).sum()
             self._class_weights = class_counts.sum() / (num_classes * class_counts.clamp_min(1))
 
@@ -82,7 +83,7 @@ class ClassificationTask:
         check_logits(logits, batch.targets, in_loss=True)
         weights = self._class_weights
         if weights is not None:
-            if getattr(weights, "shape", None) != logits.shape[1:]:
+            if not isinstance(weights, Tensor) or weights.shape != logits.shape[1:]:
                 raise ConfigError(
                     "SHAPES",
                     f"class_weights are {describe_tensor(weights)} for logits "

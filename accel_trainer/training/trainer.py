@@ -14,6 +14,7 @@ from torch import nn
 from ..core.activity import Activity
 from ..core.callback import Callback, RunResult
 from ..core.digest import digest_of
+from ..core.errors import ConfigError
 from ..core.learning_rate import Schedule, set_learning_rate
 from ..core.log import Log
 from ..core.timing import Stopwatch
@@ -27,6 +28,7 @@ from .callback_runner import CallbackRunner
 from .config import TrainerConfig
 from .evaluation_file import read_details, write_details
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed, group_of, nonfinite_loss
+from .metrics import describe_tensor
 from .progress import Progress
 from .step_check import attempts_at
 
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from .step import OptimizerStep
 
 _logger = logging.getLogger(__name__)
+
+_READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model", "state"}
 
 
 class Trainer:
@@ -97,6 +101,16 @@ class Trainer:
         self.result: RunResult | None = None
         """How the run ended; None while it runs."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_property = isinstance(getattr(type(self), name, None), property)
+        if is_property or name in _READ_ONLY & vars(self).keys():
+            raise ConfigError(
+                "TRAINER",
+                f"trainer.{name} is assigned to: only read and call it, use another name for a "
+                "value of your own, and give parts of the training to build_trainer",
+            )
+        super().__setattr__(name, value)
+
     def fit(self) -> RunResult:
         """Train from `self.state` to the end; from a restored state this is an exact resume.
 
@@ -146,6 +160,12 @@ class Trainer:
         step_batches = islice(self.loader.step_batches(state.epoch, state.step_in_epoch), left)
         for step_batch in self._data_wait.around(step_batches):
             report = self.train_step(step_batch)
+            if not isinstance(report, StepReport):
+                raise ConfigError(
+                    "TRAINER",
+                    f"train_step returned {describe_tensor(report)}: "
+                    "return what super().train_step(step_batch) returns",
+                )
             self._notify("on_step_end", report)
             if self._rehearsal.num_steps_left and not report.was_skipped:
                 # Before the next step, so that a run that cannot resume exactly loses no work.

@@ -134,7 +134,7 @@ def test_a_picture_lies_in_the_run_under_its_name_and_step(log: Log, tmp_path: P
 @pytest.mark.parametrize("picture", [torch.zeros(3, 4, 4), b"\xff\xd8\xff\xe0JFIF", "a.png"])
 def test_a_picture_that_is_no_png_is_told_what_to_give(log: Log, picture: Any) -> None:
     said = ": give the bytes of a PNG, such as accel_trainer.vision.to_png(picture)"
-    with pytest.raises(ConfigError, match=rf"log/x is a \w+{re.escape(said)}"):
+    with pytest.raises(ConfigError, match=rf"log/x is of type \w+{re.escape(said)}"):
         log.picture("x", picture)
 
 
@@ -164,13 +164,13 @@ def test_a_name_of_the_engine_or_a_strange_one_is_one_line(
 
 @pytest.mark.parametrize("value", [torch.ones(1), torch.ones(2, 3), [1.0, 2.0], "1", None, {}])
 def test_only_single_numbers_are_logged(log: Log, value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"log/x is a \w+: log one number, or a tensor"):
+    with pytest.raises(ConfigError, match=r"log/x is of type \w+: log one number, or a tensor"):
         log("x", value)
 
 
 @pytest.mark.parametrize("values", [[1.0, 2.0], np.ones(3), 1.0])
 def test_only_tensors_have_a_histogram(log: Log, values: Any) -> None:
-    with pytest.raises(ConfigError, match=r"log/x is a (list|ndarray|float): give a tensor"):
+    with pytest.raises(ConfigError, match=r"log/x is of type (list|ndarray|float): give a tensor"):
         log.histogram("x", values)
 
 

@@ -146,6 +146,8 @@ def test_a_list_that_cannot_be_left_out_is_one_line(tmp_path: Path, text: str, s
         ("balanced", {}, "--batch.order balanced does not know the classes: give the labels"),
         ("balanced", {"labels": [0, 1]}, r"labels= has the shape \[2\] for 50 samples"),
         ("balanced", {"labels": LABELS / 2}, "labels= are float32: give the labels"),
+        ("balanced", {"labels": [[0], [1, 2]]}, r"labels= cannot be read \(.*\): give the labels"),
+        ("uniform", {"weights": [[1.0], [2.0, 3.0]]}, r"weights= cannot be read \(.*\): give num"),
         ("uniform", {"weights": ["a"] * SIZE}, "weights= are <U1: give numbers"),
         ("stored", {"weights": [1.0] * SIZE}, "--batch.order stored and weights= both set"),
         ("uniform", {"weights": [1.0]}, r"weights= has the shape \[1\]: .*|weights= has the shape"),

@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
-from accel_trainer.core.errors import DataError
+from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.core.types import Batch
+from accel_trainer.data.dataloader import DatasetOptions
 from accel_trainer.data.workers import SampleReader, inputs_and_targets
 
 from .. import processes
@@ -74,7 +76,7 @@ def test_a_collated_batch_is_a_pair_or_a_mapping_with_labels(collated: Any, expe
 
 
 def test_a_collated_batch_of_another_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="the batch is a list, not of .input, target. pairs"):
+    with pytest.raises(ValueError, match="the batch is of type list, not of .input, target. pairs"):
         inputs_and_targets([1, 2, 3])
 
 
@@ -83,6 +85,21 @@ def test_a_label_outside_the_classes_names_its_sample() -> None:
     read(reader, [4])
     with pytest.raises(DataError, match="sample 7 has label 7, the classes are 0 to 4"):
         read(reader, [1, 7])
+
+
+def test_classes_of_targets_that_are_no_labels_are_one_line() -> None:
+    rows = TensorDataset(torch.zeros(8, 2), torch.zeros(8, 3))
+    reader = SampleReader(rows, CPU, num_classes=3)
+    with pytest.raises(
+        DataError, match=r"num_classes= is for labels \[2\], the targets are \[2, 3"
+    ):
+        read(reader, [1, 7])
+
+
+@pytest.mark.parametrize("number", ["3", 0, [3]])
+def test_a_number_of_classes_that_is_none_is_one_line(number: Any) -> None:
+    with pytest.raises(ConfigError, match=r"DatasetOptions.num_classes is .*: set it to 1 or more"):
+        DatasetOptions(num_classes=number)
 
 
 def die_before_the_workers_begin(folder: Path) -> None:

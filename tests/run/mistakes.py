@@ -26,11 +26,12 @@ from accel_trainer import (
     RunResult,
     StepOutput,
     TopKAccuracy,
+    Trainer,
     build_trainer,
     start_run,
 )
 from accel_trainer.core.callback import TrainerView
-from accel_trainer.core.types import StepReport
+from accel_trainer.core.types import StepBatch, StepReport
 
 INPUTS = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(24) % 3
@@ -56,6 +57,19 @@ def train(config: RecipeConfig, **changes: Any) -> RunResult:
 
 
 # --- recipes ---
+
+
+class ReturnsNoReport(Trainer):
+    def train_step(self, step_batch: StepBatch) -> StepReport:
+        super().train_step(step_batch)
+        return None  # type: ignore[return-value]
+
+
+def forgets_with(config: RecipeConfig) -> RunResult:
+    run: Any = start_run(config, recipe="mistakes")
+    return build_trainer(
+        run, model=make_net(), task=ClassificationTask(), train_set=DATA, eval_sets=DATA
+    ).fit()
 
 
 def misspells_a_name(config: RecipeConfig) -> RunResult:
@@ -183,6 +197,21 @@ class FailsInEvaluation(ClassificationTask):
         raise KeyError("logits")
 
 
+class AssignsToTheBatch(ClassificationTask):
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        batch.position = 0  # type: ignore[misc, assignment]
+        return super().step(model, batch)
+
+
+class HasNoItems(ClassificationTask):
+    """Trains on nothing."""
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return StepOutput.from_mean(super().step(model, batch).losses.mean(), num_items=0)
+
+    eval_step = step
+
+
 class FailsInFingerprint(ClassificationTask):
     def fingerprint(self) -> str:
         return self.weights  # type: ignore[attr-defined, no-any-return]
@@ -296,6 +325,14 @@ class FailsInState(Callback):
 class FailsOnTheLastProcess(Callback):
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         1 / (trainer.accelerator.process_index - trainer.accelerator.num_processes + 1)
+
+
+class AssignsToTheTrainer(Callback):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        setattr(trainer, self.name, {})
 
 
 class OfAnotherToolkit:

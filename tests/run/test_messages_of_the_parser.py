@@ -112,8 +112,8 @@ FILES: list[tuple[str, str]] = [
     ("num_classes: 3", "unknown key num_classes: see --help"),
     ("1: 2", "unknown key 1: see --help"),
     ("'': 2", "unknown key : see --help"),
-    ("- 1", "expected names with values, got a list"),
-    ("some text", "expected names with values, got a str"),
+    ("- 1", "expected names with values, got a value of type list"),
+    ("some text", "expected names with values, got a value of type str"),
     # numbers
     ("seed: abc", "seed abc: expected int"),
     ("seed: true", "seed True: expected int"),

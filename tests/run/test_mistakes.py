@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -77,6 +79,11 @@ RAISED = [
         having(task=m.FailsInFingerprint()),
         "AttributeError: 'FailsInFingerprint' object has no attribute 'weights'",
         "fingerprint",
+    ),
+    (
+        having(task=m.AssignsToTheBatch()),
+        "FrozenInstanceError: cannot assign to field 'position'",
+        "step",
     ),
     (
         with_model(m.MisspellsALayer),
@@ -173,22 +180,22 @@ FITS_NOT = [
     (
         having(task=m.ReturnsNone()),
         "TASK",
-        "the task returned a NoneType: return StepOutput(losses) of accel_trainer",
+        "the task returned an object of type NoneType: return StepOutput(losses) of accel_trainer",
     ),
     (
         having(task=m.ReturnsAFloat()),
         "TASK",
-        "the task returned a float: return StepOutput(losses) of accel_trainer",
+        "the task returned an object of type float: return StepOutput(losses) of accel_trainer",
     ),
     (
         having(task=m.ReturnsALossDict()),
         "TASK",
-        "the task returned a dict of loss: return StepOutput(losses) of ...",
+        "the task returned an object of type dict with loss: return StepOutput(losses) of ...",
     ),
     (
         having(task=m.HasAFloatAsLoss()),
         "TASK",
-        "the task returned a float: return losses as a tensor: without item() or float()",
+        "the task returned an object of type float: return losses as a tensor: without item() ...",
     ),
     (
         having(task=m.ReturnsAMeanLoss()),
@@ -205,7 +212,7 @@ FITS_NOT = [
     (
         having(task=m.HasAListOfNumbers()),
         "TASK",
-        "the task returned a list: return the numbers as a dict",
+        "the task returned an object of type list: return the numbers as a dict by their names",
     ),
     (
         having(task=m.DetachesItsLoss()),
@@ -220,7 +227,12 @@ FITS_NOT = [
     (
         having(task=m.EvaluatesToAFloat()),
         "TASK",
-        "the task returned a float: return losses as a tensor: without item() or float()",
+        "the task returned an object of type float: return losses as a tensor: without item() ...",
+    ),
+    (
+        having(task=m.HasNoItems(), metrics=[MeanLoss()]),
+        "NUM_ITEMS",
+        "metric MeanLoss: the task returned num_items of 0 for all samples: return counts",
     ),
     (
         having(task=ClassificationTask),
@@ -286,7 +298,7 @@ FITS_NOT = [
     (
         having(metrics=[m.ReturnsANumber()]),
         "METRIC",
-        "metric ReturnsANumber: compute returned a float: return a dict ...",
+        "metric ReturnsANumber: compute returned an object of type float: return a dict ...",
     ),
     (
         having(callbacks=[m.FailsAtStep]),
@@ -302,6 +314,41 @@ FITS_NOT = [
         having(callbacks=[m.OfAnotherToolkit()]),
         "CONFIG",
         "callbacks= has an object of type OfAnotherToolkit, without on_fit_start and ...",
+    ),
+    (
+        having(callbacks=[m.AssignsToTheTrainer("log")]),
+        "TRAINER",
+        "trainer.log is assigned to: only read and call it, use another name for a value of ...",
+    ),
+    (
+        having(callbacks=[m.AssignsToTheTrainer("learning_rate_at")]),
+        "TRAINER",
+        "trainer.learning_rate_at is assigned to: ...",
+    ),
+    (
+        having(trainer_class=m.ReturnsNoReport),
+        "TRAINER",
+        "train_step returned an object of type NoneType: return what super()...",
+    ),
+    (
+        m.forgets_with,
+        "CONFIG",
+        "run= has an object of type _GeneratorContextManager, without config: ...",
+    ),
+    (
+        lambda config: m.train(replace(config, batch={"per_device_batch_size": 8})),  # type: ignore[arg-type]
+        "CONFIG",
+        "config.batch is {'per_device_batch_size': 8}: give the type BatchConfig",
+    ),
+    (
+        lambda config: m.train(None),  # type: ignore[arg-type]
+        "CONFIG",
+        "config.seed is None: give the type int",
+    ),
+    (
+        having(task=ClassificationTask(class_weights=np.ones(3))),  # type: ignore[arg-type]
+        "SHAPES",
+        "class_weights are an object of type ndarray for logits float32 [8, 3]: give a tensor ...",
     ),
     (
         having(optimizer=torch.optim.SGD),
@@ -377,7 +424,7 @@ FITS_NOT = [
     (
         on(m.table),
         "DATASET",
-        "the samples are a dict of features, label, without labels: name the columns of ...",
+        "the samples are an object of type dict with features, label, without labels: name ...",
     ),
     (
         having(train_set=m.MisspellsAColumn()),
@@ -404,7 +451,7 @@ FITS_NOT = [
     (
         on(m.numbers),
         "DATA_SAMPLE",
-        "samples ... (ValueError: the batch is a Tensor, not of (input, target) pairs): ...",
+        "samples ... (ValueError: the batch is of type Tensor, not of (input, target) pairs): ...",
     ),
     (
         having(options=DatasetOptions(num_classes=2)),
@@ -414,7 +461,7 @@ FITS_NOT = [
     (
         having(train_set=m.NamesAreStrings(), options=DatasetOptions(num_classes=3)),
         "SHAPES",
-        "... for targets a tuple: the labels are texts, such as 'c': number the classes from 0",
+        "... for targets an object of type tuple: the labels are ...: number the classes from 0",
     ),
     (
         with_model(lambda: nn.Linear(6, 2)),

@@ -40,7 +40,7 @@ def test_an_empty_text_has_no_values_and_an_empty_file_is_refused(
         (b"a: 1\na: 2", "line 2: a appears twice"),
         (b"a: &x 1\nb: *x", "line 2: aliases"),
         (b"a: !!bool x", "not YAML: 'x'"),
-        (b"[1, 2]", "expected names with values, got a list"),
+        (b"[1, 2]", "expected names with values, got a value of type list"),
     ],
 )
 def test_what_is_not_plain_is_a_value_error(content: bytes, message: str, tmp_path: Path) -> None:

@@ -364,15 +364,20 @@ def test_everything_a_metric_computes_comes_as_plain_values() -> None:
 
 
 def test_a_result_that_cannot_be_kept_names_the_metric() -> None:
-    with pytest.raises(MetricFailed, match="metric Computes: a holds a object: return numbers"):
+    with pytest.raises(
+        MetricFailed, match="metric Computes: a holds an object of type object: return numbers"
+    ):
         evaluate_by(Computes({"a": object()}))
 
 
-def test_a_metric_must_say_which_numbers_can_select_the_best_checkpoint() -> None:
-    class Silent:
-        pass
+@pytest.mark.parametrize("is_higher", [None, True, ["loss"], {"loss": "min"}])
+def test_a_metric_must_say_which_numbers_can_select_the_best_checkpoint(is_higher: Any) -> None:
+    """A text would count as true."""
 
-    with pytest.raises(ConfigError, match="metric Silent has no higher_is_better: say which"):
+    class Silent:
+        higher_is_better = is_higher
+
+    with pytest.raises(ConfigError, match="higher_is_better of metric Silent is .*: say which num"):
         evaluate_by(Silent())  # type: ignore[arg-type]
 
 

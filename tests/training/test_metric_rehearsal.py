@@ -79,7 +79,7 @@ class NewSums(MeanLoss):
     [
         (
             Accuracies(),
-            "accuracy decides the best checkpoint, and is a list: "
+            "accuracy decides the best checkpoint, and is of type list: "
             "set --trainer.monitor to a single number",
         ),
         (
@@ -122,7 +122,8 @@ def test_a_metric_whose_update_changes_nothing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(workload, "MeanLoss", LostSums)
-    workload.train(workload.make_config(tmp_path / "run"))
+    with pytest.raises(ConfigError, match="metric LostSums: .* num_items of 0 for all samples"):
+        workload.train(workload.make_config(tmp_path / "run"))
     (line,) = [line for line in caplog.messages if line.startswith("[METRIC]")]
     assert line.startswith(
         "[METRIC] the update of metric LostSums has not changed its sums: add to them in place"
@@ -304,9 +305,32 @@ def test_a_number_of_items_that_is_negative_or_nan_is_refused(
 
 
 def test_losses_without_any_item_are_refused_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="returned num_items of 0 for samples with losses: retu"):
+    with pytest.raises(ConfigError, match="returned num_items of 0 for all samples: return"):
         workload.train(workload.make_config(tmp_path), task=Items(5.0, 0.0))
     assert not list(tmp_path.glob("run/checkpoints/*"))
+
+
+class PaddedFirst(Items):
+    """Has no items in the first batch of a set."""
+
+    def items(self, batch: Batch, first: float) -> Tensor:
+        return (batch.sample_ids >= 12).double()
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().eval_step(model, batch)
+        return output._replace(losses=output.losses * self.items(batch, 0))
+
+
+def test_a_first_batch_without_items_says_nothing_about_the_others() -> None:
+    """Also where all losses are 0, as the sums of padding are."""
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    loader = shared(Samples(40), 10, accelerator)
+    evaluator = Evaluator(
+        loader, task=PaddedFirst(0, 0), metrics=[MeanLoss()], accelerator=accelerator
+    )
+    model = make_model().double()
+    evaluator.rehearse(model, monitored="eval/loss")
+    assert evaluator.run(model)["loss"] > 0
 
 
 class NegativeLater(Items):

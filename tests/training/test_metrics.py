@@ -141,7 +141,7 @@ LOGITS, LABELS = torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)
         (
             (LOGITS, LOGITS),
             LABELS,
-            r"returns a tuple for targets int64 \[8\]: return only the logits",
+            r"returns an object of type tuple for targets int64 \[8\]: return only the logits",
         ),
     ],
 )
@@ -284,9 +284,12 @@ def test_what_a_metric_computed_becomes_plain_values() -> None:
 @pytest.mark.parametrize(
     ("computed", "said"),
     [
-        (0.5, "compute returned a float: return a dict of names and numbers"),
-        ({"auc": [object()]}, "auc holds a object: return numbers, texts, lists and dicts"),
-        ({"auc": 1j}, "auc holds a complex"),
+        (0.5, "compute returned an object of type float: return a dict of names and numbers"),
+        (
+            {"auc": [object()]},
+            "auc holds an object of type object: return numbers, texts, lists and dicts",
+        ),
+        ({"auc": 1j}, "auc holds an object of type complex"),
     ],
 )
 def test_what_no_json_can_hold_is_refused(computed: Any, said: str) -> None:

@@ -61,7 +61,7 @@ class ReadOnce:
 
 
 def fit_reading_once(trainer: Trainer) -> RunResult:
-    trainer.loader = ReadOnce(trainer.loader)
+    vars(trainer)["loader"] = ReadOnce(trainer.loader)
     return trainer.fit()
 
 

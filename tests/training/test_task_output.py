@@ -35,6 +35,7 @@ COUNTS = torch.arange(4)
         StepOutput(LOSSES, {"logits": torch.ones(4, 3)}, numbers={}),
         StepOutput.from_mean(MEAN, num_items=4),
         StepOutput.from_mean(MEAN, num_items=COUNTS.sum(), outputs=torch.ones(4, 3)),
+        StepOutput.from_mean(MEAN, num_items=4, numbers={"hits": COUNTS > 1}),
     ],
 )
 def test_losses_of_each_sample_and_declared_means_are_accepted(output: StepOutput) -> None:
@@ -46,17 +47,20 @@ def test_losses_of_each_sample_and_declared_means_are_accepted(output: StepOutpu
 PER_SAMPLE = r"return one for each sample, \[B\], as reduction='none' does, or, .*\.from_mean"
 WRONG: dict[str, tuple[Any, str]] = {
     "a tensor": (LOSSES, r"TASK.* returned float32 \[4\]: return StepOutput\(losses\) of"),
-    "None": (None, r"TASK.* returned a NoneType: return StepOutput\(losses\) of"),
-    "a tuple": ((LOSSES, None), r"TASK.* returned a tuple: return StepOutput\(losses\) of"),
-    "no losses": (StepOutput(None), r"TASK.* a NoneType: return losses as a tensor"),  # type: ignore[arg-type]
-    "a float": (StepOutput(1.5), r"TASK.* a float: return losses as a tensor: without item"),  # type: ignore[arg-type]
+    "None": (None, r"TASK.* returned an object of type NoneType: return StepOutput\(losses\) of"),
+    "a tuple": (
+        (LOSSES, None),
+        r"TASK.* returned an object of type tuple: return StepOutput\(losses\) of",
+    ),
+    "no losses": (StepOutput(None), r"TASK.* of type NoneType: return losses as a tensor"),  # type: ignore[arg-type]
+    "a float": (StepOutput(1.5), r"TASK.* of type float: return losses as a tensor: without item"),  # type: ignore[arg-type]
     "a mean of numpy": (
         StepOutput(np.ones(4)),  # type: ignore[arg-type]
-        r"TASK.* a ndarray: return losses as a tensor",
+        r"TASK.* of type ndarray: return losses as a tensor",
     ),
     "a mean that is a float": (
         StepOutput.from_mean(1.5, num_items=4),  # type: ignore[arg-type]
-        r"TASK.* a float: return losses as a tensor: without item",
+        r"TASK.* of type float: return losses as a tensor: without item",
     ),
     "no graph": (
         StepOutput(LOSSES.detach()),
@@ -75,11 +79,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     "too few losses": (StepOutput(LOSSES[:3]), rf"SHAPES.*float32 \[3\] for 4 .*: {PER_SAMPLE}"),
     "an int as items": (
         StepOutput(LOSSES, num_items=4),  # type: ignore[arg-type]
-        r"SHAPES.*num_items are a int for 4 samples: return a tensor with the number",
+        r"SHAPES.*num_items are an object of type int for 4 samples: return a tensor with the",
     ),
     "items of numpy": (
         StepOutput(LOSSES, num_items=np.ones(4)),  # type: ignore[arg-type]
-        r"SHAPES.*num_items are a ndarray for 4 samples: return a tensor",
+        r"SHAPES.*num_items are an object of type ndarray for 4 samples: return a tensor",
     ),
     "a sum of items": (
         StepOutput(LOSSES, num_items=COUNTS.sum()),
@@ -93,13 +97,17 @@ WRONG: dict[str, tuple[Any, str]] = {
         StepOutput.from_mean(MEAN, num_items=COUNTS),
         r"SHAPES.*from_mean made .* and num_items int64 \[4\]: give .*, and one number",
     ),
+    "a mean as a number of a mean": (
+        StepOutput.from_mean(MEAN, num_items=4, numbers={"hits": MEAN}),
+        r"SHAPES.*float32 \[\] as the number 'hits' of 4 samples: return a tensor with one for",
+    ),
     "a list of numbers": (
         StepOutput(LOSSES, numbers=[COUNTS]),  # type: ignore[arg-type]
-        r"TASK.* returned a list: return the numbers as a dict",
+        r"TASK.* returned an object of type list: return the numbers as a dict",
     ),
     "a float as a number": (
         StepOutput(LOSSES, numbers={"hits": 0.5}),  # type: ignore[dict-item]
-        r"SHAPES.*a float as the number 'hits' of 4 samples: return a tensor with one for each",
+        r"SHAPES.*of type float as the number 'hits' of 4 samples: return a tensor with one",
     ),
     "a sum as a number": (
         StepOutput(LOSSES, numbers={"hits": COUNTS.sum()}),

@@ -152,16 +152,16 @@ WRONG = {
     ),
     "short labels": (LOGITS, LABELS.int(), r"int32 \[4\]: give labels int64 \[B\]"),
     "too few labels": (LOGITS, LABELS[:3], r"int64 \[3\]: give each sample one target"),
-    "a list of labels": (LOGITS, [0, 1, 2, 0], r"a list: give each sample one target"),
+    "a list of labels": (LOGITS, [0, 1, 2, 0], r"of type list: give each sample one target"),
     "a tuple": (
         (LOGITS, LOGITS),
         LABELS,
-        r"returns a tuple for targets int64 \[4\]: return only the logits",
+        r"returns an object of type tuple for targets int64 \[4\]: return only the logits",
     ),
     "a dict": (
         {"logits": LOGITS, "aux": LOGITS},
         LABELS,
-        r"returns a dict of logits, aux for targets",
+        r"returns an object of type dict with logits, aux for targets",
     ),
 }
 

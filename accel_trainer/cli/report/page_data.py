@@ -59,7 +59,7 @@ def _run(run: RunReader, number: int, limit: int) -> dict[str, Any]:
     return {
         "name": run.name,
         "color": series_name(number),
-        "restarts": run.restarts,
+        "restarts": _thin_out(sorted({*run.restarts}), _MIN_POINTS),
         "steps": all_steps,
         "series": series,
         "steps_per_epoch": run.steps_per_epoch,
