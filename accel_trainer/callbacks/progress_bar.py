@@ -13,10 +13,10 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.console import fold, say, terminal_columns
+from ..core.history import is_number
 from ..core.train_state import checkpoint_name
 from ..core.types import StepReport
 from ..training.config import TrainerConfig
-from ..training.metrics import is_number
 
 # The loss stands before the speed: tqdm cuts off what does not fit on a narrow terminal.
 _FORMAT = "{desc} |{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}  {rate_fmt}"
