@@ -23,10 +23,14 @@ def extra_callbacks() -> list[Callback]:
         ConfigError: a file is missing, or defines no class of callbacks.
     """
     named = os.environ.get(VARIABLE, "")
-    return [each for name in named.split(os.pathsep) if name for each in _callbacks_in(name)]
+    return [each for name in named.split(os.pathsep) if name for each in callbacks_in(name)]
 
 
-def _callbacks_in(name: str) -> list[Callback]:
+def callbacks_in(name: str) -> list[Callback]:
+    """Return one of each class of callbacks that a file defines. Raises ConfigError if it has none.
+
+    The file is run.
+    """
     path = Path(name).resolve()
     spec = importlib.util.spec_from_file_location(f"callbacks_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():

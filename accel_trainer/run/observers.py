@@ -35,13 +35,7 @@ def build_callbacks(
     """
     config = run.config.trainer
     is_main = run.accelerator.is_main_process
-    progress = ProgressBar(
-        config,
-        banner=banner,
-        is_quiet=run.config.run.quiet or not is_main,
-        stop_flag=run.stop_flag,
-        checkpoints=run.folder / "checkpoints",
-    )
+    progress = ProgressBar(config, banner=banner, is_quiet=run.config.run.quiet or not is_main)
     trackers = []
     if is_main and run.config.run.track:
         settings = config_to_dict(run.config)

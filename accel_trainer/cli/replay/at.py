@@ -17,7 +17,7 @@ from ..common.output import show, tell
 from ..common.parser import CommandParser
 from ..runs.run_reader import RunReader, read_run
 from .proof import Proof, compare
-from .replay import Replay, comparable_rows, environment_changes
+from .replay import Replay, comparable_rows, note_changes
 
 _EXAMPLE = "example: accel-trainer at runs/first --step 5 --to runs/first-5"
 _DIFFERENT = 1
@@ -134,9 +134,7 @@ def _train(replay: Replay, step: int, folder: Path, *, is_quiet: bool) -> Proof:
     if not is_quiet:
         show(f"training {step - start} steps of {run.name} again, from step {start}, in {folder}")
         sys.stdout.flush()
-    if changes := environment_changes(run):
-        text = "note: differs from the run, so the state is only approximate: %s"
-        tell(text % ", ".join(changes), file=sys.stderr)
+    note_changes(run)
     try:
         start = replay.train(folder.resolve(), until=step)
     except BaseException:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]
+
+_SAMPLES = "digest/samples"
 
 
 @dataclass(frozen=True)
@@ -58,3 +60,19 @@ def compare(recorded: Iterable[Row], replayed: Iterable[Row]) -> Proof:
         num_rows += 1
         num_digests += sum(name.startswith("digest/") for name in shared)
     return Proof(num_rows, num_digests)
+
+
+def of_other_intervals(recorded: Iterable[Row], replayed: Iterable[Row]) -> Iterator[Row]:
+    """Yield what can be compared of the rows of a run whose replay has rows at other steps."""
+    places = {(row["event"], row["optimizer_step"]) for row in replayed}
+    for row in recorded:
+        place = {name: row[name] for name in ("event", "optimizer_step")}
+        if tuple(place.values()) in places and (values := of_the_step(row)):
+            yield {**place, **values}
+
+
+def of_the_step(row: Row) -> Row:
+    """Return what a row says of its step: a row of training has means since the row before."""
+    if row["event"] != "train":
+        return row
+    return {name: row[name] for name in row if name.startswith("digest/") and name != _SAMPLES}

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any
 
 from ...checkpoint.format import is_committed, list_checkpoints, step_of
 from ...core.errors import ExitCode, OutputError
 from ...core.history import read_history
+from ...core.run_dir import prepare_directory
+from ..common.output import tell
 from ..common.processes import forward_signals, start_recipe
 from ..runs.recorded_start import recorded_flags, recorded_recipe, recorded_start
 from ..runs.run_reader import RunReader
@@ -56,13 +61,15 @@ class Replay:
         flags: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
         errors: IO[Any] | None = None,
+        received: list[int] | None = None,
     ) -> int:
         """Train in the new `folder` up to step `until`; return the step at which it began.
 
         It begins at the newest checkpoint at or before step `after` (None: before `until`), or at
         the start of the run. `callbacks` are files for ACCEL_TRAINER_CALLBACKS. `flags` come after
         the recorded ones, and `variables` are added to the environment. `errors` receives stderr;
-        None: it goes where this process's does.
+        None: it goes where this process's does. Several threads can train at once, inside one
+        `forward_signals` whose list of signals is `received`; None: this call forwards them.
 
         Raises:
             OutputError: the recipe failed; it has said why.
@@ -83,11 +90,11 @@ class Replay:
         start = {**self.start, "variables": {**self.start["variables"], **(variables or {})}}
         start["variables"][_CALLBACKS] = os.pathsep.join(map(str, callbacks))
         with (
-            forward_signals() as received,
+            forward_signals() if received is None else nullcontext(received) as stopped,
             start_recipe(command, **start, output=subprocess.DEVNULL, errors=errors) as process,
         ):
             code = process.wait()
-        if received:
+        if stopped:
             raise KeyboardInterrupt
         if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
             fact = f"training {self.run.folder} again ended with exit code {code}"
@@ -96,12 +103,19 @@ class Replay:
 
     def checkpoint_at(self, step: int) -> Path | None:
         """Return the newest complete checkpoint of the run at or before `step`; None: no such."""
-        found = [
-            path
-            for path in list_checkpoints(self.run.folder / "checkpoints")
-            if step_of(path) <= step and is_committed(path)
-        ]
+        found = [path for path in self.checkpoints() if step_of(path) <= step]
         return found[-1].resolve() if found else None
+
+    def checkpoints(self) -> list[Path]:
+        """Return the complete checkpoints of the run, in the order of their steps."""
+        found = list_checkpoints(self.run.folder / "checkpoints")
+        return [path for path in found if is_committed(path)]
+
+    @property
+    def last_step(self) -> int:
+        """The last step that the run has recorded; 0: none."""
+        steps = [int(row["optimizer_step"]) for row in self.run.rows]
+        return max([*steps, *map(step_of, self.checkpoints())], default=0)
 
     def start_of(self, checkpoint: Path | None) -> int:
         """Return the step of `checkpoint`; None: the step at which the run itself began."""
@@ -116,6 +130,36 @@ class Replay:
             return ["--resume", str(checkpoint), "--init-from", "None", "--init-skip", "None"]
         branched_from = str((self.run.config.get("run") or {}).get("resume", "auto"))
         return ["--resume", "never" if branched_from == "auto" else branched_from]
+
+
+@contextmanager
+def replay_folder(keep: Path | None) -> Iterator[Path]:
+    """Yield the folder of the replays of a command: the new folder `keep`, or a temporary one.
+
+    Raises OutputError if `keep` exists.
+    """
+    if keep is None:
+        with TemporaryDirectory(prefix="replays-") as temporary:
+            yield Path(temporary).resolve()
+    elif keep.exists():
+        raise OutputError("OUT_DIR", f"--keep {keep} exists: name a new folder")
+    else:
+        yield prepare_directory(keep)
+
+
+@contextmanager
+def errors_of_failures() -> Iterator[IO[bytes]]:
+    """Yield a file for stderr of replays, which is printed if the block raises OutputError.
+
+    The warnings of a replay are those that the run has given.
+    """
+    with TemporaryFile() as errors:
+        try:
+            yield errors
+        except OutputError:
+            errors.seek(0)
+            tell(errors.read().decode(errors="replace").rstrip(), file=sys.stderr)
+            raise
 
 
 def environment_changes(run: RunReader) -> list[str]:
@@ -135,6 +179,13 @@ def environment_changes(run: RunReader) -> list[str]:
         for name in sorted(before)
         if before[name] != here.get(name)
     ]
+
+
+def note_changes(run: RunReader) -> None:
+    """Say so on stderr if the versions here make a replay only approximate."""
+    if changes := environment_changes(run):
+        text = "note: differs from the run, so what is trained again is only approximate: %s"
+        tell(text % ", ".join(changes), file=sys.stderr)
 
 
 def comparable_rows(folder: Path, *, after: int, until: int) -> Iterator[dict[str, Any]]:

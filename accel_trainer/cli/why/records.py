@@ -12,14 +12,13 @@ from safetensors import safe_open
 from ...checkpoint.format import is_committed, list_checkpoints, read_manifest, step_of
 from ...core.config import flatten_config
 from ...run.config import MUTABLE_ON_RESUME
+from ..replay.proof import of_the_step
 from ..replay.replay import comparable_rows
 from ..runs.diff import Change, compare
 from ..runs.run_reader import RunReader
 
 _END = 2**62
 _WEIGHTS = "digest/model"
-_SAMPLES = "digest/samples"
-_STATE = "digest/"
 # Mutable settings that change the order of sums, and so the last bits.
 _ORDER_OF_SUMS = (
     "batch.per_device_batch_size",
@@ -123,14 +122,8 @@ def rows_of_both(first: RunReader, second: RunReader, *, until: int) -> tuple[Ro
     steps = [[step for event, step in each if event == "train"] for each in rows]
     if steps[0] == steps[1]:
         return rows[0], rows[1]
-    only = [{key: _of_the_step(row) for key, row in each.items()} for each in rows]
+    only = [{key: of_the_step(row) for key, row in each.items()} for each in rows]
     return only[0], only[1]
-
-
-def _of_the_step(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    if row["event"] != "train":
-        return row
-    return {name: row[name] for name in row if name.startswith(_STATE) and name != _SAMPLES}
 
 
 def _by_weight(names: Iterable[str]) -> list[str]:

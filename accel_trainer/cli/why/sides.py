@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from ...checkpoint.format import step_of
-from ...core.errors import OutputError
 from ...core.filesystem import read_lines
-from ..common.output import tell
-from ..replay.replay import STEP_DIGESTS, STOP, Replay
+from ..replay.replay import STEP_DIGESTS, STOP, Replay, errors_of_failures
 from .records import RowDifference, compare_checkpoints, first_difference, rows_of
 
 
@@ -48,22 +44,16 @@ class Side:
         Raises:
             OutputError: the recipe failed; its errors were printed.
         """
-        # Its warnings are those that the run has given: they are shown only with an error.
-        with TemporaryFile() as errors:
-            try:
-                self.replay.train(
-                    folder,
-                    until=until,
-                    after=self.after,
-                    callbacks=(*callbacks, STOP),
-                    flags=self.flags,
-                    variables={**self.variables, **(variables or {})},
-                    errors=errors,
-                )
-            except OutputError:
-                errors.seek(0)
-                tell(errors.read().decode(errors="replace").rstrip(), file=sys.stderr)
-                raise
+        with errors_of_failures() as errors:
+            self.replay.train(
+                folder,
+                until=until,
+                after=self.after,
+                callbacks=(*callbacks, STOP),
+                flags=self.flags,
+                variables={**self.variables, **(variables or {})},
+                errors=errors,
+            )
         return folder
 
 

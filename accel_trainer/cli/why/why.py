@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.errors import ConfigError, OutputError
-from ...core.run_dir import prepare_directory
-from ..replay.replay import Replay, environment_changes
+from ...core.errors import ConfigError
+from ..replay.replay import Replay, environment_changes, replay_folder
 from ..runs.diff import Change
 from ..runs.run_reader import RunReader, read_run
 from .causes import Cause, explain, order_of_sums
@@ -78,21 +75,10 @@ def why(
     if len(recipes) > len(runs):
         fact = f"--recipe is given {len(recipes)} times for {len(runs)} run{'s'[: len(runs) - 1]}"
         raise ConfigError("RECIPE", f"{fact}: give it once for each, or once for all")
-    with _folder(keep) as folder:
+    with replay_folder(keep) as folder:
         if len(runs) == 1:
             return _repeats_itself(story, runs[0], recipes, until, folder)
         return _differ(story, runs[0], runs[1], recipes, until, folder)
-
-
-@contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    if keep is None:
-        with tempfile.TemporaryDirectory(prefix="why-") as temporary:
-            yield Path(temporary).resolve()
-    elif keep.exists():
-        raise OutputError("OUT_DIR", f"--keep {keep} exists: name a new folder")
-    else:
-        yield prepare_directory(keep)
 
 
 # --- two runs ---

@@ -1,0 +1,131 @@
+"""Trains stretches of a run again, with more callbacks, and compares them with the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...checkpoint.format import list_checkpoints, step_of
+from ...core.errors import OutputError
+from ...core.filesystem import sha256_of
+from ...distributed.machine import available_cpus
+from ..common.processes import forward_signals
+from .proof import Row, compare, of_other_intervals
+from .replay import STOP, Replay, comparable_rows, environment_changes, errors_of_failures
+from .store import Store
+from .stretches import Stretch, Trained, latest_start
+
+_LOG_EVERY = "trainer.log_every_n_steps"
+# A replay needs no old checkpoints, and ends where the run did.
+_FLAGS = (
+    *("--checkpoint.keep-for-replay", "0"),
+    *("--checkpoint.keep-every-n-steps", "None"),
+    *("--trainer.max-time-s", "None"),
+)
+
+
+@dataclass(frozen=True)
+class Again:
+    """How a run is trained again: with `callbacks`, and with a row each `every` steps."""
+
+    replay: Replay
+    callbacks: Sequence[Path]
+    every: int
+
+    def train(self, stretch: Stretch, folder: Path, received: list[int] | None = None) -> Trained:
+        """Train a stretch in the new `folder`; `received` is for `Replay.train`.
+
+        Raises:
+            OutputError: the recipe failed, or something ended it before the stretch did.
+        """
+        with errors_of_failures() as errors:
+            start = self.replay.train(
+                folder,
+                until=stretch.until,
+                after=latest_start(self.replay, stretch),
+                callbacks=[*self.callbacks, *([] if stretch.is_end else [STOP])],
+                flags=[*_FLAGS, *self._interval_flags()],
+                errors=errors,
+                received=received,
+            )
+        ended = max(map(step_of, list_checkpoints(folder / "checkpoints")), default=0)
+        if ended != stretch.until:
+            fact = f"training again ended after step {ended}, and not after {stretch.until}"
+            raise OutputError("REPLAY", f"{fact}: a callback or a signal has stopped it")
+        rows = [*comparable_rows(folder, after=start, until=stretch.until)]
+        recorded: Iterable[Row] = comparable_rows(
+            self.replay.run.folder, after=start, until=stretch.until
+        )
+        if self.every != interval_of(self.replay):
+            recorded = of_other_intervals(recorded, rows)
+        kept = [row for row in rows if row["optimizer_step"] > stretch.after]
+        return Trained(stretch, kept, compare(recorded, rows))
+
+    def _interval_flags(self) -> list[str]:
+        """Return the flags for another interval of rows than that of the run."""
+        if self.every == interval_of(self.replay):
+            return []
+        run = self.replay.run.config.get("run") or {}
+        allowed = [*(run.get("allow_change") or []), _LOG_EVERY]
+        return ["--trainer.log-every-n-steps", str(self.every), "--allow-change", *allowed]
+
+    def key(self) -> str:
+        """Return a hash of what decides the rows: the files that are run, settings, versions."""
+        replay = self.replay
+        files = [*self.callbacks, replay.recipe, replay.run.folder / "config.yaml"]
+        hashes = [sha256_of(file) for file in files]
+        deciding = json.dumps([hashes, self.every, environment_changes(replay.run)])
+        return hashlib.sha256(deciding.encode()).hexdigest()[:16]
+
+
+def train_missing(
+    again: Again,
+    stretches: Iterable[Stretch],
+    store: Store,
+    *,
+    jobs: int,
+    folder: Path,
+    done: Callable[[Trained], None],
+) -> None:
+    """Train stretches, `jobs` at once, each in a new folder in `folder`, and store them.
+
+    `done` is called with each one once it is stored.
+
+    Raises:
+        OutputError: the recipe failed.
+        KeyboardInterrupt: a stop signal came. What was finished is stored.
+    """
+    with forward_signals() as received, ThreadPoolExecutor(jobs) as threads:
+
+        def train(stretch: Stretch) -> Trained:
+            if received:
+                raise KeyboardInterrupt
+            place = folder / f"steps-{stretch.after + 1}-{stretch.until}"
+            trained = again.train(stretch, place, received)
+            store.put(trained, place)
+            return trained
+
+        waiting = [threads.submit(train, stretch) for stretch in stretches]
+        try:
+            for future in as_completed(waiting):
+                done(future.result())
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def default_jobs(replay: Replay, num_stretches: int) -> int:
+    """Return how many stretches are trained at once: on a GPU one, else what the cores allow."""
+    hardware = replay.run.environment["hardware"]
+    if hardware["device"] != "cpu":
+        return 1
+    cores = int(replay.start["num_processes"]) * int(hardware["num_threads"])
+    return max(1, min(num_stretches, available_cpus() // cores))
+
+
+def interval_of(replay: Replay) -> int:
+    """Return how many steps lie between two rows of the run."""
+    return int(replay.run.config["trainer"]["log_every_n_steps"])

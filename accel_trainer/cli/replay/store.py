@@ -1,0 +1,60 @@
+"""The stretches that are finished: each is a file, which is there as a whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.serialization import read_json_object
+from ...core import filesystem
+from ...core.run_dir import writes_to
+from .proof import Proof
+from .stretches import Stretch, Trained
+
+_STRETCHES = "stretches"
+
+
+@dataclass(frozen=True)
+class Store:
+    """Files in `folder/stretches`, and in `folder/pictures` what callbacks have drawn.
+
+    `key` is a hash of all that decides the rows.
+    """
+
+    folder: Path
+    key: str
+
+    def get(self, stretch: Stretch) -> Trained | None:
+        """Return a stretch with its rows; None: it is not finished."""
+        path = self._path(stretch)
+        if not path.exists():
+            return None
+        stored = read_json_object(path)
+        return Trained(stretch, stored["rows"], Proof(**stored["proof"]))
+
+    def put(self, trained: Trained, replay: Path) -> None:
+        """Store a stretch durably, with the pictures of its rows from the folder of its replay."""
+        stored = {"rows": trained.rows, "proof": asdict(trained.proof)}
+        with writes_to(self.folder):
+            for picture in _pictures_in(trained.rows):
+                filesystem.make_directory(self.folder / "pictures")
+                copy = self.folder / "pictures" / picture.name
+                filesystem.replace_file(copy, filesystem.read_chunks(replay / picture))
+            filesystem.make_directory(self.folder / _STRETCHES)
+            path = self._path(trained.stretch)
+            filesystem.write_file_atomic(path, json.dumps(stored).encode())
+
+    def _path(self, stretch: Stretch) -> Path:
+        end = "-end" * stretch.is_end
+        steps = f"{stretch.after + 1:010d}-{stretch.until:010d}"
+        return self.folder / _STRETCHES / f"steps-{steps}{end}-{self.key}.json"
+
+
+def _pictures_in(rows: Iterable[Mapping[str, Any]]) -> Iterator[Path]:
+    for row in rows:
+        for value in row.values():
+            if isinstance(value, dict) and "picture" in value:
+                yield Path(value["picture"])
