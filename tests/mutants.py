@@ -55,44 +55,6 @@ MUTANTS = [
         "line",
         ("tests/cli/replay/test_at.py::test_at_copies_a_checkpoint_that_the_run_still_has",),
     ),
-    # --- what a run shows ---
-    Mutant(
-        "the best evaluation is not marked",
-        "accel_trainer/callbacks/progress_bar.py",
-        'mark = "" if trainer.best is self._best else "*"',
-        'mark = ""',
-        (
-            "tests/callbacks/test_progress_bar.py"
-            "::test_a_terminal_shows_a_table_of_epochs_with_the_best_so_far_marked",
-        ),
-    ),
-    Mutant(
-        "the bar's loss is a sum divided by the samples of all processes",
-        "accel_trainer/callbacks/progress_bar.py",
-        "report.num_samples if is_exact else sum(map(len, report.sample_ids))",
-        "report.num_samples",
-        (
-            "tests/callbacks/test_progress_bar.py"
-            "::test_the_loss_of_a_step_is_the_mean_of_this_process",
-        ),
-    ),
-    Mutant(
-        "Ctrl-C says nothing",
-        "accel_trainer/fault_tolerance/preemption.py",
-        "            flag.on_interrupt()\n",
-        "",
-        (
-            "tests/callbacks/test_progress_bar.py"
-            "::test_ctrl_c_says_at_once_what_happens_and_at_the_end_how_to_go_on",
-        ),
-    ),
-    Mutant(
-        "a table of runs imports torch",
-        "accel_trainer/cli/runs/run_reader.py",
-        "from ...core.filesystem import read_lines\n",
-        "from ...core.filesystem import read_lines\nimport torch\n",
-        ("tests/cli/test_main.py::test_what_only_reads_runs_imports_no_torch",),
-    ),
     # --- why two runs differ ---
     Mutant(
         "an operator's outputs are compared before its inputs",
@@ -336,6 +298,41 @@ MUTANTS = [
         '        if difference is not None:\n            return f"{path.name}: {piece}',
         '        if False:\n            return f"{path.name}: {piece}',
         ("tests/cli/audit/test_audit.py::test_a_weight_whose_digest_agrees_is_named_by_training",),
+    ),
+    # --- a past run that is trained again ---
+    Mutant(
+        "a stretch begins at a checkpoint after which something was logged",
+        "accel_trainer/cli/replay/stretches.py",
+        "stretch.after if is_first else stretch.after - 1",
+        "stretch.after",
+        (
+            "tests/cli/replay/test_probe.py"
+            "::test_a_stretch_begins_at_a_checkpoint_before_the_row_that_it_follows",
+        ),
+    ),
+    Mutant(
+        "two stretches have the same rows",
+        "accel_trainer/cli/replay/again.py",
+        'row["optimizer_step"] > stretch.after]',
+        'row["optimizer_step"] > start]',
+        (
+            "tests/cli/replay/test_probe.py"
+            "::test_a_probe_logs_the_bits_that_it_would_have_logged_live",
+        ),
+    ),
+    Mutant(
+        "a condition on a column that a row does not have holds there",
+        "accel_trainer/cli/replay/first_step.py",
+        "if condition.holds(known):",
+        "if condition.holds(known) is not False:",
+        ("tests/cli/replay/test_bisect.py::test_a_condition_that_never_holds_is_said",),
+    ),
+    Mutant(
+        "samples are not ordered by their losses",
+        "accel_trainer/cli/replay/samples.py",
+        "sorted(samples, key=_by_loss)",
+        "samples",
+        ("tests/cli/replay/test_bisect.py::test_the_step_and_the_sample_behind_a_mean_are_found",),
     ),
     # --- a step that is computed twice ---
     Mutant(

@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 from ..core import filesystem
 from ..core.errors import CheckpointError
-from ..core.json_files import dump_json, read_json_object
 from ..core.train_state import BestCheckpoint
 from .format import (
     CHECKPOINT_NAME,
@@ -25,6 +24,7 @@ from .format import (
     read_files,
     step_of,
 )
+from .serialization import dump_json, read_json_object
 
 _logger = logging.getLogger(__name__)
 

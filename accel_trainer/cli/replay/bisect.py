@@ -1,0 +1,156 @@
+"""`accel-trainer bisect RUN --where CONDITION`: find the first step that meets it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.filesystem import write_file_atomic
+from ..common.output import show, tell
+from ..common.parser import CommandParser
+from ..runs.run_reader import read_run, reading
+from .again import interval_of
+from .condition import parse_condition
+from .first_step import FirstStep, find_first_step, numbers_by_step
+from .first_step import tell as tell_numbers
+from .proof import Proof, Row
+from .replay import Replay, comparable_rows, replay_folder
+from .samples import Sample, samples_of
+from .samples_page import draw_page
+from .whole_run import Say, add_job_options, folder_beside, has_state, train_again
+
+_EXAMPLE = "example: accel-trainer bisect runs/first --where 'train/loss > 0.1'"
+_NOWHERE = 1
+_DIFFERENT = 1
+_END = 2**62
+_MAX_SHOWN = 8
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """CONDITION is about the columns of the run's rows, such as 'optim/grad_norm > 10'.
+
+    It may join several with and, or, not and parentheses, and ask isnan(...) and isfinite(...). The
+    rows are means over several steps: those before the first row in which the condition holds are
+    trained again with a row for each step, and the step is trained once more to list its samples,
+    ordered by their losses. Nothing in the run's folder changes.
+
+    Returns 0 if there is such a step, and 1 if there is none or the run could not be repeated.
+    """
+    options = _options(argv)
+    run = read_run(options.run)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if not options.json:
+            show(line)
+            sys.stdout.flush()
+
+    with reading(options.run), replay_folder(options.keep) as folder:
+        replay = Replay.of(run, options.recipe)
+        found = _find(replay, options, folder, say)
+        if found is None:
+            if options.json:
+                tell(json.dumps({"where": options.where, "step": None}))
+            return _NOWHERE
+        samples, proof = samples_of(replay, found.step, folder / "samples", until=found.row)
+        proof = found.proof + proof
+        say(_tell_samples(samples))
+        say(str(proof))
+    if options.page is not None:
+        title = f"{run.name}, step {found.step}: {options.where}"
+        write_file_atomic(options.page, draw_page(title, "\n".join(said), samples).encode())
+        say(f"the samples as a page: {options.page}")
+    if options.json:
+        tell(json.dumps(_as_json(options.where, found, samples, proof)))
+    return _DIFFERENT if proof.first_difference else 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = CommandParser(prog="accel-trainer bisect", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument(
+        "--where", required=True, metavar="CONDITION", help="on the columns of the run's rows"
+    )
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="also write the samples as an HTML page"
+    )
+    parser.add_argument(
+        "--probe",
+        type=Path,
+        metavar="FILE",
+        help="a file of callbacks that log columns for CONDITION: trains the whole run again",
+    )
+    parser.add_argument(
+        "--every-step",
+        action="store_true",
+        help="look at a row for each step: trains the whole run again",
+    )
+    parser.add_argument(
+        "--to",
+        type=Path,
+        metavar="FOLDER",
+        help="for the rows of the whole run; default: RUN-FILE, or RUN-steps",
+    )
+    add_job_options(parser)
+    parser.add_recipe_option()
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args(argv)
+
+
+def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -> FirstStep | None:
+    """Return the first step for which the condition holds, after telling how it was found."""
+    rows: Sequence[Row] = [*comparable_rows(replay.run.folder, after=-1, until=_END)]
+    callbacks = [] if options.probe is None else [options.probe]
+    is_every_step = options.every_step or interval_of(replay) == 1
+    if callbacks or options.every_step:
+        parse_condition(options.where, None)  # before any work
+        name = "steps" if options.probe is None else options.probe.stem
+        retrained = train_again(
+            replay,
+            callbacks=callbacks,
+            every=1 if options.every_step else None,
+            folder=options.to or folder_beside(replay.run, name),
+            jobs=options.jobs,
+            keep=folder / "run",
+            say=say,
+        )
+        rows = retrained.rows
+    columns = {name for numbers in numbers_by_step(rows).values() for name in numbers}
+    found = find_first_step(
+        replay,
+        parse_condition(options.where, columns),
+        rows,
+        callbacks=[path.resolve() for path in callbacks],
+        from_start=any([has_state(path) for path in callbacks]),
+        folder=folder / "steps",
+        say=say,
+    )
+    if found is None:
+        more = "" if is_every_step else ", which are means of several steps (--every-step: of each)"
+        say(f"{options.where} holds in none of {len(rows)} rows{more}")
+    else:
+        say(f"{options.where} holds first at step {found.step}: {tell_numbers(found.values)}")
+    return found
+
+
+def _tell_samples(samples: Sequence[Sample]) -> str:
+    shown = [
+        str(each["id"]) if each["loss"] is None else f"{each['id']} ({float(each['loss']):.4g})"
+        for each in samples[:_MAX_SHOWN]
+    ]
+    more = f" and {len(samples) - _MAX_SHOWN} more" if len(samples) > _MAX_SHOWN else ""
+    return f"its {len(samples)} samples, by loss: {', '.join(shown)}{more}"
+
+
+def _as_json(
+    where: str, found: FirstStep, samples: Sequence[Sample], proof: Proof
+) -> dict[str, Any]:
+    listed = [
+        {name: value for name, value in each.items() if name != "picture"} for each in samples
+    ]
+    return {"where": where, **vars(found), "proof": vars(proof), "samples": listed}

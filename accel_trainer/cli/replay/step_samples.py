@@ -1,0 +1,109 @@
+"""A callback that writes the samples of one step of a replay into its folder.
+
+`ACCEL_TRAINER_SAMPLES_STEP=412` names the step, and process 0 writes `samples-0.json`, and so on.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+from importlib.util import find_spec
+from typing import Any
+
+from torch import Tensor
+
+from accel_trainer.core.callback import Callback, TrainerView
+from accel_trainer.core.digest import flatten
+from accel_trainer.core.filesystem import create_file
+from accel_trainer.core.types import Batch, StepReport
+from accel_trainer.training.step import OptimizerStep
+from accel_trainer.vision.png import to_png
+
+STEP = "ACCEL_TRAINER_SAMPLES_STEP"
+
+
+class StepSamples(Callback):
+    """Writes what each process trains on in the step: a JSON object for each sample.
+
+    It has the `id`, the `loss` (None: the task has only their mean), the `target` if it is a
+    number, the `dtype` and `shape` of its inputs, their `low` and `high`, and a `picture` if they
+    are one: the PNG in base64, from black for `low` to white for `high`.
+    """
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Watch the batches and losses of each step."""
+        self._batches: list[Batch] = []
+        self._losses: list[Tensor] = []
+        begin, accumulate = OptimizerStep.begin, OptimizerStep.accumulate
+        backward = OptimizerStep._backward
+
+        def watched_begin(step: OptimizerStep, *arguments: Any) -> None:
+            self._batches.clear()
+            self._losses.clear()
+            begin(step, *arguments)
+
+        def watched_accumulate(step: OptimizerStep, task: Any, batch: Batch) -> None:
+            self._batches.append(batch)
+            accumulate(step, task, batch)
+
+        def watched_backward(step: OptimizerStep, losses: Tensor) -> None:
+            self._losses.append(losses.detach())
+            backward(step, losses)
+
+        OptimizerStep.begin = watched_begin  # type: ignore[method-assign,assignment]
+        OptimizerStep.accumulate = watched_accumulate  # type: ignore[method-assign,assignment]
+        OptimizerStep._backward = watched_backward  # type: ignore[method-assign,assignment]
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Write the file after the step. **Host sync.**"""
+        if report.optimizer_step != int(os.environ[STEP]):
+            return
+        samples = [
+            sample
+            for batch, losses in zip(self._batches, self._losses, strict=True)
+            for sample in _describe(batch, losses)
+        ]
+        path = trainer.log.folder / f"samples-{trainer.accelerator.process_index}.json"
+        create_file(path, [json.dumps(samples).encode()])
+
+
+def _describe(batch: Batch, losses: Tensor) -> list[dict[str, Any]]:
+    """Return an object for each sample of a batch, with the `losses` [B], or []."""
+    tensors = [leaf for leaf in flatten(batch.inputs).values() if isinstance(leaf, Tensor)]
+    inputs = next((leaf for leaf in tensors if leaf.ndim and len(leaf) == len(batch)), None)
+    targets = batch.targets
+    has_classes = isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_complex()
+    samples = []
+    for index, sample_id in enumerate(batch.sample_ids.tolist()):
+        sample = {
+            "id": sample_id,
+            "loss": _plain(losses[index]) if losses.ndim else None,
+            "target": _plain(targets[index]) if has_classes else None,
+        }
+        if inputs is not None:
+            sample |= _describe_input(inputs[index].detach().cpu())
+        samples.append(sample)
+    return samples
+
+
+def _describe_input(values: Tensor) -> dict[str, Any]:
+    """Return what is known of the input [...] of a sample."""
+    facts: dict[str, Any] = {"shape": [*values.shape], "dtype": str(values.dtype)[6:]}
+    if values.is_complex() or not values.numel():
+        return facts
+    floats = values.float()
+    known = floats[floats.isfinite()]
+    low, high = (float(known.min()), float(known.max())) if known.numel() else (0.0, 0.0)
+    facts |= {"low": low, "high": high}
+    if values.ndim == 3 and len(values) in (1, 3) and find_spec("PIL"):
+        scaled = (floats - low) / ((high - low) or 1)
+        facts["picture"] = base64.b64encode(to_png(scaled)).decode()
+    return facts
+
+
+def _plain(value: Tensor) -> float | str:
+    """Return a number as rows have it: NaN and inf as texts."""
+    number: float = value.item()
+    return number if math.isfinite(number) else str(number)
