@@ -1,131 +1,17 @@
-"""A thin, exact training toolkit over HuggingFace accelerate."""
+"""A thin, exact training toolkit over HuggingFace accelerate.
 
-from .checkpoint.manager import CheckpointConfig
-from .cli.recipe.main import main
-from .core.batch_plan import BatchConfig, BatchPlan
-from .core.callback import Callback, RunResult
-from .core.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DivergedError,
-    ExitCode,
-    OutputError,
-    ProcessError,
-    UserError,
-)
-from .core.history import read_history
-from .core.learning_rate import Schedule
-from .core.train_state import TrainState
-from .core.types import (
-    Batch,
-    EvalLoader,
-    Loader,
-    Metric,
-    StepBatch,
-    StepOutput,
-    StepReport,
-    Task,
-)
-from .data.dataloader import (
-    DatasetEvalLoader,
-    DatasetLoader,
-    DatasetOptions,
-    build_eval_loader,
-    build_train_loader,
-)
-from .data.split import fold, split
-from .data.stream import StreamEvalLoader, StreamLoader, build_stream_loaders
-from .data.workers import SampleReader
-from .distributed.accelerator import RuntimeConfig
-from .distributed.launch import launch
-from .distributed.with_gradient import gather_with_gradient
-from .optim.config import OptimizerConfig
-from .optim.lr_scheduler import ScheduleConfig, build_schedule, schedule_from_torch
-from .optim.optimizers import build_optimizer
-from .run.build import build_trainer
-from .run.config import RecipeConfig, RunConfig
-from .run.parser import load_config, parse_config, save_config
-from .run.session import Run, start_run
-from .training.config import TrainerConfig
-from .training.evaluator import Evaluator
-from .training.metric_adapters import EvaluateMetric, TorchMetric, WholeSetMetric
-from .training.metrics import ConfusionMatrix, MeanLoss, MeanNumber, TopKAccuracy
-from .training.tasks import (
-    ClassificationConfig,
-    ClassificationTask,
-    DistillationTask,
-    MultiLabelTask,
-    RegressionTask,
-)
-from .training.trainer import Trainer
+The public names are those of `api`, which is imported when the first of them is used: commands that
+only read files start without torch.
+"""
 
-__all__ = [
-    "Batch",
-    "BatchConfig",
-    "BatchPlan",
-    "Callback",
-    "CheckpointConfig",
-    "CheckpointError",
-    "ClassificationConfig",
-    "ClassificationTask",
-    "ConfigError",
-    "ConfusionMatrix",
-    "DataError",
-    "DatasetEvalLoader",
-    "DatasetLoader",
-    "DatasetOptions",
-    "DistillationTask",
-    "DivergedError",
-    "EvalLoader",
-    "EvaluateMetric",
-    "Evaluator",
-    "ExitCode",
-    "Loader",
-    "MeanLoss",
-    "MeanNumber",
-    "Metric",
-    "MultiLabelTask",
-    "OptimizerConfig",
-    "OutputError",
-    "ProcessError",
-    "RecipeConfig",
-    "RegressionTask",
-    "Run",
-    "RunConfig",
-    "RunResult",
-    "RuntimeConfig",
-    "SampleReader",
-    "Schedule",
-    "ScheduleConfig",
-    "StepBatch",
-    "StepOutput",
-    "StepReport",
-    "StreamEvalLoader",
-    "StreamLoader",
-    "Task",
-    "TopKAccuracy",
-    "TorchMetric",
-    "TrainState",
-    "Trainer",
-    "TrainerConfig",
-    "UserError",
-    "WholeSetMetric",
-    "build_eval_loader",
-    "build_optimizer",
-    "build_schedule",
-    "build_stream_loaders",
-    "build_train_loader",
-    "build_trainer",
-    "fold",
-    "gather_with_gradient",
-    "launch",
-    "load_config",
-    "main",
-    "parse_config",
-    "read_history",
-    "save_config",
-    "schedule_from_torch",
-    "split",
-    "start_run",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(name)
+        return getattr(import_module(f"{__name__}.api"), name)

@@ -55,6 +55,44 @@ MUTANTS = [
         "line",
         ("tests/cli/replay/test_at.py::test_at_copies_a_checkpoint_that_the_run_still_has",),
     ),
+    # --- what a run shows ---
+    Mutant(
+        "the best evaluation is not marked",
+        "accel_trainer/callbacks/progress_bar.py",
+        'mark = "" if trainer.best is self._best else "*"',
+        'mark = ""',
+        (
+            "tests/callbacks/test_progress_bar.py"
+            "::test_a_terminal_shows_a_table_of_epochs_with_the_best_so_far_marked",
+        ),
+    ),
+    Mutant(
+        "the bar's loss is a sum divided by the samples of all processes",
+        "accel_trainer/callbacks/progress_bar.py",
+        "report.num_samples if is_exact else sum(map(len, report.sample_ids))",
+        "report.num_samples",
+        (
+            "tests/callbacks/test_progress_bar.py"
+            "::test_the_loss_of_a_step_is_the_mean_of_this_process",
+        ),
+    ),
+    Mutant(
+        "Ctrl-C says nothing",
+        "accel_trainer/fault_tolerance/preemption.py",
+        "            flag.on_interrupt()\n",
+        "",
+        (
+            "tests/callbacks/test_progress_bar.py"
+            "::test_ctrl_c_says_at_once_what_happens_and_at_the_end_how_to_go_on",
+        ),
+    ),
+    Mutant(
+        "a table of runs imports torch",
+        "accel_trainer/cli/runs/run_reader.py",
+        "from ...core.filesystem import read_lines\n",
+        "from ...core.filesystem import read_lines\nimport torch\n",
+        ("tests/cli/test_main.py::test_what_only_reads_runs_imports_no_torch",),
+    ),
     # --- why two runs differ ---
     Mutant(
         "an operator's outputs are compared before its inputs",

@@ -14,10 +14,11 @@ from ..core.activity import Activity
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.digest import carry, samples_digest, sums_of_samples
 from ..core.errors import ConfigError
+from ..core.history import is_number
 from ..core.run_dir import writes_to
 from ..core.types import StepReport
 from ..distributed.machine import peak_memory_bytes
-from ..training.metrics import is_number, sums_device
+from ..training.metrics import sums_device
 from .metrics_file import MetricsFile
 
 Row = Mapping[str, Any]

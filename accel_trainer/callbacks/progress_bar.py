@@ -1,44 +1,67 @@
-"""Shows the progress of a run: a bar on a terminal, plain lines elsewhere."""
+"""Shows the progress of a run: a table above a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from ..checkpoint.format import list_checkpoints, step_of
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.console import fold, say, terminal_columns
+from ..core.history import is_number
 from ..core.train_state import checkpoint_name
 from ..core.types import StepReport
+from ..fault_tolerance.preemption import StopFlag
 from ..training.config import TrainerConfig
-from ..training.metrics import is_number
 
 # The loss stands before the speed: tqdm cuts off what does not fit on a narrow terminal.
 _FORMAT = "{desc} |{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}  {rate_fmt}"
-_NUM_ON_BAR = 2
+_MIN_WIDTH = 7  # of a column
 
 
 class ProgressBar(Callback):
     """Shows rows of numbers (`show` is a sink of `MetricLogger`), the steps, and the time left.
 
+    On a terminal, a table has a row for each evaluation and each epoch. The bar has the loss of
+    a recent step, of the samples of this process.
+
     The time left is estimated from the mean time of a step in this attempt, including logs, saves
     and evaluations. With `is_quiet`, as on all processes but the main one, it shows nothing.
+
+    Ctrl-C says what happens next. `checkpoints` is the folder of the run's checkpoints.
     """
 
-    def __init__(self, config: TrainerConfig, *, banner: str, is_quiet: bool) -> None:
+    def __init__(
+        self,
+        config: TrainerConfig,
+        *,
+        banner: str,
+        is_quiet: bool,
+        stop_flag: StopFlag,
+        checkpoints: Path,
+    ) -> None:
         self._config = config
         self._banner = banner
         self._is_quiet = is_quiet
+        self._stop_flag = stop_flag
+        self._checkpoints = checkpoints
         self._bar: tqdm[Any] = tqdm(disable=True)
         self._terminal = ExitStack()
+        self._loss = ""  # of the last `train` row, if the table does not have it yet
+        self._head = ""
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Show what is about to run, and where it starts."""
+        self._trainer = trainer
+        self._best = trainer.best
         self._first_step = trainer.state.optimizer_step
         self._start_s = time.monotonic()
         num_steps = self._config.num_epochs * trainer.loader.plan.steps_per_epoch
@@ -53,7 +76,10 @@ class ProgressBar(Callback):
                 f"continuing after step {self._first_step}, {epoch}, "
                 f"from {checkpoint_name(trainer.state)}"
             )
-        if sys.stderr.isatty() and not self._is_quiet:
+        if self._is_quiet:
+            return
+        self._stop_flag.on_interrupt = self._say_interrupted
+        if sys.stderr.isatty() and terminal_columns():
             # Log messages are printed above the bar.
             self._terminal.enter_context(logging_redirect_tqdm())
             self._bar = tqdm(
@@ -63,18 +89,30 @@ class ProgressBar(Callback):
                 unit="step",
                 smoothing=0,
                 bar_format=_FORMAT,
+                # The loss is read whenever the bar is drawn, and waits for an accelerator.
+                mininterval=0.1 if trainer.accelerator.device.type == "cpu" else 2.0,
                 dynamic_ncols=True,
                 file=sys.stderr,
             )
             self._terminal.enter_context(self._bar)
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """Move the bar."""
+        """Move the bar. **Host sync** when it is drawn."""
         self._bar.set_description_str(self._epoch(report.epoch + 1), refresh=False)
-        self._bar.update()
+        if self._bar.update():  # it was drawn
+            loss = loss_of(report, is_exact=trainer.loader.plan.reduce == "exact")
+            self._bar.set_postfix_str(f"loss {loss:.4g}")
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Add the epoch to the table if no evaluation has."""
+        if self._loss:
+            self._add_row({})
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """Show a row of numbers: on the bar if it is a `train` row, else on a line."""
+        """Show a row of numbers: on a line, or on a terminal in the table.
+
+        There, a `train` row waits for the next evaluation or the end of its epoch.
+        """
         numbers = _numbers(row)
         if not numbers:  # a last row with only a picture or a histogram
             return
@@ -82,12 +120,38 @@ class ProgressBar(Callback):
         left = ""
         if row["event"] == "train" and step > self._first_step:
             if not self._bar.disable:
-                self._bar.set_postfix_str("  ".join(numbers[:_NUM_ON_BAR]))
+                self._loss = numbers.get("loss", "")
+                self._bar.set_postfix_str(f"loss {self._loss}")
                 return
-            step_s = (time.monotonic() - self._start_s) / (step - self._first_step)
-            left = f"{tqdm.format_interval(step_s * (self._num_steps - step))} left"
-        line = f"{self._epoch(row['epoch'])}  step {step}/{self._num_steps}  {'  '.join(numbers)}"
+            left = f"{tqdm.format_interval(self._step_s * (self._num_steps - step))} left"
+        elif row["event"] == "eval" and not self._bar.disable:
+            self._add_row(numbers)
+            return
+        line = f"{self._epoch(row['epoch'])}  step {step}/{self._num_steps}  {_join(numbers)}"
         self.write(f"{line}  {left}".rstrip())
+
+    def _add_row(self, evaluation: Mapping[str, str]) -> None:
+        """Print an evaluation beside the last training loss, in the columns that fit.
+
+        A `*` marks the best evaluation so far.
+        """
+        trainer = self._trainer
+        state = trainer.state
+        epochs = state.epoch + state.step_in_epoch / trainer.loader.plan.steps_per_epoch
+        mark = "" if trainer.best is self._best else "*"
+        head = "epoch"
+        line = f"{mark:1}{round(epochs, 2):>4g}"
+        for name, text in {"loss": self._loss, **evaluation}.items():
+            width = max(len(name), _MIN_WIDTH) + 2
+            if len(head) + width <= (terminal_columns() or 0):
+                head += f"{name:>{width}}"
+                line += f"{text:>{width}}"
+        if not self._head.startswith(head):
+            self._head = head
+            line = f"{head}\n{line}"
+        self.write(line)
+        self._best = trainer.best
+        self._loss = ""
 
     def write(self, text: str) -> None:
         """Show some lines, above the bar if there is one."""
@@ -99,8 +163,10 @@ class ProgressBar(Callback):
         self._terminal.close()
         step = result.position.optimizer_step
         self.write(
-            f"{result.state}: {result.stop_reason} at step {step}  "
-            f"{'  '.join(_numbers(result.metrics))}"
+            f"{result.stop_reason}: saved step {step}: run the same command to continue"
+            if result.state == "preempted"
+            else f"{result.state}: {result.stop_reason} at step {step}  "
+            f"{_join(_numbers(result.metrics))}"
         )
         if (best := result.best) is not None:
             self.write(f"best: {_short(best.metric)} {best.value:.4f} in {best.name}")
@@ -109,14 +175,48 @@ class ProgressBar(Callback):
         """Leave the terminal as it was."""
         self._terminal.close()
 
+    def _say_interrupted(self) -> None:
+        """Say what Ctrl-C does. Called by the signal's handler, so it writes past all buffers."""
+        step_s = self._step_s
+        if self._stop_flag.is_raised:
+            saved = max(map(step_of, list_checkpoints(self._checkpoints)), default=0)
+            num_lost = self._trainer.state.optimizer_step - saved
+            text = f"left: {num_lost} steps after step {saved} are lost; the same command continues"
+        else:
+            about = f" (about {step_s:.0f} s)" if step_s >= 1 else ""
+            text = f"stopping after this step{about}; press again to leave now"
+        with suppress(OSError):
+            os.write(2, f"\n{text}\n".encode())
+
+    @property
+    def _step_s(self) -> float:
+        """The mean seconds of a step in this attempt; 0 before the first."""
+        num_steps = self._trainer.state.optimizer_step - self._first_step
+        return (time.monotonic() - self._start_s) / num_steps if num_steps else 0.0
+
     def _epoch(self, epoch: int) -> str:
         return f"epoch {epoch}/{self._config.num_epochs}"
 
 
-def _numbers(row: Mapping[str, Any]) -> list[str]:
-    """Return the numbers of a row with their names, as a person reads them."""
-    numbers = {name: value for name, value in row.items() if "/" in name and is_number(value)}
-    return [f"{_short(name)} {_number(name, value)}" for name, value in numbers.items()]
+def loss_of(report: StepReport, *, is_exact: bool) -> float:
+    """Return the mean loss of this process's samples in a step. **Host sync.**"""
+    count: Any = report.num_items
+    if count is None:
+        count = report.num_samples if is_exact else sum(map(len, report.sample_ids))
+    return float(report.loss_sum / count)
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the numbers of a row by name, both as a person reads them."""
+    return {
+        _short(name): _number(name, value)
+        for name, value in row.items()
+        if "/" in name and is_number(value)
+    }
+
+
+def _join(numbers: Mapping[str, str]) -> str:
+    return "  ".join(f"{name} {text}" for name, text in numbers.items())
 
 
 def _short(name: str) -> str:

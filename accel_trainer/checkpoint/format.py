@@ -24,18 +24,11 @@ from typing import Any
 
 from ..core import filesystem
 from ..core.errors import CheckpointError
+from ..core.json_files import MAX_BYTES, dump_json, parse_json
 from ..core.train_state import TrainState, checkpoint_name
 from ..distributed.collectives import SINGLE_PROCESS, Peers
 from ..distributed.machine import free_memory_bytes
-from .serialization import (
-    MAX_BYTES,
-    Encoded,
-    decode,
-    dump_json,
-    pack_tensors,
-    parse_json,
-    unpack_tensors,
-)
+from .serialization import Encoded, decode, pack_tensors, unpack_tensors
 from .sharded import StoredSlice, damaged, read_header, read_slices, stored_tensors, write_slices
 
 FORMAT = 1

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from ..core import filesystem
 from ..core.errors import CheckpointError
+from ..core.json_files import dump_json, read_json_object
 from ..core.train_state import BestCheckpoint
 from .format import (
     CHECKPOINT_NAME,
@@ -24,7 +25,6 @@ from .format import (
     read_files,
     step_of,
 )
-from .serialization import dump_json, read_json_object
 
 _logger = logging.getLogger(__name__)
 

@@ -9,10 +9,9 @@ import json
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import starmap
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -21,9 +20,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..core.errors import CheckpointError, ConfigError
-from ..core.filesystem import Chunk, read_file
+from ..core.filesystem import Chunk
+from ..core.json_files import dump_json, parse_json
 
-MAX_BYTES = 8 * 2**20
 # In the order in which safetensors' own `save` writes them.
 DTYPES = {
     "U64": torch.uint64,
@@ -42,35 +41,6 @@ DTYPES = {
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_SIZE = struct.Struct("<Q")
-
-
-# --- JSON, bounded by its size ---
-
-
-def dump_json(value: object, *, indent: int | None = None) -> bytes:
-    """Return `value` as ASCII JSON. Raises ValueError for NaN, and above `MAX_BYTES`."""
-    separators = (",", ":") if indent is None else None
-    data = json.dumps(value, indent=indent, separators=separators, allow_nan=False).encode()
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"{len(data)} bytes of JSON, more than {MAX_BYTES}")
-    return data
-
-
-def parse_json(data: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Return the value in `data`, as `json.loads` does. Raises ValueError if it is not JSON."""
-    try:
-        # From bytes, Python would guess the encoding.
-        return json.loads(data.decode(), object_hook=object_hook)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises OSError or ValueError if there is none."""
-    value = parse_json(read_file(path, max_bytes=max_bytes))
-    if not isinstance(value, dict):
-        raise ValueError(f"{path.name} is not an object")
-    return value
 
 
 def copy_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:

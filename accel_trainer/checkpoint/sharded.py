@@ -21,16 +21,10 @@ from torch import Tensor
 
 from ..core import filesystem
 from ..core.errors import CheckpointError
+from ..core.json_files import parse_json
 from ..core.shards import as_shard, is_shard, local_part, place_in_whole
 from ..distributed.collectives import Peers
-from .serialization import (
-    DTYPES,
-    Encoded,
-    memory_of,
-    pack_header,
-    pack_tensors,
-    parse_json,
-)
+from .serialization import DTYPES, Encoded, memory_of, pack_header, pack_tensors
 
 # A key of the header's metadata. Of its values, torch reads only `saved_offsets`.
 _PLACES = "DCP_SHARDING_INFO"

@@ -1,6 +1,7 @@
 """The entry point of `accel-trainer`. It imports only the command that is called.
 
-There is no list of commands: `find_commands` finds them by the first line of their docstrings.
+`find_commands` finds the commands by the first line of their docstrings. The groups only arrange
+the overview: a command that is in none of them is listed among the answers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from ..core import console
@@ -27,6 +28,21 @@ _INTERRUPTED = 130  # 128 + SIGINT
 _SUMMARY = re.compile(
     r'"""`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`: (?P<text>.+?)(?:""")?\n'
 )
+# What each group is for, and its commands.
+_GROUPS = {
+    "Train (a recipe trains and resumes: python RECIPE.py --help)": (
+        "new",
+        "plan",
+        "launch",
+        "lr-find",
+        "sweep",
+    ),
+    "Look at runs": ("runs", "status", "report", "diff", "inspect"),
+    "Answers (by training parts of a run again)": (),
+    "Share": ("export", "evaluate", "predict", "verify"),
+    "Data": ("data", "pack"),
+    "Machine": ("doctor",),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,12 +85,26 @@ def _find(name: str) -> Any:
 
 
 def _overview() -> str:
-    lines = ["usage: accel-trainer COMMAND ...", ""]
-    for name, (_, usage, text) in find_commands().items():
-        wrapped = textwrap.wrap(text, shutil.get_terminal_size().columns - 6)
-        lines.append(f"  {name}{usage}")
-        lines += [f"      {line}" for line in wrapped]
+    commands = find_commands()
+    columns = shutil.get_terminal_size().columns
+    width = max(map(len, commands))
+    lines = ["usage: accel-trainer COMMAND ..."]
+    for group, names in grouped(commands).items():
+        lines += ["", *textwrap.wrap(group, columns)]
+        for name in names:
+            first = f"  {name:<{width}}  "
+            wrapper = textwrap.TextWrapper(
+                columns, initial_indent=first, subsequent_indent=" " * len(first)
+            )
+            lines += wrapper.wrap(commands[name][2])
     return "\n".join([*lines, "", "See accel-trainer COMMAND --help."])
+
+
+def grouped(commands: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of commands by what they are for; each is in one group."""
+    listed = [name for names in _GROUPS.values() for name in names]
+    others = [name for name in commands if name not in listed]
+    return {group: list(names) or others for group, names in _GROUPS.items()}
 
 
 def find_commands() -> dict[str, tuple[str, str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from .filesystem import read_lines
 
@@ -20,3 +20,8 @@ def read_history(run: Path | str) -> Iterator[dict[str, Any]]:
     """
     for line in read_lines(Path(run) / "metrics.jsonl"):
         yield json.loads(line)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a metric's value is a single number, for rows and trackers."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

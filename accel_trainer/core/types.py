@@ -212,7 +212,10 @@ def eval_step_of(task: Task) -> Callable[[nn.Module, Batch], StepOutput]:
 
 
 class Loader(Protocol):
-    """A source of step batches from any step on: the same samples for any number of processes."""
+    """A source of step batches from any step on: the same samples for any number of processes.
+
+    A run prints the loader's attribute `description` at its start, if it has one.
+    """
 
     plan: BatchPlan
     """The arithmetic that splits an epoch into step batches. The engine may replace it; the next

@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 
 from ..checkpoint.format import list_checkpoints
-from ..checkpoint.serialization import read_json_object
 from ..core import filesystem
 from ..core.activity import Activity
 from ..core.errors import ExitCode, OneLineError, ProcessError, UserError
 from ..core.guards import check_not_moved
+from ..core.json_files import read_json_object
 from ..core.run_dir import writes_to
 from ..core.user_code import PeerFailed, describe_error, exit_code_of, is_lost_peer
 from ..distributed.launch_env import count_local_processes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
@@ -54,6 +54,8 @@ class StopFlag:
     `is_save_agreed` is set in the same way once any process has asked for a save. It stays set
     until the trainer has saved and clears it: evaluations poll, too, but do not save.
 
+    `on_interrupt` is called in the handler of INT, before it requests a stop or exits.
+
     `num_polls` counts the calls of `poll`: the watchdog sees in it that the process makes progress.
 
     `is_starting` is set by `start_run` and cleared by the trainer when training begins. Until then
@@ -68,6 +70,7 @@ class StopFlag:
         """
         self.agreed = self._wish = Stop()
         self.num_polls = 0
+        self.on_interrupt: Callable[[], None] = lambda: None
         self.is_starting = False
         self.is_save_agreed = False
         self._wants_save = False
@@ -166,8 +169,10 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
         if number in SAVE_SIGNALS:
             flag.request_save()
             return
-        if number == signal.SIGINT and flag.is_raised:
-            os._exit(128 + signal.SIGINT)
+        if number == signal.SIGINT:
+            flag.on_interrupt()
+            if flag.is_raised:
+                os._exit(128 + signal.SIGINT)
         flag.request(number)
         if flag.is_starting:
             flag.is_starting = False  # a second signal must not interrupt the cleanup

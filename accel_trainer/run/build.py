@@ -23,7 +23,7 @@ from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
 from ..core.tensor_memory import copy_model
-from ..core.types import Metric, Task
+from ..core.types import Loader, Metric, Task
 from ..data.dataloader import DEFAULT_OPTIONS, DatasetOptions
 from ..data.fingerprint import describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions
@@ -151,7 +151,7 @@ def build_trainer(
         callbacks = [*callbacks, UnseenRecorder(run.folder, parts)]
     all_callbacks = build_callbacks(
         run,
-        banner=_banner(run, data.plan, model, optimization, identity),
+        banner=_banner(run, data.train, model, optimization, identity),
         history=history,
         num_eval_samples=data.eval_loaders[0].num_samples,
         export_config=export_config or {},
@@ -381,9 +381,11 @@ def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
 
 
 def _banner(
-    run: Run, plan: BatchPlan, model: nn.Module, optimization: Optimization, data: Mapping[str, Any]
+    run: Run, loader: Loader, model: nn.Module, optimization: Optimization, data: Mapping[str, Any]
 ) -> str:
-    """Return what a run prints about itself at its start."""
+    """Return what a run prints about itself at its start, with the loader's `description`."""
+    plan = loader.plan
+    described = f"{loader.description}\n" if hasattr(loader, "description") else ""
     num_samples = " + ".join(map(str, data["num_samples"]))
     checked = describe_fingerprint(data["data_fingerprint"])
     return (
@@ -391,7 +393,7 @@ def _banner(
         f"{plan.describe()}, {describe_length(run.config, plan)}\n"
         f"{optimization.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
         f"{num_samples} samples; a resume checks {checked}\n"
-        f"run folder {run.folder}"
+        f"{described}run folder {run.folder}"
     )
 
 

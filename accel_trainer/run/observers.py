@@ -35,7 +35,13 @@ def build_callbacks(
     """
     config = run.config.trainer
     is_main = run.accelerator.is_main_process
-    progress = ProgressBar(config, banner=banner, is_quiet=run.config.run.quiet or not is_main)
+    progress = ProgressBar(
+        config,
+        banner=banner,
+        is_quiet=run.config.run.quiet or not is_main,
+        stop_flag=run.stop_flag,
+        checkpoints=run.folder / "checkpoints",
+    )
     trackers = []
     if is_main and run.config.run.track:
         settings = config_to_dict(run.config)

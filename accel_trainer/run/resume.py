@@ -20,9 +20,9 @@ from accelerate import Accelerator
 
 from ..checkpoint.format import CHECKPOINT_NAME, Files, LoadedCheckpoint, decode_files
 from ..checkpoint.retention import find_checkpoint, has_checkpoints
-from ..checkpoint.serialization import read_json_object
 from ..checkpoint.sharded import keep_slices
 from ..core.errors import CheckpointError, ConfigError, OutputError
+from ..core.json_files import read_json_object
 from ..core.run_dir import expand_home, is_in_use
 from ..distributed.collectives import broadcast_files, join_peers, run_on_main
 from .config import RecipeConfig, RunConfig, training_changes

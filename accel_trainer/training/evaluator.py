@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..core.batch_plan import parts_of_process
 from ..core.buffers import BufferCopy, buffer_places, buffers_at
 from ..core.errors import ConfigError, DataError, UserError
+from ..core.history import is_number
 from ..core.pairwise import PairwiseSum
 from ..core.rng import preserved_generators, seed_evaluation
 from ..core.training_mode import set_training_mode
@@ -25,7 +26,7 @@ from ..core.types import START, Batch, EvalLoader, Metric, Position, Task, eval_
 from ..core.user_code import PartFailed, PeerFailed, describe_error
 from ..distributed.collectives import copy_from_main, sum_pairwise
 from ..fault_tolerance.preemption import StopFlag
-from .metrics import describe_tensor, is_number, plain_values, sums_device
+from .metrics import describe_tensor, plain_values, sums_device
 from .task_output import check_output
 from .trial_copy import trial_copy
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -242,11 +242,6 @@ def describe_tensor(value: Any) -> str:
 
 
 # --- plain values ---
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether a metric's value is a single number, for rows and trackers."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def plain_values(values: Any) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
-from ..checkpoint.serialization import DTYPES, MAX_BYTES, parse_json, read_json_object
+from ..checkpoint.serialization import DTYPES
 from ..checkpoint.state_dict import check_weights, load_weights
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError
+from ..core.json_files import MAX_BYTES, parse_json, read_json_object
 from . import ModelConfig, build_model
 from .data.eval_transform import EvalTransform
 from .data.images import Normalization

@@ -21,6 +21,16 @@ _PAGES = {
     "CHANGELOG.md": "changes.md",
     "benchmarks/README.md": "benchmarks.md",
 }
+# How much a page counts in the search: answers before details, and both before records.
+_SEARCH_BOOST = {
+    "how_do_i.md": 2.0,
+    "changes.md": 0.1,
+    "benchmarks.md": 0.1,
+    "contributing.md": 0.1,
+    "faults.md": 0.3,
+}
+# Words that people search for and that a section does not have: `<!-- also: oom, memory error -->`.
+_ALSO = re.compile(r"<!-- also: (.+) -->")
 _LINK = re.compile(r"""(?<=\]\()[^)\s]+(?=\))|(?<=src=")[^"]+|(?<=srcset=")[^"]+""")
 
 
@@ -43,7 +53,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Convert links between files of the repository to links of the site."""
+    """Convert links between files of the repository to links of the site, and add search words."""
+    markdown = _ALSO.sub(r"<p hidden>\1</p>", markdown)
+    if boost := _SEARCH_BOOST.get(page.file.src_uri):
+        page.meta["search"] = {"boost": boost}
 
     def linked(match: re.Match[str]) -> str:
         path = _in_repository(match[0], page.file.src_uri)

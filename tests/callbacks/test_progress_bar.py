@@ -3,6 +3,7 @@ on."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -11,18 +12,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from accel_trainer import BatchConfig, Callback, CheckpointConfig, StepReport, Trainer
+from accel_trainer.callbacks.progress_bar import loss_of
 
 from .. import processes, terminal, workload
 from ..variants import slow, slow_but
 
 
 class Acts(Callback):
-    """Warns after the third step, and kills its process after another."""
+    """Warns after the third step, and kills its process after another.
 
-    def __init__(self, dies_after: int) -> None:
+    `interrupts`: it sends itself this many INT after the seventh step.
+    """
+
+    def __init__(self, dies_after: int, interrupts: int) -> None:
         self._dies_after = dies_after
+        self._interrupts = interrupts
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         if report.optimizer_step == 3:
@@ -30,6 +37,10 @@ class Acts(Callback):
         if report.optimizer_step == self._dies_after:
             trainer._checkpointer.wait(must_succeed=True)
             os.kill(os.getpid(), signal.SIGKILL)
+        if report.optimizer_step == 7:
+            trainer._checkpointer.wait(must_succeed=True)
+            for _ in range(self._interrupts):
+                os.kill(os.getpid(), signal.SIGINT)
 
 
 def attempt(
@@ -38,6 +49,7 @@ def attempt(
     is_quiet: bool = False,
     max_steps: int | None = None,
     log_every_n_steps: int = 2,
+    interrupts: int = 0,
 ) -> None:
     """Train 2 epochs of 5 steps with a row for every second step, and its end."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
@@ -50,7 +62,7 @@ def attempt(
         ),
         run=replace(config.run, quiet=is_quiet),
     )
-    workload.train(config, callbacks=(Acts(dies_after),))
+    workload.train(config, callbacks=(Acts(dies_after, interrupts),))
 
 
 def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> None:
@@ -97,6 +109,32 @@ def test_a_run_that_continues_reports_from_where(tmp_path: Path) -> None:
     )
 
 
+def test_ctrl_c_says_at_once_what_happens_and_at_the_end_how_to_go_on(tmp_path: Path) -> None:
+    job = processes.run(attempt, tmp_path / "run", 0, False, None, 2, 1, folder=tmp_path / "logs")
+    *_, pressed, last = [line for line in job.output().splitlines() if line and "best" not in line]
+    assert pressed == "stopping after this step; press again to leave now"
+    assert last == "SIGINT: saved step 7: run the same command to continue"
+
+
+def test_a_second_ctrl_c_says_what_is_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    job = processes.start(
+        attempt, tmp_path / "run", 0, False, None, 2, 2, num_processes=1, folder=folder
+    )
+    assert job.wait() == [128 + signal.SIGINT]
+    said = "left: 2 steps after step 5 are lost; the same command continues"
+    assert job.output().splitlines()[-1] == said
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+def test_the_loss_of_a_step_is_the_mean_of_this_process(is_exact: bool) -> None:
+    ids = [torch.arange(3), torch.arange(2)]
+    report = StepReport(1, 0, 0.1, torch.tensor(30.0), {}, 10, None, False, None, ids)
+    assert loss_of(report, is_exact=is_exact) == (3.0 if is_exact else 6.0)
+    tokens = report._replace(num_items=torch.tensor(60))
+    assert loss_of(tokens, is_exact=is_exact) == 0.5
+
+
 def on_terminal(folder: Path, columns: int, log_every_n_steps: int = 2) -> str:
     """Return what an attempt writes to a terminal."""
     code = (
@@ -114,17 +152,34 @@ def test_a_terminal_shows_one_bar_and_warnings_on_separate_lines(tmp_path: Path)
     bars = [line for line in lines if "|" in line]
     assert len(bars) == 1, lines
     assert re.match(
-        r"epoch 2/2 \|█+\| 10/10  00:00 left, loss 1\.\d+  grad norm \S+  +[\d.]+(step/s|s/step)",
-        bars[0],
+        r"epoch 2/2 \|█+\| 10/10  00:00 left, loss 1\.\d+  +[\d.]+(step/s|s/step)", bars[0]
     )
-    assert (
-        sum(bool(re.match(r"epoch \d/2  step \d+/10  eval loss ", line)) for line in lines) == 2
-    ), lines
     assert lines[-3].startswith("done: ")
 
 
 @pytest.mark.usefixtures("python_is_forked")
-@pytest.mark.parametrize("columns", slow_but([40, 60], [40, 60, 80, 120]))
+def test_a_terminal_shows_a_table_of_epochs_with_the_best_so_far_marked(tmp_path: Path) -> None:
+    lines = [line.rpartition("\r")[2] for line in on_terminal(tmp_path / "run", 80).split("\n")]
+    (head,) = (number for number, line in enumerate(lines) if line.startswith("epoch     loss"))
+    assert lines[head].split("  ")[-1] == "eval accuracy"
+    rows = [line for line in lines if re.match(r"[ *]   [12]  ", line)]
+    history = [*map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())]
+    train, evaluation = (
+        [row for row in history if row["event"] == event and row["optimizer_step"] in (5, 10)]
+        for event in ("train", "eval")
+    )
+    best = 0.0
+    for row, of_train, of_eval in zip(rows, train, evaluation, strict=True):
+        accuracy = of_eval["eval/accuracy"]
+        mark = "*" if accuracy > best else " "
+        best = max(best, accuracy)
+        numbers = [f"{of_train['train/loss']:.4g}", f"{of_eval['eval/loss']:.4g}"]
+        assert row[0] == mark
+        assert row[1:].split()[1:] == [*numbers, f"{accuracy:.2%}"]
+
+
+@pytest.mark.usefixtures("python_is_forked")
+@pytest.mark.parametrize("columns", slow_but([40, 60], [40, 60, 80, 120, 200]))
 def test_a_bar_and_the_lines_around_it_fit_the_terminal(tmp_path: Path, columns: int) -> None:
     text = on_terminal(tmp_path / "run", columns)
     assert terminal.too_long(text, columns) == []

@@ -13,16 +13,14 @@ import torch
 from torch import nn
 
 from accel_trainer.checkpoint.serialization import (
-    MAX_BYTES,
     decode,
-    dump_json,
     encode,
     first_nonfinite,
     pack_tensors,
-    parse_json,
     unpack_tensors,
 )
 from accel_trainer.core.errors import CheckpointError
+from accel_trainer.core.json_files import MAX_BYTES, dump_json, parse_json
 from tests.faults.mutations import JSON_BOMBS, TENSOR_BOMBS
 
 

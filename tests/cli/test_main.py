@@ -10,21 +10,39 @@ from pathlib import Path
 
 import pytest
 
-from accel_trainer.cli.main import find_commands, main
+from accel_trainer.cli.main import find_commands, grouped, main
 
 
-def test_without_a_command_each_is_listed_with_what_it_is_for(
+def test_without_a_command_each_is_listed_once_with_its_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([]) == main(["--help"]) == 0
+    assert main([]) == 0
+    bare = capsys.readouterr().out
+    assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for name in (
-        "export RUN --to DIR | --hub ORG/NAME",
-        "inspect RUN_OR_CHECKPOINT",
-        "launch",
-        "status RUN",
-    ):
-        assert f"\n  {name}\n      " in shown
+    assert shown == bare
+    lines = [line.split() for line in shown.splitlines() if line.startswith("  ")]
+    names = [words[0] for words in lines if words[0] in find_commands()]
+    assert sorted(names) == list(find_commands())
+    for name, (_, _, text) in find_commands().items():
+        assert f"{name} {text}" in " ".join(shown.split()), "no sentence is cut"
+
+
+def test_a_command_in_no_group_is_listed_among_the_answers() -> None:
+    groups = grouped([*find_commands(), "brand-new"])
+    (answers,) = (names for group, names in groups.items() if group.startswith("Answers"))
+    assert "brand-new" in answers
+    assert set().union(*groups.values()) == {*find_commands(), "brand-new"}, "no group is outdated"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["runs", "{runs}"], ["status", "{runs}/fast"]])
+def test_what_only_reads_runs_imports_no_torch(words: list[str], runs: Path) -> None:
+    typed = [word.format(runs=runs) for word in words]
+    probe = f"import sys; from accel_trainer.cli.main import main; main({typed}); " + (
+        "print([name for name in ('torch', 'accelerate', 'numpy') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize(

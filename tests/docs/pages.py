@@ -87,7 +87,8 @@ def links_of(page: Path) -> list[str]:
 
 def anchors_of(page: Path) -> Sequence[str]:
     """Return the anchors of the headings of a page."""
-    headings = re.findall(r"^#+ (.+)$", prose_of(page), re.MULTILINE)
+    text = _FENCE.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return [
         re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
     ]

@@ -6,6 +6,7 @@ import itertools
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,7 +14,7 @@ import accel_trainer
 import accel_trainer.vision
 from accel_trainer import ConfigError, parse_config
 from accel_trainer.cli.main import find_commands
-from recipes import cifar
+from recipes import cifar, images
 
 from .commands import command_flags, launcher_flags, recipe_flags
 from .pages import PAGES, ROOT, anchors_of, links_of, page_name, prose_of
@@ -26,7 +27,7 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z/_]*|\.\.\.")  # placeholders for the reader's own values
 
-# Flags of docker, sbatch, mypy, pytest, timm and a benchmark, and the doctor's `--json`.
+# Flags of docker, sbatch, mypy, pytest, timm, trackers and a benchmark, and the doctor's `--json`.
 OF_OTHERS = {
     "--shm-size",
     "--ipc",
@@ -39,6 +40,8 @@ OF_OTHERS = {
     "--device",
     "--amp-dtype",
     "--photos",
+    "--logdir",
+    "--backend-store-uri",
 }
 
 
@@ -72,13 +75,14 @@ def test_every_flag_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_flag_that_is_shown_with_a_value_takes_it(page: Path) -> None:
-    for words in flags_with_values(prose_of(page)):
-        check_values(words)
+    for recipe in (cifar, images):
+        for words in flags_with_values(prose_of(page), recipe):
+            check_values(words, recipe)
 
 
-def flags_with_values(prose: str) -> list[list[str]]:
-    """Return recipe flags that a text shows with values: `--lr 0.1`, `--resume {auto,never}`."""
-    known = recipe_flags("recipes/cifar.py")
+def flags_with_values(prose: str, recipe: ModuleType) -> list[list[str]]:
+    """Return a recipe's flags that a text gives values: `--lr 0.1`, `--resume {auto,never}`."""
+    known = recipe_flags(f"recipes/{recipe.__name__.rpartition('.')[2]}.py")
     found = []
     for span in re.findall(r"`(--[^`]+)`", prose):
         words = shlex.split(span)
@@ -87,12 +91,12 @@ def flags_with_values(prose: str) -> list[list[str]]:
     return found
 
 
-def check_values(words: list[str]) -> None:
-    """Raise ConfigError unless the CIFAR recipe takes the flags, for each of `{several,values}`."""
+def check_values(words: list[str], recipe: ModuleType) -> None:
+    """Raise ConfigError unless the recipe takes the flags, for each of `{several,values}`."""
     choices = [word[1:-1].split(",") if word.startswith("{") else [word] for word in words]
     for chosen in itertools.product(*choices):
         if not any(map(_PLACEHOLDER.fullmatch, chosen)):
-            parse_config(cifar.Config, chosen, description="")
+            parse_config(recipe.Config, chosen, description="")
 
 
 def test_a_value_that_a_flag_does_not_take_is_found() -> None:
@@ -101,10 +105,10 @@ def test_a_value_that_a_flag_does_not_take_is_found() -> None:
         "--lr fast",
         "--mixed-precision {bf16,fp17}",
     ):
-        (words,) = flags_with_values(f"use `{wrong}` for it")
+        (words,) = flags_with_values(f"use `{wrong}` for it", cifar)
         with pytest.raises(ConfigError):
-            check_values(words)
-    assert flags_with_values("`--lr`, `--track NAME ...`, `--hub ORG/NAME`, `lr 3`") == []
+            check_values(words, cifar)
+    assert flags_with_values("`--lr`, `--track NAME ...`, `--hub ORG/NAME`, `lr 3`", cifar) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

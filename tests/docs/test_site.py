@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from .pages import ROOT
+from .pages import ROOT, anchors_of
+from .questions import QUESTIONS
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +53,30 @@ def test_links_within_the_site_lead_somewhere(site: Path) -> None:
     for page in set(site.rglob("*.html")) - {site / "404.html"}:
         for target in re.findall(r'<a\b[^>]*\bhref="([^"#:]+)(?:#[^"]*)?"', page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_each_question_finds_its_answer_among_the_first_three_hits(site: Path) -> None:
+    """The search of the site itself is asked: a hit is the first section of a page in its list."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node, which runs the search of the site")
+    (worker,) = (site / "assets/javascripts/workers").glob("search.*.min.js")
+    command = [
+        node,
+        Path(__file__).with_name("search.js"),
+        worker,
+        site / "search/search_index.json",
+    ]
+    asked = json.dumps(list(QUESTIONS))
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
+    hits = json.loads(done.stdout)
+    missed = {
+        question: hits[question][:3]
+        for question, anchor in QUESTIONS.items()
+        if f"how_do_i.html#{anchor}" not in hits[question][:3]
+    }
+    assert missed == {}
+
+
+def test_the_questions_are_headings_of_the_page_of_answers() -> None:
+    assert set(QUESTIONS.values()) <= set(anchors_of(ROOT / "docs" / "how_do_i.md"))

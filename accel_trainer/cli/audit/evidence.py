@@ -16,10 +16,10 @@ from ...checkpoint.format import (
     read_files,
     step_of,
 )
-from ...checkpoint.serialization import read_json_object
 from ...checkpoint.state_dict import load_all
 from ...core.errors import CheckpointError
 from ...core.history import read_history
+from ...core.json_files import read_json_object
 from ..runs.run_reader import RunReader
 
 Row = Mapping[str, Any]

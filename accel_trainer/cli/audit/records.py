@@ -9,9 +9,9 @@ from typing import Any
 from ...checkpoint.format import CHECKPOINT_NAME
 from ...core.config import flatten_config
 from ...core.filesystem import read_lines
+from ...core.history import is_number
 from ...core.train_state import TrainState
 from ...training.config import TrainerConfig
-from ...training.metrics import is_number
 from .evidence import Evidence, as_in_rows, step_named
 from .verdict import Verdict, judge
 

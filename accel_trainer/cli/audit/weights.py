@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...checkpoint.serialization import read_json_object, unpack_tensors
+from ...checkpoint.serialization import unpack_tensors
 from ...core import filesystem
 from ...core.digest import digest_of
 from ...core.errors import CheckpointError
+from ...core.json_files import read_json_object
 from ...distributed.machine import free_memory_bytes
 from ...training.rehearsal import first_difference
 from .evidence import Evidence, step_named

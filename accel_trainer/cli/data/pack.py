@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ...checkpoint.serialization import read_json_object
 from ...core import filesystem, platform
 from ...core.errors import ConfigError, DataError, OutputError
+from ...core.json_files import read_json_object
 from ...core.run_dir import prepare_directory, writes_to
 from ...distributed.machine import available_cpus
 from ...vision.data.photo_decode import decoder_version

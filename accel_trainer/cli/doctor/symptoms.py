@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...checkpoint.serialization import read_json_object
+from ...core.json_files import read_json_object
 from ...run.plain_yaml import read_plain_yaml
 from .findings import Finding
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...checkpoint.format import list_checkpoints
-from ...checkpoint.serialization import read_json_object
 from ...core.callback import RunResult
 from ...core.console import say
 from ...core.errors import CheckpointError, ConfigError
+from ...core.json_files import read_json_object
 from ...distributed.accelerator import uses_cpu
 from ...run.config import RecipeConfig
 from ...run.dry_run import NUM_STEPS

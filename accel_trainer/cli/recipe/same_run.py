@@ -8,10 +8,10 @@ from typing import Any
 
 from ...checkpoint.format import list_checkpoints
 from ...checkpoint.retention import load_checkpoint
-from ...checkpoint.serialization import read_json_object
 from ...checkpoint.state_dict import load_all
 from ...core.filesystem import sha256_of
 from ...core.history import read_history
+from ...core.json_files import read_json_object
 from ...run.dry_run import GENERATORS, UNSEEN_FILE
 from ...training.rehearsal import first_difference
 from ...training.unseen_state import listed

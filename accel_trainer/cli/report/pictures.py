@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ...checkpoint.serialization import read_json_object
 from ...core.batch_plan import BatchConfig
 from ...core.errors import ConfigError
+from ...core.json_files import read_json_object
 from ...core.types import Loader
 from ...vision import (
     AugmentConfig,

@@ -16,9 +16,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.serialization import read_json_object
 from ...core import filesystem
 from ...core.errors import OutputError
+from ...core.json_files import read_json_object
 from ...core.run_dir import expand_home
 from ...training.evaluation_file import read_details
 from ...vision import ImageDataset, Photos

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.config import diff_config
-from ...training.metrics import is_number
+from ...core.history import is_number
 from ..common.output import format_number, show
 from ..common.parser import CommandParser
 from .run_reader import RunReader, read_run, reading

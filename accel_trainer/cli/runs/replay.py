@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.serialization import read_json_object
 from ...core.errors import ExitCode
+from ...core.json_files import read_json_object
 from ...core.run_dir import prepare_directory
 from ..common.output import show, tell
 from ..common.parser import CommandParser

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.format import list_checkpoints, read_manifest
-from ...checkpoint.serialization import parse_json, read_json_object
 from ...core.errors import CheckpointError, OutputError, UserError
 from ...core.filesystem import read_lines
-from ...run.config import RecipeConfig
+from ...core.history import is_number
+from ...core.json_files import parse_json, read_json_object
 from ...run.plain_yaml import read_plain_yaml
-from ...training.metrics import is_number
 from .metric_groups import TEST_GROUP, preferred_groups
 from .status import read_status
 
@@ -25,7 +23,9 @@ _MAX_RECORD_BYTES = 1 << 26
 _MAX_ROWS = 20_000
 # The expected types of some entries of a run's files; None is always allowed.
 _CONFIG = {
-    **{part.name: dict for part in fields(RecipeConfig)},
+    **dict.fromkeys(
+        ("batch", "trainer", "optimizer", "schedule", "checkpoint", "runtime", "run"), dict
+    ),
     # Parts and values that the recipes of vision add.
     **dict.fromkeys(("augment", "model", "task"), dict),
     "dataset": str,
@@ -80,6 +80,9 @@ class RunReader:
     @cached_property
     def manifest(self) -> Mapping[str, Any]:
         """The manifest of the newest checkpoint whose manifest is readable; empty without one."""
+        # It imports torch, which a table of runs does without.
+        from ...checkpoint.format import list_checkpoints, read_manifest
+
         for path in reversed(list_checkpoints(self.folder / "checkpoints")):
             with suppress(CheckpointError):
                 return read_manifest(path)[1]

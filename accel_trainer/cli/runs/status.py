@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.serialization import read_json_object
 from ...core.errors import ConfigError, ExitCode
+from ...core.json_files import read_json_object
 from ...core.run_dir import is_in_use
 from ..common.output import show
 from ..common.parser import CommandParser

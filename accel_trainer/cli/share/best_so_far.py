@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ...checkpoint.format import LoadedCheckpoint, decode_files, read_files
 from ...checkpoint.retention import BEST_FILE, best_name, find_checkpoint
-from ...checkpoint.serialization import read_json_object
 from ...checkpoint.sharded import stream_tensors
 from ...core import filesystem
 from ...core.errors import CheckpointError, ConfigError
+from ...core.json_files import read_json_object
 from ...vision.pretrained import find_export, read_export_content
 from ..runs.metric_groups import Weights, weights_of_metric
 

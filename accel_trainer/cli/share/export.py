@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ...callbacks.export import ONNX_FILES
-from ...checkpoint.serialization import read_json_object, unpack_tensors
+from ...checkpoint.serialization import unpack_tensors
 from ...core import filesystem
 from ...core.errors import CheckpointError, OutputError
+from ...core.history import is_number
+from ...core.json_files import read_json_object
 from ...core.run_dir import prepare_directory
-from ...training.metrics import is_number
 from ...vision.pretrained import read_export_config, read_export_content
 from ..common.output import tell
 from ..common.parser import CommandParser

@@ -25,6 +25,7 @@ from ..augment.batch import (
     draw_partners,
     draw_placement,
 )
+from .description import describe
 from .images import ImageDataset, ImageSplit, Normalization
 from .pixels import Normalizer, crop
 
@@ -59,8 +60,10 @@ class ImageLoader:
 
     Targets are weights per class [B, K] when images are mixed. The images stay uint8 until they are
     normalised: in the dataset's memory map on a CPU; on any other device in a copy that is made
-    once.
+    once. A run prints `description` at its start.
     """
+
+    description: str
 
     def __init__(
         self,
@@ -254,6 +257,7 @@ def build_image_loaders(
         device=accelerator.device,
         num_parts=train.plan.num_parts,
     )
+    train.description = describe(images.class_names, augment)
     return train, evaluation
 
 

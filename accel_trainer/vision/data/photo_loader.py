@@ -29,6 +29,7 @@ from ...run.session import Run
 from ..augment.batch import draw_mix, draw_partners
 from ..augment.photo import PhotoAugment, PhotoAugmentConfig
 from ..sources.photos import Photos, PhotoSplit
+from .description import describe
 from .eval_transform import EvalTransform
 from .photo_decode import decode_photo
 from .pixels import Normalizer
@@ -124,8 +125,11 @@ def _finished(ahead: deque[tuple[Batch, list[Future[None]]]]) -> Batch:
 class PhotoLoader:
     """Training step batches of one process: inputs [B, 3, S, S], targets [B].
 
-    Targets are weights per class [B, K] when photos are mixed or have several labels.
+    Targets are weights per class [B, K] when photos are mixed or have several labels. A run prints
+    `description` at its start.
     """
+
+    description: str
 
     def __init__(
         self,
@@ -367,6 +371,7 @@ def build_photo_loaders(
         num_workers=batch.num_workers,
         num_parts=train.plan.num_parts,
     )
+    train.description = describe(photos.class_names, augment)
     return train, evaluation
 
 
