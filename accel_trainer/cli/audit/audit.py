@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from ...core.errors import OneLineError
 from ...core.filesystem import make_directory, sha256_of
 from ...core.run_dir import prepare_directory
@@ -66,10 +64,6 @@ def audit(
 def _find_doubts(run: RunReader, recipe: Path) -> list[str]:
     """Return why the bits may differ here from those of the run."""
     doubts = environment_changes(run)
-    kernels = (run.environment.get("hardware") or {}).get("cpu_kernels")
-    here = torch.backends.cpu.get_cpu_capability()
-    if kernels != here:
-        doubts.append(f"kernels for {kernels} -> {here}")
     code = run.environment.get("code")
     recorded = code.get("sha256") if isinstance(code, dict) else None
     if recorded != sha256_of(recipe):

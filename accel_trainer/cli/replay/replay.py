@@ -14,6 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any
 
+import torch
+
 from ...checkpoint.format import is_committed, list_checkpoints, step_of
 from ...core.errors import ExitCode, OutputError
 from ...core.history import read_history
@@ -84,6 +86,7 @@ class Replay:
             str(until),
             *self._origin(checkpoint),
             "--quiet",
+            "--run.no-dry-run",  # of which `chaos` keeps some
             "--track",  # with nothing: a replay is no run of a tracker
             *flags,
         ]
@@ -163,17 +166,27 @@ def errors_of_failures() -> Iterator[IO[bytes]]:
 
 
 def environment_changes(run: RunReader) -> list[str]:
-    """Return what is another version here than in the run, such as `torch 2.12.0 -> 2.13.0`.
+    """Return what is another one here than in the run, such as `torch 2.12.0 -> 2.13.0`.
 
-    With any, a replay is only approximate.
+    Versions, the kernels for the processor, and the GPU are compared. With any, a replay is only
+    approximate.
     """
-    recorded = run.environment.get("packages")
-    before = dict(recorded) if isinstance(recorded, Mapping) else {}
+    recorded, hardware = (
+        dict(found) if isinstance(found := run.environment.get(name), Mapping) else {}
+        for name in ("packages", "hardware")
+    )
     here = {
-        name: found.version for name in before for found in [*metadata.distributions(name=name)][:1]
+        name: found.version
+        for name in recorded
+        for found in [*metadata.distributions(name=name)][:1]
     }
-    before["python"] = run.environment.get("python")
+    before = {**recorded, "python": run.environment.get("python")}
     here["python"] = platform.python_version()
+    before["kernels for"] = hardware.get("cpu_kernels")
+    here["kernels for"] = torch.backends.cpu.get_cpu_capability()
+    if (device := hardware.get("device")) != "cpu":  # on which it trains again, whatever is here
+        before["device"] = device
+        here["device"] = _device_name()
     return [
         f"{name} {before[name]} -> {here.get(name)}"
         for name in sorted(before)
@@ -181,8 +194,16 @@ def environment_changes(run: RunReader) -> list[str]:
     ]
 
 
+def _device_name() -> str:
+    """Return the device on which a run trains here, as a run records it."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        return "cpu"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def note_changes(run: RunReader) -> None:
-    """Say so on stderr if the versions here make a replay only approximate."""
+    """Say so on stderr if what is here makes a replay only approximate."""
     if changes := environment_changes(run):
         text = "note: differs from the run, so what is trained again is only approximate: %s"
         tell(text % ", ".join(changes), file=sys.stderr)

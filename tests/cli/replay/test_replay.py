@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 
 from accel_trainer.checkpoint.format import list_checkpoints, step_of
 from accel_trainer.cli.replay.replay import (
@@ -54,6 +57,16 @@ def test_a_replay_begins_at_the_nearest_checkpoint_and_repeats_the_rows(
     assert steps[-1]["model"] == rows[0][-1]["digest/model"]
     assert [step_of(path) for path in list_checkpoints(replayed / "checkpoints")] == [6]
     assert environment_changes(run) == []
+
+
+def test_another_processor_gpu_or_version_is_named(run: RunReader) -> None:
+    hardware = {**run.environment["hardware"], "cpu_kernels": "ALTIVEC", "device": "NVIDIA H200"}
+    packages = {**run.environment["packages"], "torch": "1.0"}
+    environment = {**run.environment, "hardware": hardware, "packages": packages}
+    device, kernels, version = environment_changes(replace(run, environment=environment))
+    assert device.startswith("device NVIDIA H200 -> ")
+    assert kernels == f"kernels for ALTIVEC -> {torch.backends.cpu.get_cpu_capability()}"
+    assert version == f"torch 1.0 -> {metadata.version('torch')}"
 
 
 def test_a_replay_that_fails_says_so(run: RunReader, tmp_path: Path) -> None:
