@@ -93,6 +93,28 @@ MUTANTS = [
         "from ...core.filesystem import read_lines\nimport torch\n",
         ("tests/cli/test_main.py::test_what_only_reads_runs_imports_no_torch",),
     ),
+    Mutant(
+        "another processor is not named before a replay",
+        "accel_trainer/cli/replay/replay.py",
+        'here["kernels for"] = torch.backends.cpu.get_cpu_capability()',
+        'here["kernels for"] = hardware.get("cpu_kernels")',
+        ("tests/cli/replay/test_replay.py::test_another_processor_gpu_or_version_is_named",),
+    ),
+    # --- which settings change the result ---
+    Mutant(
+        "changes that are refused apart are left out",
+        "accel_trainer/cli/effect/search.py",
+        "for count in sorted(known) if known[count].refused is None]",
+        "for count in sorted(known)]",
+        ("tests/cli/effect/test_search.py",),
+    ),
+    Mutant(
+        "learning rates of steps that were not trained are not compared",
+        "accel_trainer/cli/effect/trials.py",
+        "if mine != theirs)",
+        "if mine != theirs and step < 9)",
+        ("tests/cli/effect/test_effect.py",),
+    ),
     # --- why two runs differ ---
     Mutant(
         "an operator's outputs are compared before its inputs",

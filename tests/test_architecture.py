@@ -385,6 +385,7 @@ RULES = {
             "cli.recipe.dry_run",
             "cli.lr_find",
             "cli.audit.command",
+            "cli.effect.trials",
             "cli.runs.replay",
             "cli.replay.replay",
             "cli.share.best_so_far",

@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...core.config import diff_config
 from ...core.history import is_number
-from ..common.output import format_number, show
+from ..common.output import format_number, show, tell
 from ..common.parser import CommandParser
+from .changes import RESULTS, Change, compare
 from .run_reader import RunReader, read_run, reading
 
-# Folder, time, command and addresses differ between any two runs and never change a result.
-_IGNORED = (
-    "run.",
-    "cache_dir",
-    "started",
-    "command",
-    "config_origins",
-    "variables.MASTER_",
-    "variables.TORCHELASTIC_",
-    "variables.SLURM_",
-    "variables.ACCELERATE_USE_CPU",
-)
-_RESULTS = ("optimizer_step", "samples_per_s", "wall_s")
 _EXAMPLE = "example: accel-trainer diff runs/first runs/second"
-
-Change = tuple[str, Any, Any]
-"""A dotted name, the old value and the new value."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the differences by group, without empty groups."""
+    """Print the differences by group, without empty groups.
+
+    With `--effect`, find the settings that change the result: the first run is trained again up to
+    a step with its own and with the other's values, and then with those of some settings. What
+    comes of it is compared bit by bit after each step, and learning rates for the whole run.
+    """
     parser = CommandParser(prog="accel-trainer diff", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("run", type=Path, nargs=2, help="a run folder")
+    add = parser.add_argument
+    add("run", type=Path, nargs=2, help="a run folder")
+    add("--effect", action="store_true", help="train to find the settings that change the result")
+    until_help = "the last step to train; default: past an evaluation and an epoch, at most 200"
+    add("--until", type=int, metavar="STEP", help=until_help)
+    add("--jobs", type=int, default=1, metavar="N", help="trainings at once; default: 1")
+    parser.add_recipe_option()
+    add("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
+    if options.jobs < 1:
+        parser.error(f"--jobs is {options.jobs}, and must be 1 or more")
     first, second = (read_run(folder) for folder in options.run)
-    show(f"{first.name} -> {second.name}")
+    if options.effect:
+        return _show_effect(first, second, options)
     with reading(*options.run):
         groups = compare(first, second)
+    if options.json:
+        tell(json.dumps(groups))
+    else:
+        _show_groups(first, second, groups)
+    return 0
+
+
+def _show_groups(
+    first: RunReader, second: RunReader, groups: Mapping[str, Sequence[Change]]
+) -> None:
+    show(f"{first.name} -> {second.name}")
     for title, changes in groups.items():
         if changes:
             show(title)
@@ -48,41 +62,37 @@ def main(argv: Sequence[str] | None = None) -> int:
                 show(f"  {name.ljust(width)}  {_show(name, old)} -> {_show(name, new)}")
     if not any(groups.values()):
         show("no difference")
+
+
+def _show_effect(first: RunReader, second: RunReader, options: Namespace) -> int:
+    from ..effect.effect import find_effects  # imports torch
+    from ..effect.text import lines_of
+
+    def say(line: str) -> None:
+        if not options.json:
+            show(line)
+            sys.stdout.flush()
+
+    with reading(*options.run):
+        found = find_effects(
+            first,
+            second,
+            recipe=options.recipe,
+            until=options.until,
+            num_jobs=options.jobs,
+            say=say,
+        )
+    if options.json:
+        tell(json.dumps(asdict(found)))
+    else:
+        for line in lines_of(found, first, second):
+            show(line)
     return 0
-
-
-def compare(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
-    """Return the differences in config, data, environment (code and versions) and results."""
-    data: list[Change] = []
-    old, new = first.data_fingerprint, second.data_fingerprint
-    if old is not None and new is not None and old != new:
-        data.append(("data_fingerprint", old, new))
-    environment: list[Change] = []
-    if first.environment and second.environment:
-        environment = _changes(first.environment, second.environment)
-    return {
-        "config": _changes(first.config, second.config),
-        "data": data,
-        "environment": environment,
-        "results": _changes(_results(first), _results(second)),
-    }
-
-
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    return [change for change in diff_config(old, new) if not change[0].startswith(_IGNORED)]
-
-
-def _results(run: RunReader) -> dict[str, Any]:
-    """Return the final numbers of the run, without matrices."""
-    numbers = {name: run.result.get(name) for name in _RESULTS}
-    measured = run.result.get("metrics") or {}
-    metrics = {name: value for name, value in measured.items() if is_number(value)}
-    return {"state": run.state, **metrics, **numbers}
 
 
 def _show(name: str, value: Any) -> str:
     if is_number(value) and "/" in name:
         return format_number(name, value)
-    if isinstance(value, float) and name in _RESULTS:
+    if isinstance(value, float) and name in RESULTS:
         return f"{value:,.1f}"
     return str(value)

@@ -13,7 +13,7 @@ from ...core.errors import CheckpointError, ExitCode
 from ..common.output import show, tell
 from ..common.parser import CommandParser
 from ..common.processes import forward_signals, start_recipe
-from .diff import compare
+from .changes import compare
 from .recorded_start import recorded_flags, recorded_recipe, recorded_start
 from .run_reader import RunReader, read_run
 

@@ -14,7 +14,7 @@ from ...core.config import flatten_config
 from ...run.config import MUTABLE_ON_RESUME
 from ..replay.proof import of_the_step
 from ..replay.replay import comparable_rows
-from ..runs.diff import Change, compare
+from ..runs.changes import Change, compare
 from ..runs.run_reader import RunReader
 
 _END = 2**62

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...core.errors import ConfigError
 from ..replay.replay import Replay, environment_changes, replay_folder
-from ..runs.diff import Change
+from ..runs.changes import Change
 from ..runs.run_reader import RunReader, read_run
 from .causes import Cause, explain, order_of_sums
 from .finding import Finding

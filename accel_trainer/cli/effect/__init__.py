@@ -1,0 +1,1 @@
+"""Which of the settings in which two runs differ change the result."""

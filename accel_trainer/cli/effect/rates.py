@@ -1,0 +1,22 @@
+"""A callback that writes the learning rates of all steps of a run into `rates.json`."""
+
+from __future__ import annotations
+
+import json
+
+from accel_trainer.core.callback import Callback, TrainerView
+from accel_trainer.core.filesystem import write_file_atomic
+from accel_trainer.run.plain_yaml import read_plain_yaml
+
+
+class Rates(Callback):
+    """Writes them when the run starts, also those of steps that it will not train."""
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Write the file on the main process."""
+        if trainer.accelerator.is_main_process:
+            folder = trainer.log.folder
+            num_epochs = read_plain_yaml(folder / "config.yaml")["trainer"]["num_epochs"]
+            num_steps = num_epochs * trainer.loader.plan.steps_per_epoch
+            rates = [trainer.learning_rate_at(step) for step in range(num_steps)]
+            write_file_atomic(folder / "rates.json", json.dumps(rates).encode())

@@ -1,0 +1,202 @@
+"""Trains a run again with some values of another run, and keeps what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
+
+import yaml
+
+from ...core.errors import OutputError
+from ...core.filesystem import read_chunks, read_lines, write_file_atomic
+from ..common.processes import forward_signals
+from ..replay.replay import STEP_DIGESTS, STOP, Replay, comparable_rows
+
+_RATES = Path(__file__).with_name("rates.py")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of a training: all that is compared with another one."""
+
+    steps: Mapping[int, Mapping[str, Any]]
+    """Digests of the parts of a checkpoint and of the samples after each step, and the numbers of
+    an evaluation there."""
+    rates: Sequence[float]
+    """The learning rates of all steps of the run, also of those that were not trained."""
+    end: int
+    """The last step that the whole run would train."""
+    error: str | None
+    """The last line that a training said that failed."""
+
+    @property
+    def refused(self) -> str | None:
+        """Why no step was trained, None if one was."""
+        return None if self.steps else self.error or "it trained no step"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first step with another result, and what differs after it."""
+
+    step: int
+    parts: Sequence[str]
+
+
+def first_difference(one: Trial, other: Trial) -> Difference | None:
+    """Return where the results of two trials begin to differ; None: nowhere.
+
+    Learning rates are compared for all steps of the run.
+    """
+    if one == other:
+        return None
+    found = [_of_steps(one, other), _of_rates(one, other)]
+    last = max(one.steps.keys() & other.steps.keys(), default=0)
+    if one.error != other.error:
+        found.append(Difference(last + 1, [one.error or other.error or ""]))
+    elif one.end != other.end:
+        found.append(Difference(min(one.end, other.end) + 1, ["the last step"]))
+    return min(filter(None, found), key=lambda each: each.step, default=None)
+
+
+def _of_steps(one: Trial, other: Trial) -> Difference | None:
+    for step in sorted(one.steps.keys() & other.steps.keys()):
+        mine, theirs = one.steps[step], other.steps[step]
+        names = dict.fromkeys([*mine, *theirs])
+        if parts := [name for name in names if mine.get(name) != theirs.get(name)]:
+            return Difference(step, parts)
+    return None
+
+
+def _of_rates(one: Trial, other: Trial) -> Difference | None:
+    pairs = enumerate(zip(one.rates, other.rates, strict=False), start=1)
+    steps = (step for step, (mine, theirs) in pairs if mine != theirs)
+    step = next(steps, None)
+    return None if step is None else Difference(step, ["learning rate"])
+
+
+class Trials:
+    """Trains a stretch of a run again with sets of other values, each set once.
+
+    `values` are the other values by dotted name; a name without a value there is left out of the
+    config. The stretch goes from the newest checkpoint at or before step `after` to step `until`.
+    At most `num_jobs` trainings run at once.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        values: Mapping[str, Any],
+        *,
+        after: int,
+        until: int,
+        num_jobs: int,
+    ) -> None:
+        self.until = until
+        checkpoint = replay.checkpoint_at(after)
+        self.begin = replay.start_of(checkpoint)
+        self.is_resumed = checkpoint is not None
+        self.known: dict[frozenset[str], Trial] = {}
+        self.replay = replay
+        self._after = after
+        self._values = values
+        self._num_jobs = num_jobs
+
+    def __call__(self, sets: Sequence[frozenset[str]]) -> list[Trial]:
+        """Return what came of each set of other values.
+
+        Raises:
+            KeyboardInterrupt: a signal to stop came.
+        """
+        new = [each for each in dict.fromkeys(sets) if each not in self.known]
+        with forward_signals() as received, ThreadPoolExecutor(self._num_jobs) as pool:
+
+            def train(names: frozenset[str]) -> Trial:
+                if received:
+                    raise KeyboardInterrupt
+                return self._train(names, received)
+
+            self.known |= zip(new, pool.map(train, new), strict=True)
+        return [self.known[each] for each in sets]
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that were trained so far."""
+        return sum(len(trial.steps) for trial in self.known.values())
+
+    def elsewhere(self, *, after: int, until: int) -> Trials:
+        """Return trials of another stretch of the same run."""
+        return Trials(self.replay, self._values, after=after, until=until, num_jobs=self._num_jobs)
+
+    def _train(self, names: frozenset[str], received: list[int]) -> Trial:
+        config = mixed(self.replay.run.config, self._values, names)
+        error = None
+        with TemporaryDirectory(prefix="effect-") as temporary, TemporaryFile() as errors:
+            folder = Path(temporary, "run")
+            try:
+                self._with(config, names, folder.with_name("config.yaml")).train(
+                    folder,
+                    until=self.until,
+                    after=self._after,
+                    callbacks=(STEP_DIGESTS, _RATES, STOP),
+                    errors=errors,
+                    received=received,
+                )
+            except OutputError:
+                errors.seek(0)
+                said = errors.read().decode(errors="replace").strip()
+                error = said.rpartition("\n")[2] or "it failed"
+            return Trial(
+                steps=_steps_in(folder),
+                rates=(rates := _rates_in(folder)),
+                end=min(len(rates), config["trainer"].get("max_steps") or len(rates)),
+                error=error,
+            )
+
+    def _with(self, config: Mapping[str, Any], names: frozenset[str], path: Path) -> Replay:
+        """Return the replay with `config`, in which `names` have changed, written to `path`."""
+        hardware = self.replay.run.environment["hardware"]
+        threads = (config.get("runtime") or {}).get("num_threads") or hardware["num_threads"]
+        write_file_atomic(path, yaml.safe_dump(config, sort_keys=False).encode())
+        flags = ["--config", str(path), "--runtime.num-threads", str(threads)]
+        if self.is_resumed and names:
+            flags += ["--allow-change", *sorted(names)]
+        return replace(self.replay, flags=flags)
+
+
+def mixed(
+    config: Mapping[str, Any], values: Mapping[str, Any], names: Iterable[str]
+) -> dict[str, Any]:
+    """Return `config` with the `values` of `names`, without those that have none there."""
+    mixture: dict[str, Any] = json.loads(json.dumps(config))
+    for name in names:
+        *groups, last = name.split(".")
+        group = mixture
+        for each in groups:
+            group = group.setdefault(each, {})
+        group.pop(last, None)
+        if name in values:
+            group[last] = values[name]
+    return mixture
+
+
+def _steps_in(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return what a training has written after each step; empty if it trained none."""
+    path = folder / "steps.jsonl"
+    if not path.is_file():
+        return {}
+    steps = {row.pop("optimizer_step"): row for row in map(json.loads, read_lines(path))}
+    for row in comparable_rows(folder, after=0, until=max(steps, default=0)):
+        if row["event"] == "eval" and row["optimizer_step"] in steps:
+            steps[row["optimizer_step"]]["evaluation"] = row
+    return steps
+
+
+def _rates_in(folder: Path) -> list[float]:
+    path = folder / "rates.json"
+    return [*map(float, json.loads(b"".join(read_chunks(path))))] if path.is_file() else []

@@ -1,0 +1,56 @@
+"""How two runs differ: in settings, data, environment and results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.config import diff_config
+from ...core.history import is_number
+from .run_reader import RunReader
+
+# Folder, time, command and addresses differ between any two runs and never change a result.
+_IGNORED = (
+    "run.",
+    "cache_dir",
+    "started",
+    "command",
+    "config_origins",
+    "variables.MASTER_",
+    "variables.TORCHELASTIC_",
+    "variables.SLURM_",
+    "variables.ACCELERATE_USE_CPU",
+)
+RESULTS = ("optimizer_step", "samples_per_s", "wall_s")
+
+Change = tuple[str, Any, Any]
+"""A dotted name, the old value and the new value."""
+
+
+def compare(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
+    """Return the differences in config, data, environment (code and versions) and results."""
+    data: list[Change] = []
+    old, new = first.data_fingerprint, second.data_fingerprint
+    if old is not None and new is not None and old != new:
+        data.append(("data_fingerprint", old, new))
+    environment: list[Change] = []
+    if first.environment and second.environment:
+        environment = _changes(first.environment, second.environment)
+    return {
+        "config": _changes(first.config, second.config),
+        "data": data,
+        "environment": environment,
+        "results": _changes(_results(first), _results(second)),
+    }
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    return [change for change in diff_config(old, new) if not change[0].startswith(_IGNORED)]
+
+
+def _results(run: RunReader) -> dict[str, Any]:
+    """Return the final numbers of the run, without matrices."""
+    numbers = {name: run.result.get(name) for name in RESULTS}
+    measured = run.result.get("metrics") or {}
+    metrics = {name: value for name, value in measured.items() if is_number(value)}
+    return {"state": run.state, **metrics, **numbers}
