@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.serialization import parse_json
 from ...core.filesystem import read_file
+from ...core.json_files import parse_json
 from .proof import Proof, compare
 from .replay import STOP, Replay, comparable_rows, errors_of_failures
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.serialization import read_json_object
 from ...core import filesystem
+from ...core.json_files import read_json_object
 from ...core.run_dir import writes_to
 from .proof import Proof
 from .stretches import Stretch, Trained
