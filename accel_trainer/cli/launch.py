@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from ..core.errors import ExitCode
+from ..core.errors import ConfigError, ExitCode
 from ..core.platform import SAVE_SIGNALS
 from .common.processes import forward_signals
 
@@ -21,13 +22,17 @@ _EXAMPLE = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what `accelerate launch` does with `argv`; return the code of the first failed process."""
+    """Do what `accelerate launch` does with `argv`; return the code of the first failed process.
+
+    Raises ConfigError for arguments that accelerate refuses.
+    """
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     parser = launch_command_parser()
     parser.prog = "accel-trainer launch"
     parser.epilog = _EXAMPLE
+    vars(parser)["error"] = _refuse
     options = parser.parse_args(argv)
     # Torch would handle the other signals, too, and change the exit codes.
     options.signals_to_handle = "SIGQUIT"
@@ -43,7 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             return _exit_code(rank, failure.exitcode, received)
+        except OSError:
+            raise
+        except Exception as error:  # of accelerate, torch or YAML: nothing is running
+            _refuse(f"{type(error).__name__}: {error}")
     return ExitCode.DONE
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ConfigError("LAUNCH", f"accelerate cannot launch: {reason}: see accelerate launch --help")
 
 
 def _exit_code(rank: int, code: int, received: Sequence[int]) -> int:
@@ -59,4 +72,6 @@ def _exit_code(rank: int, code: int, received: Sequence[int]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from .main import main as run_command
+
+    sys.exit(run_command(["launch", *sys.argv[1:]]))

@@ -12,7 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from ..core.errors import ConfigError, ExitCode, OutputError
-from ..run.parser import parse_config
+from ..run.config import RecipeConfig
+from ..run.parser import config_fields, parse_config
 from .common.output import tell
 from .common.parser import CommandParser
 from .common.processes import forward_signals, start_recipe
@@ -29,6 +30,7 @@ _RULES = (
     "its first value after the minimum, or is NaN."
 )
 _MEMORY = 0.9  # decay of the running mean of the loss
+_MAX_STEPS = 100_000
 
 
 @dataclass(frozen=True)
@@ -80,18 +82,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, flags = parser.parse_known_args(argv)
     if recipe is None:
         raise ConfigError("LR_FIND", f"name the recipe first; {_EXAMPLE}")
-    if not 0 < options.lowest < options.highest or options.steps < 10:
+    if not 0 < options.lowest < options.highest < math.inf or not 10 <= options.steps <= _MAX_STEPS:
         raise ConfigError(
-            "LR_FIND", "--from must be above 0 and below --to, and --steps at least 10"
+            "LR_FIND",
+            f"--from must be above 0 and below --to, and --steps between 10 and {_MAX_STEPS}",
         )
+    if options.num_processes < 1:
+        raise ConfigError(
+            "LR_FIND", f"--num-processes is {options.num_processes}: set it to 1 or more"
+        )
+    png: Path = options.png
+    if png.is_dir() or not png.parent.is_dir():
+        raise OutputError("PNG", f"--png {png} is no file in a folder that exists: check the path")
     growth = (options.highest / options.lowest) ** (1 / (options.steps - 1))
-    ramp = [*flags, *_ramp(options.lowest, growth, options.steps)]
-    parse_config(find_config_class(Path(recipe)), ramp, description="")
-    losses = _measure([recipe, *ramp], options.num_processes)
+    ramp = _ramp(options.lowest, growth, options.steps)
+    config_class = find_config_class(Path(recipe))
+    _refuse_own_flags(config_class, flags, [*ramp, "--output-dir"])
+    parse_config(config_class, [*flags, *ramp], description="")
+    losses = _measure([recipe, *flags, *ramp], options.num_processes)
     test = analyze([options.lowest * growth**step for step in range(len(losses))], losses)
     _draw(test, options.png)
     tell("\n".join([*_verdict(test), f"the curve is in {options.png}"]))
     return ExitCode.DONE if test.suggestion is not None else 1
+
+
+def _refuse_own_flags(
+    config_class: type[RecipeConfig], flags: Sequence[str], ramp: Sequence[str]
+) -> None:
+    """Raise ConfigError for a flag of the user that the test sets itself."""
+    names = {
+        flag: field.name for field in config_fields(config_class).values() for flag in field.flags
+    }
+    taken = {names[word] for word in ramp if word in names}
+    for flag in (word.partition("=")[0].replace("_", "-") for word in flags):
+        if names.get(flag) in taken:
+            raise ConfigError("LR_FIND", f"the range test sets {flag} itself: leave it out")
 
 
 def _ramp(lowest: float, growth: float, num_steps: int) -> list[str]:
@@ -125,6 +150,10 @@ def _measure(command: Sequence[str], num_processes: int) -> list[float]:
             code = process.wait()
         if code not in (ExitCode.DONE, ExitCode.DIVERGED):
             raise OutputError("LR_FIND", f"the run ended with exit code {code}, see above")
+        if not (folder / "config.yaml").exists():
+            raise OutputError(
+                "LR_FIND", "the recipe trained nothing: start it by itself to see why"
+            )
         losses = [float(row["train/loss"]) for row in read_run(folder).rows if "train/loss" in row]
     return [*losses, math.nan] if code == ExitCode.DIVERGED else losses
 

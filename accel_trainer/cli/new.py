@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ..core import filesystem
-from ..core.errors import ConfigError
-from ..core.run_dir import writes_to
+from ..core.errors import ConfigError, OutputError
 from .common.output import tell
 from .common.parser import CommandParser
 
@@ -88,15 +89,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     folder: Path = options.folder
-    if folder.exists():
+    if re.search(r"[\x00-\x1f\x7f]", str(folder)):
+        raise ConfigError("NEW_FOLDER", f"{str(folder)!r} has a control character: leave it out")
+    if os.path.lexists(folder):
         raise ConfigError("NEW_EXISTS", f"{folder} exists: choose a folder that does not")
-    if not folder.resolve().parent.is_dir():
+    if not folder.parent.is_dir():
         raise ConfigError("NEW_FOLDER", f"{folder.parent} does not exist: create it first")
     files = _files(folder.resolve().name, options.template)
-    with writes_to(folder.parent):
+    try:
         (folder / _PRESETS).mkdir(parents=True)
         for path, data in files.items():
             (folder / path).write_bytes(data)
+    except OSError as error:
+        raise OutputError(
+            "NEW_FOLDER", f"{folder} cannot be written ({error.strerror}): choose another"
+        ) from error
     flags = _TEMPLATES[options.template].flags
     command = f"cd {shlex.quote(str(folder))} && accelerate launch train.py {flags}"
     tell(f"created {folder}: {command.rstrip()}")

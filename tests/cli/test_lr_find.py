@@ -66,6 +66,41 @@ def test_a_recipe_is_ramped_without_a_trace_but_the_picture(
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("source", "flags", "said"),
+    [
+        ("raise SystemExit(0)", [], "ends when it is imported: call main below `if __name__ =="),
+        (
+            "from accel_trainer import RecipeConfig\nclass C(RecipeConfig):\n    x: 'Nope' = 3",
+            [],
+            "cannot be imported (NameError: name 'Nope' is not defined)",
+        ),
+        (None, ["--num-processes", "0"], "--num-processes is 0: set it to 1 or more"),
+        (None, ["--steps", "99999999999"], "and --steps between 10 and 100000"),
+        (None, ["--to", "inf"], "--from must be above 0 and below --to"),
+        (None, ["--png", "."], "--png . is no file in a folder that exists: check the path"),
+        (None, ["--png", "gone/x.png"], "--png gone/x.png is no file in a folder that exists"),
+        (None, ["--max-steps=3"], "the range test sets --max-steps itself: leave it out"),
+        (None, ["--optimizer.learning-rate", "3"], "sets --optimizer.learning-rate itself"),
+        (None, ["--output-dir", "x"], "the range test sets --output-dir itself: leave it out"),
+    ],
+)
+def test_what_cannot_be_tested_is_one_line_before_any_work(
+    source: str | None,
+    flags: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(source or "from accel_trainer import RecipeConfig")
+    code, out, err = run_command(capsys, ["lr-find", recipe, *flags])
+    assert (code in (64, 73), out, said in err, err.count("\n")) == (True, "", True, 1), err
+    assert list(tmp_path.iterdir()) == [recipe]
+
+
 @pytest.mark.usefixtures("python_is_forked")
 def test_a_recipe_that_cannot_run_and_a_wrong_range_are_reported(
     capsys: pytest.CaptureFixture[str],

@@ -75,6 +75,31 @@ def test_a_folder_that_exists_is_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dangling", "dangling exists: choose a folder that does not"),
+        ("circle", "circle exists"),
+        ("a\nb", r"'a\nb' has a control character: leave it out"),
+        ("nowhere/x", "nowhere does not exist: create it first"),
+        ("/proc/x", "/proc/x cannot be written (No such file or directory): choose another"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_one_line(
+    name: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dangling").symlink_to("gone")
+    (tmp_path / "circle").symlink_to("circle")
+    code, out, err = run_command(capsys, ["new", name])
+    assert (code in (64, 73), out, said in err, err.count("\n")) == (True, "", True, 1)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_what_a_new_project_says_to_run_works_as_it_stands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -207,6 +207,10 @@ def test_a_run_of_no_epochs_evaluates_and_saves_once(capsys: pytest.CaptureFixtu
             ["--num-samples", "9", "--batch-size", "5", "--num-processes", "2"],
             "global batch 10 is larger",
         ),
+        (
+            ["--num-samples", "9" * 20, "--epochs", "2"],
+            "steps: plan fewer, such as with --max-steps 1000000",
+        ),
         (["--num-samples", "500", "--epoch", "2"], "unknown flag --epoch: did you mean --epochs?"),
     ],
 )

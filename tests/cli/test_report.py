@@ -386,6 +386,15 @@ def test_restarts_are_marked_and_the_times_of_all_attempts_added(
     assert "Interrupted" not in page
 
 
+def test_only_some_of_very_many_restarts_are_listed_and_drawn(runs: Path, tmp_path: Path) -> None:
+    run = attempted(runs, tmp_path, [0, *range(1, 1001)])
+    text, _ = render([with_few_charts(run)])
+    assert "resumed after step 1, 2, 3, 4," in text
+    assert " 20 and 980 more (dotted)" in text
+    ((data),) = page_data([run])["runs"]
+    assert len(data["restarts"]) < 500
+
+
 def attempted(runs: Path, tmp_path: Path, steps: list[int]) -> RunReader:
     """A run that started at each of `steps`; the second attempt was killed."""
     shutil.copytree(runs / "fast", tmp_path / "run")

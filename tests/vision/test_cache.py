@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -154,6 +155,18 @@ def list_manifest(folder: Path) -> None:
     (folder / "images.json").write_text("[]")
 
 
+def nest_manifest(folder: Path) -> None:
+    (folder / "images.json").write_text("[" * 100_000)
+
+
+def deny_a_dimension(folder: Path) -> None:
+    """As a version with another format would, with its own hash."""
+    edit_manifest(folder, lambda manifest: (manifest.pop("sha256"), manifest["shape"].pop()))
+    manifest = json.loads((folder / "images.json").read_text())
+    digest = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
+    edit_manifest(folder, lambda manifest: manifest.update(sha256=digest))
+
+
 def change_a_pixel_sum(folder: Path) -> None:
     edit_manifest(folder, lambda manifest: manifest["train"]["pixel_sums"][0].__setitem__(0, 7))
 
@@ -187,6 +200,8 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Non
         cut_manifest,
         odd_manifest,
         list_manifest,
+        nest_manifest,
+        deny_a_dimension,
     ],
 )
 def test_a_damaged_cache_is_built_again(
@@ -203,6 +218,29 @@ def test_a_damaged_cache_is_built_again(
     assert found.normalization == expected.normalization
     load(root)
     assert len(builds) == 2
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link", "a file beside the cache's"])
+def test_what_is_no_cache_is_not_removed(root: Path, kind: str) -> None:
+    load(root)
+    folder = only_folder(root)
+    if kind == "a file beside the cache's":
+        lose_manifest(folder)
+        kept = folder / "mine.txt"
+    else:
+        kept = folder.rename(root / "elsewhere") / "mine.txt" if kind == "a link" else folder
+    if kind == "a link":
+        folder.symlink_to(root / "elsewhere")
+        lose_manifest(folder)
+    elif kind == "a file":
+        shutil.rmtree(folder)
+    kept.write_text("mine")
+    with pytest.raises(
+        OutputError, match="is not of an image cache, which would take its place: mo"
+    ):
+        load(root)
+    assert kept.read_text() == "mine"
+    assert folder.is_symlink() == (kind == "a link")
 
 
 def test_the_fingerprint_of_the_digits_never_changes(tmp_path: Path) -> None:

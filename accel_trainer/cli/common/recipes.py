@@ -8,13 +8,14 @@ from pathlib import Path
 
 from ...core.errors import ConfigError, UserError
 from ...run.config import RecipeConfig
+from ...run.parser import config_fields
 
 
 def find_config_class(path: Path) -> type[RecipeConfig]:
     """Import a recipe and return its config class: `RecipeConfig` or its most derived subclass.
 
     Raises:
-        ConfigError: `path` is no Python file, cannot be imported, or has no config class.
+        ConfigError: `path` is no Python file, cannot be imported, or has no usable config class.
     """
     name = f"planned_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -24,18 +25,25 @@ def find_config_class(path: Path) -> type[RecipeConfig]:
     sys.modules[name] = module  # dataclasses look up their types there
     try:
         spec.loader.exec_module(module)
+        classes = [
+            value
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, RecipeConfig)
+        ]
+        for found in classes:
+            config_fields(found)  # its types may not exist
     except UserError:
         raise
+    except SystemExit:
+        raise ConfigError(
+            "RECIPE",
+            f'{path} ends when it is imported: call main below `if __name__ == "__main__":`',
+        ) from None
     except Exception as error:
         raise ConfigError(
             "RECIPE",
             f"{path} cannot be imported ({type(error).__name__}: {error}): run it to see where",
         ) from error
-    classes = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, RecipeConfig)
-    ]
     if not classes:
         raise ConfigError(
             "RECIPE", f"{path} has no RecipeConfig: give a file like recipes/cifar.py"

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from ...checkpoint.serialization import parse_json
 from ...core import filesystem, platform
 from ...core.errors import DataError, OutputError
 from ...core.filesystem import AppendFile
@@ -45,6 +46,7 @@ _SHA256 = "sha256"
 _IMAGES = "_images.u8"
 _LABELS = "_labels.i64"
 _JOURNAL = "_chunks.jsonl"
+_KINDS = (_IMAGES, _LABELS, _JOURNAL)
 _CHUNK_IMAGES = 256
 _MIN_STD = 1 / 255  # avoids a division by zero for an all-black channel
 
@@ -93,7 +95,8 @@ def _build_once(folder: Path, source: ImageSource, bad_images: BadImageConfig) -
     with _writer_lock(folder.parent) as is_sole_writer:
         dataset = _open(folder)
         if dataset is None:
-            if folder.exists():
+            if os.path.lexists(folder):
+                _refuse_other_files(folder)
                 logger.warning(
                     "the image cache %s is damaged or from an older version, and is rebuilt",
                     folder,
@@ -112,6 +115,22 @@ def _build_once(folder: Path, source: ImageSource, bad_images: BadImageConfig) -
             "CACHE_DAMAGED", f"{folder} differs from what was just written: check the disk"
         )
     return dataset
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """Raise OutputError if a cache to be rebuilt is no folder, or holds what no cache holds."""
+    other = folder
+    if folder.is_dir() and not folder.is_symlink():
+        names = {_MANIFEST, *(name + kind for name in ("train", "test") for kind in _KINDS)}
+        found = [path for path in folder.iterdir() if path.name not in names]
+        if not found:
+            return
+        other = min(found)
+    raise OutputError(
+        "CACHE_FOLDER",
+        f"{other} is not of an image cache, which would take its place: "
+        "move it away, or choose another cache folder",
+    )
 
 
 def cache_folder(source: ImageSource, cache_dir: Path) -> Path:
@@ -281,8 +300,9 @@ def _written_chunks(
     with filesystem.open_file(images.path) as file:
         for line in filesystem.read_lines(journal.path):
             try:
-                row = json.loads(line)
-                num_images = row["stop"] - row["start"] - len(row["left_out"])
+                row = parse_json(line)
+                left_out = [BadImage(code, message) for _, code, message in row["left_out"]]
+                num_images = row["stop"] - row["start"] - len(left_out)
                 data = file.read(num_images * math.prod(shape))
             except (ValueError, KeyError, TypeError):
                 break  # after a power loss the file can hold anything
@@ -307,7 +327,7 @@ def _open(folder: Path) -> ImageDataset | None:
     """Map the cache into memory; None if it is missing, incomplete or damaged."""
     try:
         text = filesystem.read_file(folder / _MANIFEST, max_bytes=_MAX_MANIFEST_BYTES)
-        manifest = dict(json.loads(text))
+        manifest = dict(parse_json(text))
         if manifest.pop(_SHA256) != _sha256(manifest):
             raise ValueError(f"{_MANIFEST} is not what was written")
         left_out = manifest.pop(_LEFT_OUT, {"train": [], "test": []})
@@ -318,7 +338,7 @@ def _open(folder: Path) -> ImageDataset | None:
             for name in ("train", "test")
         )
         normalization = _normalization(manifest["train"], shape)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         logger.debug("no usable image cache in %s: %s", folder, error)
         return None
     return ImageDataset(

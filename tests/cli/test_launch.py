@@ -1,0 +1,38 @@
+"""`accel-trainer launch`: what accelerate refuses is one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import run_command
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--nosuch", "train.py"], "unrecognized arguments: --nosuch"),
+        (["--num_processes", "x", "train.py"], "invalid int value: 'x'"),
+        (["--multi_gpu", "--num_processes", "1", "train.py"], "You need to use at least 2 process"),
+        (["--config_file", "bad.yaml", "train.py"], "accelerate cannot launch: ParserError: while"),
+        (["--config_file", "program.yaml", "train.py"], "could not determine a constructor for"),
+    ],
+)
+def test_what_accelerate_refuses_is_one_line(
+    flags: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("ACCEL_TRAINER_LAUNCHER", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        monkeypatch.setenv(name, "1")
+    (tmp_path / "train.py").write_text("open('ran', 'w')")
+    (tmp_path / "bad.yaml").write_text("num_processes: {a: [1\n")
+    (tmp_path / "program.yaml").write_text("!!python/object/apply:os.mkdir [ran]\n")
+    code, out, err = run_command(capsys, ["launch", *flags])
+    assert (code, out, err.count("\n")) == (64, "", 1), err
+    assert said in err
+    assert not (tmp_path / "ran").exists()
