@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -65,6 +66,9 @@ def test_a_file_of_values_is_swept_as_flags_are(tmp_path: Path) -> None:
     ("flags", "values", "message"),
     [
         (["--seed", "1"], None, "nothing to sweep"),
+        ([], "seed: []", "nothing to sweep"),
+        (["--seed", "1", "1"], None, "two runs would be seed-1: give each value once"),
+        (["--freeze", "a/b", "a b"], None, "two runs would be freeze-a-b: give each value once"),
         (["--sed", "1", "2"], None, "did you mean --seed?"),
         (["--lr", "0.1", "fast"], None, "--lr fast: expected float"),
         ([], "sed: [1, 2]", "sed is not a value of this recipe"),
@@ -116,6 +120,35 @@ def test_a_sweep_tables_mean_and_spread_and_trains_no_finished_run_again(
 
     code, out, _ = run_command(capsys, [*command, "--output-dir", folder, "--lr", "0.1", "nan"])
     assert code == 64, "a wrong value ends it before any run"
+
+
+@pytest.mark.parametrize("kind", ["a link", "a pipe", "a folder"])
+def test_a_log_is_not_written_into_something_else(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "sweep" / "seed-1.log"
+    log.parent.mkdir()
+    (tmp_path / "mine").write_text("mine")
+    make = {"a link": lambda: log.symlink_to(tmp_path / "mine"), "a folder": log.mkdir}
+    make.get(kind, lambda: os.mkfifo(log))()
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("from accel_trainer import RecipeConfig")
+    code, _, err = run_command(
+        capsys, ["sweep", recipe, "--seed", "1", "2", "--output-dir", log.parent]
+    )
+    assert (code, f"cannot write to {log}" in err) == (73, True)
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("python_is_forked")
+def test_a_sweep_whose_recipe_trains_nothing_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("if __name__ != '__main__':\n    from accel_trainer import RecipeConfig")
+    command = ["sweep", recipe, "--seed", "1", "2", "--output-dir", tmp_path / "sweep"]
+    code, out, _ = run_command(capsys, command)
+    assert (code, "no run has finished" in out) == (1, True)
 
 
 @pytest.mark.usefixtures("python_is_forked")

@@ -6,11 +6,12 @@ It prints mean and spread over the seeds of each combination.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...core import filesystem
 from ...core.config import config_to_dict, diff_config
@@ -66,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, flags = parser.parse_known_args(argv)
     if recipe is None:
         raise ConfigError("SWEEP", f"name the recipe first; {_EXAMPLE}")
+    if options.num_processes < 1:
+        raise ConfigError(
+            "SWEEP", f"--num-processes is {options.num_processes}: set it to 1 or more"
+        )
     folder = (options.output_dir or Path("runs") / f"sweep-{recipe.stem}").resolve()
     trials = plan_trials(find_config_class(recipe), flags, values=options.values, folder=folder)
     prepare_directory(folder)
@@ -79,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _show(rows)
     if ExitCode.PREEMPTED in codes:
         return ExitCode.PREEMPTED
-    return _FAILED if any(codes) else ExitCode.DONE
+    return _FAILED if any(codes) or len(runs) < len(trials) else ExitCode.DONE
 
 
 def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list[int]:
@@ -95,7 +100,7 @@ def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list
             tell(f"{where}: training, its output is in {log}", flush=True)
             command = [str(recipe), *trial.flags]
             with (
-                log.open("wb") as output,
+                _open_log(log) as output,
                 start_recipe(command, num_processes=num_processes, output=output) as process,
             ):
                 if received:  # perhaps before the process existed, so it was not forwarded
@@ -107,6 +112,12 @@ def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list
                 tell(f"{where}: exit code {code}", flush=True)
             codes.append(code)
     return codes
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """Open an empty file; never follow a link or wait for a pipe. Raises OutputError."""
+    with writes_to(path):
+        return open(filesystem.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
 
 
 def _finished_run(trial: Trial) -> RunReader | None:

@@ -50,15 +50,20 @@ def plan_trials(
         more_fixed, more_axes = _read_values(config_class, values)
         fixed = [*more_fixed, *fixed]
         axes = [*more_axes, *axes]
-    if not axes:
+    if not axes or not all(axes):
         parse_config(config_class, fixed, description="")  # reports a misspelt flag first
         raise ConfigError(
             "SWEEP", "nothing to sweep: give a flag several values, such as --seed 0 1 2"
         )
-    trials = []
+    trials: list[Trial] = []
     for choices in itertools.product(*axes):
         name = "_".join(f"{choice.name}-{choice.value}" for choice in choices)
         run_folder = folder / re.sub(r"[^\w.+-]", "-", name)
+        if any(trial.folder == run_folder for trial in trials):
+            raise ConfigError(
+                "SWEEP",
+                f"two runs would be {run_folder.name}: give each value once, by a plain name",
+            )
         run_flags = list(fixed)
         for choice in choices:
             run_flags += choice.flags
