@@ -1,4 +1,4 @@
-"""Measures the README's numbers.
+"""Measures the numbers of docs/costs.md.
 
 `python -m benchmarks` runs all benchmarks; each file is also a command.
 """

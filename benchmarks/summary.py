@@ -1,4 +1,4 @@
-"""The README's table: a few of the results, including bad ones.
+"""The table of docs/costs.md: a few of the results, including bad ones.
 
 `python -m benchmarks.summary` updates it.
 """
@@ -16,7 +16,7 @@ _STEP = ("ours, all on", "accelerate", "Lightning", "HF Trainer")
 _SAVE = ("accel_trainer", "accelerate save_state")
 
 # Label of the row; result, table and column to take it from; rows there for the columns of the
-# README; unit.
+# page; unit.
 _ROWS: Sequence[tuple[str, str, str, str, Sequence[str], str]] = (
     (
         "a step of a tiny network, relative to a hand-written loop",
@@ -89,8 +89,8 @@ def _row(rows: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def write() -> None:
-    """Replace the table in the README."""
-    path = ROOT / "README.md"
+    """Replace the table in the page."""
+    path = ROOT / "docs" / "costs.md"
     text = re.sub(
         r"^\| median .*?\n(?=\n)", lambda _: table() + "\n", path.read_text(), flags=re.M | re.S
     )
