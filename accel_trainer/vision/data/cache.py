@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from ...checkpoint.serialization import parse_json
 from ...core import filesystem, platform
 from ...core.errors import DataError, OutputError
 from ...core.filesystem import AppendFile
+from ...core.json_files import parse_json
 from ...core.run_dir import expand_home, free_bytes
 from ..sources.find import find_image_source
 from ..sources.raw import ImageSource, RawImages, RawSplit, checked_class_names
