@@ -21,14 +21,14 @@ from ..core.history import read_history
 
 _logger = logging.getLogger(__name__)
 
-_WANDB_SETTINGS = {"console": "off", "silent": True, "init_timeout": 60}  # seconds
+_WANDB_SETTINGS = {"console": "off", "silent": True}
 _PLAIN = (bool, int, float, str)  # the types of hyperparameters that every tracker accepts
 # Some trackers read their settings from the environment: these defaults keep them in their folder
 # and quiet.
 _VARIABLES = {
     "mlflow": {"MLFLOW_TRACKING_URI": "sqlite:///{}/mlflow.db", "MLFLOW_LOGGING_LEVEL": "WARNING"},
     "trackio": {"TRACKIO_DIR": "{}"},
-    "wandb": {"WANDB_MODE": "offline"},
+    "wandb": {"WANDB_MODE": "offline", "WANDB_INIT_TIMEOUT": "60"},  # seconds
 }
 
 
@@ -115,7 +115,10 @@ class Trackers(Callback):
 
 
 def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:
-    """Start a tracker in an empty folder, as run `run.name` of the project `run.parent.name`."""
+    """Start a tracker in an empty folder, as run `run.name` of the project `run.parent.name`.
+
+    TensorBoard has no projects, and WANDB_PROJECT may name another one.
+    """
     folder = run / "trackers" / name
     adapter = LOGGER_TYPE_TO_CLASS[name]
     if folder.exists():
@@ -134,7 +137,9 @@ def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:
         },
     }
     where = [str(folder)] if adapter.requires_logging_directory else []
-    tracker = adapter(run.parent.name, *where, **options.get(name, {}))
+    projects = {"tensorboard": run.name, "wandb": os.environ.get("WANDB_PROJECT")}
+    project = projects.get(name) or run.parent.name
+    tracker = adapter(project, *where, **options.get(name, {}))
     tracker.start()
     plain = {
         key: value if isinstance(value, _PLAIN) else str(value)

@@ -77,7 +77,7 @@ def recorded(run: Path) -> list[Point]:
 def read_tensorboard(folder: Path) -> Iterator[Point]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder / "project"), size_guidance={"scalars": 0})
+    events = EventAccumulator(str(folder / "run"), size_guidance={"scalars": 0})
     events.Reload()
     for name in events.Tags()["scalars"]:
         yield from ((name, event.step, event.value) for event in events.Scalars(name))
@@ -231,7 +231,11 @@ def test_a_run_has_one_id_for_trackers_that_are_online(
     seen: list[dict[str, Any]] = []
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", broken)
-    monkeypatch.setattr(broken, "__init__", lambda self, project, **options: seen.append(options))
+
+    def note(self: Broken, project: str, **options: Any) -> None:
+        seen.append({**options, "project": project, "timeout": os.environ["WANDB_INIT_TIMEOUT"]})
+
+    monkeypatch.setattr(broken, "__init__", note)
     (tmp_path / "metrics.jsonl").touch()
     for _ in range(2):
         trackers = Trackers(("wandb",), run=tmp_path, config={})
@@ -239,7 +243,11 @@ def test_a_run_has_one_id_for_trackers_that_are_online(
         trackers.on_fit_end(None, None)
     assert seen[0] == seen[1]
     assert (len(seen[0]["id"]), seen[0]["resume"]) == (32, "allow")
-    assert seen[0]["settings"]["init_timeout"] == 60
+    assert (seen[0]["project"], seen[0]["timeout"]) == (tmp_path.parent.name, "60")
+    monkeypatch.setenv("WANDB_PROJECT", "ours")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "300")
+    Trackers(("wandb",), run=tmp_path, config={}).on_fit_start(None)
+    assert (seen[2]["project"], seen[2]["timeout"]) == ("ours", "300")
 
 
 def test_nan_reaches_a_tracker_as_a_number(
