@@ -16,13 +16,14 @@ from .common.parser import CommandParser
 
 _PACKAGE = Path(__file__).parents[1]
 _PRESETS = "accelerate_configs"
-_EXAMPLE = "example: accel-trainer new my-project --template images"
+_EXAMPLE = "example: accel-trainer new my-photos"
 
 
 class _Template(NamedTuple):
-    """The flags of a first training, and the flags and the preparation of a small test."""
+    """The flags of a first training, the data it needs, and the flags and setup of a small test."""
 
     flags: str
+    data: str
     test_flags: str
     test_setup: str = ""
 
@@ -32,28 +33,60 @@ _MAKE_PHOTOS = """    for index in range(16):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (80 + index, 70), (index, 0, 0)).save(path)
 """
+_PHOTOS = """Put your photos into `photos/`, in a folder for each class: `photos/cat/1.jpg`, `photos/dog/1.jpg`.
+
+```bash
+accel-trainer data photos      # classes, sizes, duplicates and broken files
+```
+"""  # noqa: E501
+_DIGITS = """The digits of scikit-learn are there to try it. Then replace `--dataset digits`:
+`cifar10` and `cifar100` are downloaded, and a folder of small images, all of one size, is read.
+"""
+_OWN = """`train.py` trains on the digits of scikit-learn. Your data, model and loss go
+into its three marked lines.
+"""
 _TEMPLATES = {
-    "cifar": _Template("--dataset digits", "--dataset digits"),
     "images": _Template(
         "--dataset photos --val-fraction 0.1 --image-size 128",
+        _PHOTOS,
         "--dataset photos --val-fraction 0.5 --image-size 64 --batch-size 2",
         _MAKE_PHOTOS,
     ),
-    "minimal": _Template("", ""),
+    "cifar": _Template("--dataset digits", _DIGITS, "--dataset digits"),
+    "minimal": _Template("", _OWN, ""),
 }
 TEMPLATES = tuple(_TEMPLATES)
 
 _README = """# {name}
 
+## 1. The data
+
+{data}
+## 2. Train
+
 ```bash
 accelerate launch train.py {flags}
-accelerate launch --config_file accelerate_configs/multi_gpu.yaml train.py --config config.yaml {flags}
-python train.py --help
-pytest
 ```
 
-`train.py` is yours: change the model, the data and the task. Each run has its folder in `runs/`; the same command
-continues a run that was stopped, and `accel-trainer report RUN` makes a page of it.
+Each run has a folder in `runs/`. Press Ctrl-C to stop: the same command continues. `python train.py --help` shows the
+everyday flags, and `--dry-run` first takes a few steps, saves and continues.
+
+## 3. Look
+
+```bash
+accel-trainer runs                                    # all runs as a table
+accel-trainer report runs --open                      # their curves and pictures on a page
+accel-trainer export runs/... --to model              # the weights for plain torch, with a model card
+```
+
+## 4. Change
+
+`train.py` is yours: the model, the data and the task. `config.yaml` keeps flags, and `pytest` checks in seconds that
+training still takes a step, evaluates, saves and continues. On several GPUs:
+
+```bash
+accelerate launch --config_file accelerate_configs/multi_gpu.yaml train.py --config config.yaml {flags}
+```
 """  # noqa: E501
 
 _CONFIG = """# accelerate launch train.py --config config.yaml
@@ -85,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="accel-trainer new", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to create")
     parser.add_argument(
-        "--template", choices=TEMPLATES, default="cifar", help="the recipe to start from"
+        "--template", choices=TEMPLATES, default="images", help="the recipe to start from"
     )
     options = parser.parse_args(argv)
     folder: Path = options.folder
@@ -107,18 +140,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = _TEMPLATES[options.template].flags
     command = f"cd {shlex.quote(str(folder))} && accelerate launch train.py {flags}"
     tell(f"created {folder}: {command.rstrip()}")
+    tell("README.md says what the data looks like, and what comes next")
     return 0
 
 
 def _files(name: str, template: str) -> dict[str, bytes]:
     """Return the content of each file of a project, by its path."""
-    flags, test_flags, setup = _TEMPLATES[template]
+    flags, data, test_flags, setup = _TEMPLATES[template]
     recipe = _read(_template("recipes") / f"{template}.py").decode()
     imports = "from PIL import Image\n" if setup else ""
     texts = {
         "train.py": recipe.replace(f"recipes/{template}.py", "train.py"),
         "config.yaml": _CONFIG,
-        "README.md": _README.format(name=name, flags=flags).replace(" \n", "\n"),
+        "README.md": _README.format(name=name, data=data, flags=flags).replace(" \n", "\n"),
         "test_train.py": _TEST.format(imports=imports, setup=setup, flags=test_flags),
         ".gitignore": "runs/\n__pycache__/\n",
     }
