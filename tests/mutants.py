@@ -115,6 +115,21 @@ MUTANTS = [
         "if mine != theirs and step < 9)",
         ("tests/cli/effect/test_effect.py",),
     ),
+    # --- tables of runs ---
+    Mutant(
+        "the row of a sweep is that of its worst run",
+        "accel_trainer/cli/runs/runs.py",
+        "best = min(rows, key=",
+        "best = max(rows, key=",
+        ("tests/cli/test_runs.py::test_a_sweep_is_one_row_of_its_best_run",),
+    ),
+    Mutant(
+        "a sweep prints the commands of finished runs only",
+        "accel_trainer/cli/sweep/sweep.py",
+        "        if _finished_run(trial) is None:\n",
+        "        if _finished_run(trial) is not None:\n",
+        ("tests/cli/test_sweep.py::test_print_shows_a_command_a_line_and_trains_nothing",),
+    ),
     # --- why two runs differ ---
     Mutant(
         "an operator's outputs are compared before its inputs",

@@ -88,6 +88,16 @@ def test_a_half_written_row_is_left_out(
     assert before.split()[-8:] == after.split()[-8:]
 
 
+def test_a_sweep_is_one_row_of_its_best_run(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(runs, tmp_path / "sweep-cifar")
+    shutil.copytree(runs / "slow", tmp_path / "alone")
+    _, alone, sweep = run_command(capsys, ["runs", tmp_path])[1].splitlines()
+    assert alone.split()[:2] == ["alone", "digits"]
+    assert sweep.split()[:7] == ["*", "sweep-cifar/fast", "digits", "2", "of", "2", "done"]
+
+
 def test_a_folder_without_runs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run_command(capsys, ["runs", tmp_path])
     assert code == 73

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -149,6 +150,22 @@ def test_a_sweep_whose_recipe_trains_nothing_has_failed(
     command = ["sweep", recipe, "--seed", "1", "2", "--output-dir", tmp_path / "sweep"]
     code, out, _ = run_command(capsys, command)
     assert (code, "no run has finished" in out) == (1, True)
+
+
+def test_print_shows_a_command_a_line_and_trains_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = ROOT / "recipes" / "minimal.py"
+    folder = tmp_path / "my sweep"
+    flags = ["--seed", "0", "1", "--epochs", "2"]
+    code, out, _ = run_command(capsys, ["sweep", recipe, *flags, "--print", "--output-dir", folder])
+    assert code == 0
+    assert [shlex.split(line) for line in out.splitlines()] == [
+        [sys.executable, str(recipe), "--epochs", "2", "--seed", seed]
+        + ["--output-dir", str(folder / f"seed-{seed}")]
+        for seed in ("0", "1")
+    ]
+    assert not folder.exists()
 
 
 @pytest.mark.usefixtures("python_is_forked")

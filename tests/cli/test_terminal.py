@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_trainer.cli.common import output
 from tests import terminal
 from tests.variants import slow
 
@@ -50,13 +51,19 @@ def test_the_lines_of_commands_fit_the_terminal(commands: list[str], columns: in
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_a_table_that_does_not_fit_continues_each_row_indented(runs: Path) -> None:
-    lines = terminal.run_python(door("runs", runs), columns=60).splitlines()
-    assert len(lines) == 3 * 2
-    assert lines[0].split() == ["name", "data", "state", "step", "epoch", "metric"]
-    assert lines[1].split() == ["best", "last", "samples/s", "wall"]
-    assert lines[1].startswith("    ")
-    assert lines[3].index("%") == lines[5].index("%"), "columns stay aligned"
+def test_runs_leave_out_the_columns_that_have_no_room(runs: Path) -> None:
+    text = terminal.run_python(door("runs", runs, "--sort", "wall"), columns=60)
+    head, _, _, *said = text.splitlines()
+    assert head.split() == ["name", "state", "step", "metric", "best", "wall"]
+    assert " ".join(said).startswith("no room for data, epoch, last, samples/s: widen")
+
+
+def test_a_table_that_does_not_fit_continues_each_row_indented(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output, "terminal_columns", lambda: 20)
+    lines = output.format_table(["name", "best"], [["a" * 12, "97.1%"], ["b", "2.0%"]]).split("\n")
+    assert lines == ["name", "     best", "a" * 12, "    97.1%", "b", "     2.0%"]
 
 
 @pytest.mark.usefixtures("python_is_forked")

@@ -75,6 +75,21 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(printed)
 
 
+def columns_that_fit(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, droppable: Sequence[str]
+) -> list[int]:
+    """Return the numbers of the columns to print, all of them unless a terminal is too narrow.
+
+    The `droppable` ones are then left out, the first first.
+    """
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    kept = list(range(len(columns)))
+    for name in droppable:
+        if len(_groups([widths[i] for i in kept], terminal_columns())) > 1:
+            kept.remove(columns.index(name))
+    return kept
+
+
 def both_ends(rows: list[list[str]], count: int) -> list[list[str]]:
     """Return the first and last `count` rows of classes, and a row with the number left out."""
     num_left_out = len(rows) - 2 * count

@@ -1,4 +1,7 @@
-"""`accel-trainer runs [DIR]`: list the runs below a folder as a table, with the best one marked."""
+"""`accel-trainer runs [DIR]`: list the runs below a folder as a table, with the best one marked.
+
+A sweep is one row, that of its best run. A narrow terminal leaves some columns out.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import OutputError
-from ..common.output import format_duration, format_number, format_table, tell
+from ..common.output import (
+    columns_that_fit,
+    format_duration,
+    format_number,
+    format_table,
+    show,
+    tell,
+)
 from ..common.parser import CommandParser
 from .run_reader import RunReader, read_run
 
 _COLUMNS = ("name", "data", "state", "step", "epoch", "metric", "best", "last", "samples/s", "wall")
+# What a narrow terminal has no room for, the least important first.
+_DROPPABLE = ("samples/s", "data", "wall", "epoch", "last", "step", "metric")
 _EXAMPLE = "example: accel-trainer runs runs --sort best"
 
 
@@ -26,19 +38,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the column to sort by; the best comes first",
     )
     options = parser.parse_args(argv)
-    runs = find_runs(options.folder)
-    if not runs:
+    rows = [_row(run) for run in find_runs(options.folder)]
+    rows += [_sweep_row(name, runs) for name, runs in find_sweeps(options.folder).items()]
+    if not rows:
         raise OutputError(
             "NO_RUNS", f"no runs in {options.folder}: give the folder that holds them"
         )
-    rows = sorted((_row(run) for run in runs), key=lambda row: _sort_key(row, options.sort))
+    _print_table(sorted(rows, key=lambda row: _sort_key(row, options.sort)), sort=options.sort)
+    return 0
+
+
+def _print_table(rows: Sequence[Mapping[str, Any]], *, sort: str) -> None:
     winners = _winners(rows)
+    columns = [" ", *_COLUMNS]
     cells = [
         ["*" if row["name"] in winners else " ", *(_show(column, row) for column in _COLUMNS)]
         for row in rows
     ]
-    tell(format_table([" ", *_COLUMNS], cells))
-    return 0
+    droppable = [column for column in _DROPPABLE if column != sort]
+    kept = columns_that_fit(columns, cells, droppable=droppable)
+    tell(format_table([columns[i] for i in kept], [[line[i] for i in kept] for line in cells]))
+    if left_out := [column for i, column in enumerate(columns) if i not in kept]:
+        show(f"no room for {', '.join(left_out)}: widen the terminal, or pipe the table")
 
 
 def find_runs(folder: Path) -> list[RunReader]:
@@ -54,6 +75,24 @@ def find_runs(folder: Path) -> list[RunReader]:
         except OutputError:
             continue
     return found
+
+
+def find_sweeps(folder: Path) -> dict[str, list[RunReader]]:
+    """Return the runs of each sweep, or other folder of runs, in `folder`, by that one's name."""
+    if (folder / "config.yaml").exists():
+        return {}
+    places = [path for path in sorted(folder.glob("*/")) if not path.is_symlink()]
+    sweeps = {path.name: find_runs(path) for path in places if not (path / "config.yaml").exists()}
+    return {name: runs for name, runs in sweeps.items() if runs}
+
+
+def _sweep_row(name: str, runs: Sequence[RunReader]) -> dict[str, Any]:
+    """Return the row of the best run of a sweep."""
+    rows = [_row(run) for run in runs]
+    best = min(rows, key=lambda row: _sort_key(row, "best"))
+    num_done = sum(row["state"] == "done" for row in rows)
+    state = f"{num_done} of {len(rows)} done"
+    return {**best, "name": f"{name}/{best['name']}", "state": state}
 
 
 def _row(run: RunReader) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """`accel-trainer sweep RECIPE.py --seed 0 1 2 [flags]`: train and compare all combinations.
 
-It prints mean and spread over the seeds of each combination.
+It prints mean and spread over the seeds of each combination. With `--print` it trains nothing, and
+prints a command a line for `xargs` or a job array; the same sweep without it then prints the table.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,7 @@ from ...core.run_dir import prepare_directory, writes_to
 from ...run.config import with_defaults
 from ..common.output import format_number, format_table, tell
 from ..common.parser import CommandParser
-from ..common.processes import forward_signals, start_recipe
+from ..common.processes import forward_signals, recipe_command, start_recipe
 from ..common.recipes import find_config_class
 from ..runs.run_reader import RunReader, read_run
 from .trials import Trial, plan_trials
@@ -64,6 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=1,
         help="processes of each run; default: 1",
     )
+    parser.add_argument(
+        "--print",
+        action="store_true",
+        help="only print the command of each unfinished run, for xargs or a job array",
+    )
     options, flags = parser.parse_known_args(argv)
     if recipe is None:
         raise ConfigError("SWEEP", f"name the recipe first; {_EXAMPLE}")
@@ -73,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     folder = (options.output_dir or Path("runs") / f"sweep-{recipe.stem}").resolve()
     trials = plan_trials(find_config_class(recipe), flags, values=options.values, folder=folder)
+    if options.print:
+        _print_commands(recipe, trials, num_processes=options.num_processes)
+        return ExitCode.DONE
     prepare_directory(folder)
     codes = _train(recipe, trials, num_processes=options.num_processes)
     if ExitCode.PREEMPTED in codes:
@@ -85,6 +95,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if ExitCode.PREEMPTED in codes:
         return ExitCode.PREEMPTED
     return _FAILED if any(codes) or len(runs) < len(trials) else ExitCode.DONE
+
+
+def _print_commands(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> None:
+    """Print a line for each run that is not finished; its words are quoted for a shell."""
+    for trial in trials:
+        if _finished_run(trial) is None:
+            words = [str(recipe.resolve()), *trial.flags]
+            command = recipe_command(words, num_processes=num_processes, environment=os.environ)
+            tell(shlex.join(command))
 
 
 def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list[int]:
