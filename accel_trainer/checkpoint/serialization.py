@@ -43,7 +43,7 @@ _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_SIZE = struct.Struct("<Q")
 
 
-def copy_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+def copy_metadata(metadata: Mapping[str, Any] | None, name: str = "metadata") -> dict[str, Any]:
     """Return what a user notes in checkpoints, as it comes back from JSON: a tuple as a list.
 
     Raises ConfigError for what JSON cannot hold.
@@ -53,7 +53,7 @@ def copy_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             "METADATA",
-            f"metadata is not JSON ({error}): give a dict of texts, numbers, lists and dicts",
+            f"{name} is not JSON ({error}): give a dict of texts, numbers, lists and dicts",
         ) from None
 
 

@@ -318,3 +318,4 @@ class AppendFile:
     def close(self) -> None:
         """Close the file, without a sync."""
         os.close(self._descriptor)
+        self._descriptor = -1  # another file may get the number

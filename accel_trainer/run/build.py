@@ -113,6 +113,7 @@ def build_trainer(
     check_part("task", task)
     check_parts("callbacks", callbacks)
     noted = copy_metadata(metadata)
+    export_config = copy_metadata(export_config, "export_config")
     _refuse_wrapped(model)
     data = build_data(run, train_set, eval_sets, test_set, options)
     check_coupling(task, data.plan)
@@ -154,7 +155,7 @@ def build_trainer(
         banner=_banner(run, data.train, model, optimization, identity),
         history=history,
         num_eval_samples=data.eval_loaders[0].num_samples,
-        export_config=export_config or {},
+        export_config=export_config,
         onnx=onnx,
         callbacks=callbacks,
     )

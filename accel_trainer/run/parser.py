@@ -14,8 +14,11 @@ import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from numbers import Integral, Real
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 import yaml
@@ -48,6 +51,12 @@ class ConfigField:
         flags = self.flags if self.type is bool else ()
         return [re.sub(r"([^.-][^.]*)$", r"no-\1", flag) for flag in flags]
 
+    def check(self, config: object) -> None:
+        """Raise ConfigError if `config`, which a program has made, has no such value."""
+        value = attrgetter(self.name)(config)
+        if not _fits(value, self.type):
+            raise ConfigError("CONFIG", f"{self.name} is {value!r}: give {_type_name(self.type)}")
+
     def convert(self, words: Sequence[str], where: str) -> Any:
         """Return the value that the words mean. Raises ConfigError, which begins with `where`."""
         is_path = Path in {self.type, *get_args(self.type)}
@@ -57,9 +66,23 @@ class ConfigField:
             with contextlib.redirect_stderr(io.StringIO()):  # tyro's report has several lines
                 return tyro.cli(self.type, args=["--", *words])
         except SystemExit:
-            expected = re.sub(r"\w+\.(?=\w)", "", inspect.formatannotation(self.type))
             given = " ".join([where, *words])
+            expected = _type_name(self.type)
             raise ConfigError("CONFIG", f"{given}: expected {expected}") from None
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of the type of a field: one of its choices, or a number of its kind."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(value, each) for each in get_args(kind))
+    kind = {int: Integral, float: Real}.get(kind, kind)
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _type_name(kind: Any) -> str:
+    return re.sub(r"\w+\.(?=\w)", "", inspect.formatannotation(kind))
 
 
 def parse_config(

@@ -28,6 +28,7 @@ from ..training.compile import compile_errors_explained
 from .agreement import check_same_everywhere, describe_identity
 from .config import RecipeConfig, check_allowed_changes, check_config, with_defaults
 from .folder import OpenedFolder, open_folder
+from .parser import config_fields
 from .preflight import find_warnings, refuse_launch
 from .resume import Source, load_for_all
 
@@ -74,6 +75,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         CheckpointError: there are checkpoints, and none is valid.
     """
     check_config(config)
+    for setting in config_fields(RecipeConfig).values():
+        setting.check(config)
     config = with_defaults(config)
     check_allowed_changes(config)
     refuse_launch(config)

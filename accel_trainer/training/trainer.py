@@ -131,6 +131,8 @@ class Trainer:
         Leaving the block early saves a checkpoint, as the end of the run does. All processes must
         leave it after the same step. Afterwards `result` says how the run ended.
         """
+        if self._checkpointer.is_closed:
+            raise ConfigError("TRAINER", "the run has ended: train inside `with start_run(...)`")
         observed = self._callback_runner.errors_observed(self, self._checkpointer)
         with stop_on_signals(self._stop_flag), observed:
             self._start()

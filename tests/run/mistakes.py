@@ -65,6 +65,14 @@ class ReturnsNoReport(Trainer):
         return None  # type: ignore[return-value]
 
 
+def trains_after_the_run(config: RecipeConfig) -> RunResult:
+    with start_run(config, recipe="mistakes") as run:
+        trainer = build_trainer(
+            run, model=make_net(), task=ClassificationTask(), train_set=DATA, eval_sets=DATA
+        )
+    return trainer.fit()
+
+
 def forgets_with(config: RecipeConfig) -> RunResult:
     run: Any = start_run(config, recipe="mistakes")
     return build_trainer(

@@ -341,6 +341,21 @@ FITS_NOT = [
         "config.batch is {'per_device_batch_size': 8}: give the type BatchConfig",
     ),
     (
+        lambda config: m.train(replace(config, batch=replace(config.batch, order="random"))),  # type: ignore[arg-type]
+        "CONFIG",
+        "batch.order is 'random': give Literal['uniform', ...",
+    ),
+    (
+        m.trains_after_the_run,
+        "TRAINER",
+        "the run has ended: train inside `with start_run(...)`",
+    ),
+    (
+        having(export_config={"labels": {1, 2}}),
+        "METADATA",
+        "export_config is not JSON (Object of type set ...): give a dict of ...",
+    ),
+    (
         lambda config: m.train(None),  # type: ignore[arg-type]
         "CONFIG",
         "config.seed is None: give the type int",

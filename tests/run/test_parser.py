@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from accel_trainer.core.config import config_to_dict, diff_config
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.run.config import RecipeConfig, RunConfig
 from accel_trainer.run.parser import (
+    config_fields,
     load_config,
     parse_config,
     parse_config_and_origins,
@@ -201,3 +204,37 @@ def test_only_the_given_values_reach_a_config_class() -> None:
     assert config.trainer == TrainerConfig(num_epochs=5, use_ema=True, tags=("a",))
     with pytest.raises(ConfigError, match="--size is 0"):
         parse_config(Derived, [], description="")
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "fits"),
+    [
+        ("batch", "order", "balanced", True),
+        ("batch", "order", "random", False),
+        ("batch", "reduce", "fast", False),
+        ("trainer", "monitor_mode", None, True),
+        ("trainer", "monitor_mode", "highest", False),
+        ("trainer", "monitor", ["eval/loss"], False),
+        ("trainer", "num_epochs", np.int64(3), True),
+        ("trainer", "num_epochs", 1.5, False),
+        ("optimizer", "learning_rate", 1, True),
+        ("schedule", "shape", "zigzag", False),
+        ("run", "quiet", "yes", False),
+    ],
+)
+def test_a_value_that_a_program_gives_is_checked_as_one_of_a_flag(
+    part: str, name: str, value: Any, fits: bool
+) -> None:
+    setting = config_fields(RecipeConfig)[f"{part}.{name}"]
+    group = replace(getattr(RecipeConfig(), part), **{name: value})
+    config = replace(RecipeConfig(), **{part: group})
+    if fits:
+        setting.check(config)
+        return
+    with pytest.raises(ConfigError, match=f"{part}.{name} is .*: give "):
+        setting.check(config)
+
+
+def test_the_defaults_of_all_settings_are_of_their_types() -> None:
+    for setting in config_fields(RecipeConfig).values():
+        setting.check(RecipeConfig())
