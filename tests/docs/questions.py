@@ -75,7 +75,7 @@ QUESTIONS = {
     "which setting matters": "find-out-which-setting-made-a-run-better-or-worse",
     "loss spike": "find-the-step-where-the-loss-spiked",
     "log something i forgot": "log-something-that-i-forgot-in-a-past-run",
-    "test that it resumes": "test-that-my-own-recipe-resumes-exactly",
+    "crash test": "test-that-my-own-recipe-survives-crashes",
     "nan loss": "find-the-cause-of-a-nan-loss-diverged-inf",
     "rerun": "replay-or-rerun-a-run-was-it-reproducible",
 }
