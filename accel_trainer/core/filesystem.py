@@ -248,12 +248,13 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, without one that is still being written.
+def read_lines(path: Path, *, start: int = 0) -> Iterator[bytes]:
+    """Yield the lines of a file from byte `start` on, without one that is still being written.
 
     Raises OSError, also for a line of more than a MiB.
     """
     with open_file(path) as file:
+        file.seek(start)
         while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
             yield line
         if len(line) == _MAX_LINE_BYTES:

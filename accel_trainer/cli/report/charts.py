@@ -98,7 +98,7 @@ def draw_curves(
     ]
 
 
-def _title(chart: str) -> str:
+def title_of(chart: str) -> str:
     """Return the title of a chart: the name of its quantity in words, or one that a user chose."""
     group, _, words = chart.rpartition("/")
     if group not in ("", "optim", "perf"):
@@ -158,7 +158,7 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
     name = re.sub(r"\W+", "_", chart.rpartition("/")[2])
     return draw_chart(
         name,
-        title=_title(chart),
+        title=title_of(chart),
         size=(_SIZE[0], _SIZE[1] + _LEGEND_ROW * max(0, rows - 1)),
         draw=draw,
     )

@@ -20,7 +20,7 @@ _MIN_POINTS = 400  # of a line in each run
 def page_data(runs: Sequence[RunReader]) -> dict[str, Any]:
     """Return the runs, their lines and the charts in the order of the page, as values for JSON."""
     charts = group_curves(runs)
-    limit = max(_MIN_POINTS, _MAX_POINTS // len(runs))
+    limit = max(_MIN_POINTS, _MAX_POINTS // max(1, len(runs)))
     return {
         "runs": [_run(run, number, limit) for number, run in enumerate(runs)],
         "charts": [
@@ -38,11 +38,18 @@ def page_data(runs: Sequence[RunReader]) -> dict[str, Any]:
     }
 
 
-def policy(script: str) -> str:
-    """Return a content security policy: nothing from the network, and no script but `script`."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def policy(scripts: Sequence[str], *, is_live: bool = False) -> str:
+    """Return a content security policy: no other script, and nothing from the network.
+
+    A page that is live may ask its own server.
+    """
+    digests = [
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
+    ]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    own_server = "connect-src 'self'; " if is_live else ""
     return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; {own_server}"
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
 

@@ -1,16 +1,22 @@
 "use strict";
 // Replaces the picture of each chart by one that can be hovered, zoomed and smoothed. The page also works without it.
 (() => {
-  const { runs, charts, kinds } = JSON.parse(document.getElementById("data").textContent);
+  const read = () => JSON.parse(document.getElementById("data").textContent);
+  let { runs, charts, kinds } = read();
   const cards = [...document.querySelectorAll("[data-chart]")];
   const tools = document.getElementById("tools");
   const reset = document.getElementById("reset");
   const tip = document.getElementById("tip");
   const svgNamespace = document.querySelector(".plot svg").namespaceURI; // not spelled out: the page has no address
   const state = { axis: "step", smoothing: 0, zoom: null, hidden: new Set() };
-  const longest = Math.max(...runs.map((run) => (run.clock ? run.clock[1].at(-1) : 0)));
-  const [unit, unitName] = longest < 300 ? [1, "s"] : longest < 10800 ? [60, "min"] : [3600, "h"];
-  const labels = { step: "optimizer step", epoch: "epoch", time: `training time, ${unitName}` };
+  let unit, unitName, labels;
+
+  /** Choose the unit of times: runs that go on become longer. */
+  function chooseUnit() {
+    const longest = Math.max(...runs.map((run) => (run.clock ? run.clock[1].at(-1) : 0)));
+    [unit, unitName] = longest < 300 ? [1, "s"] : longest < 10800 ? [60, "min"] : [3600, "h"];
+    labels = { step: "optimizer step", epoch: "epoch", time: `training time, ${unitName}` };
+  }
 
   // --- data ---
 
@@ -279,21 +285,36 @@
   const legend = document.getElementById("legend");
   if (present.length > 1) legend.append(...present.map((kind) => chip(kinds[kind].label, kind, runs.length > 1 ? null : kinds[kind].color)));
   if (runs.length > 1) legend.append(...runs.map((run, index) => chip(run.name, index, run.color)));
-  tools.querySelectorAll("[name=axis]").forEach((input) => {
-    const isKnown = { step: () => true, epoch: (run) => run.steps_per_epoch, time: (run) => run.clock }[input.value];
-    input.disabled = !runs.every(isKnown);
-    input.onchange = () => { state.axis = input.value; zoomTo(null); };
-  });
+  const axes = tools.querySelectorAll("[name=axis]");
+  axes.forEach((input) => (input.onchange = () => { state.axis = input.value; zoomTo(null); }));
+  function allowAxes() {
+    const isKnown = { step: () => true, epoch: (run) => run.steps_per_epoch, time: (run) => run.clock };
+    axes.forEach((input) => (input.disabled = !runs.every(isKnown[input.value])));
+  }
   document.getElementById("smoothing").oninput = (event) => {
     state.smoothing = Number(event.target.value);
     document.getElementById("weight").textContent = state.smoothing.toFixed(2);
     drawAll();
   };
   reset.onclick = () => zoomTo(null);
-  charts.forEach((chart, number) => {
-    cards[number].querySelector("h3").append(switchFor("log", false, () => (chart.isLog = !chart.isLog)));
+  charts.forEach((_, number) => {
+    cards[number].querySelector("h3").append(switchFor("log", false, () => (charts[number].isLog = !charts[number].isLog)));
   });
+  // A page that is live has got new numbers of the same runs and charts.
+  document.addEventListener("news", () => {
+    const isLog = charts.map((chart) => chart.isLog);
+    ({ runs, charts, kinds } = read());
+    charts.forEach((chart, number) => (chart.isLog = isLog[number]));
+    start();
+  });
+
+  function start() {
+    chooseUnit();
+    allowAxes();
+    drawAll();
+  }
+
   tools.hidden = false;
   addEventListener("resize", drawAll);
-  drawAll();
+  start();
 })();

@@ -213,16 +213,17 @@ class RunReader:
         return choose(having, key=lambda row: float(row[metric]))
 
 
-def read_run(folder: Path) -> RunReader:
-    """Read a run folder.
+def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunReader:
+    """Read a run folder; with `metrics`, which has read some of its rows, only the rows since then.
 
     Raises:
         OutputError: there is no run in it.
     """
+    metrics = metrics or MetricsReader(folder / "metrics.jsonl")
     try:
         if not os.path.lexists(folder / "config.yaml"):
             raise ValueError("there is no config.yaml")
-        rows, logged = _read_metrics(folder / "metrics.jsonl")
+        rows = metrics.read()
         result = _checked("result.json", _read_json(folder / "result.json"), _RESULT)
         _checked("result.json, best", result.get("best") or {}, _BEST)
         return RunReader(
@@ -231,8 +232,8 @@ def read_run(folder: Path) -> RunReader:
             rows,
             result,
             _checked("environment.json", _read_json(folder / "environment.json"), {}),
-            list(_read_rows(folder / "attempts.jsonl", _is_attempt)),
-            logged,
+            [row for _, row in _read_rows(folder / "attempts.jsonl", _is_attempt)],
+            dict(metrics.logged),
         )
     except (OSError, ValueError) as error:
         raise OutputError(
@@ -267,34 +268,63 @@ def _read_json(path: Path) -> dict[str, Any]:
     return read_json_object(path, max_bytes=_MAX_RECORD_BYTES) if os.path.lexists(path) else {}
 
 
-def _read_rows(path: Path, is_valid: Callable[[Any], bool]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON-lines file, if it exists. Raises ValueError for an invalid row."""
+def _read_rows(
+    path: Path, is_valid: Callable[[Any], bool], *, start: int = 0
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield the lines of a JSON-lines file from byte `start` on, if it exists, and their rows.
+
+    Raises ValueError for an invalid row.
+    """
     if os.path.lexists(path):
-        for number, line in enumerate(read_lines(path), start=1):
+        for number, line in enumerate(read_lines(path, start=start), start=1):
             row = parse_json(line)
             if not is_valid(row):
-                raise ValueError(f"line {number} of {path.name} is not a row")
-            yield row
+                after = f" after byte {start}" if start else ""
+                raise ValueError(f"line {number}{after} of {path.name} is not a row")
+            yield line, row
 
 
-def _read_metrics(path: Path) -> tuple[list[dict[str, Any]], dict[str, Mapping[str, Any]]]:
-    """Return the rows of numbers in order of steps, thinned out evenly if there are very many.
+class MetricsReader:
+    """Reads the rows of `metrics.jsonl`, and later the rows that were added since.
 
-    And the last value of each name that is no number but an object.
+    Rows are thinned out evenly if there are very many. `logged` has the last value of each name
+    that is no number but an object.
     """
-    logged: dict[str, Mapping[str, Any]] = {}
-    training = _ThinnedRows()
-    evaluations = _ThinnedRows()
-    for row in _read_rows(path, _is_metrics):
-        thinned = evaluations if row["event"] == "eval" else training
-        thinned.add(row)
-        logged |= {
-            name: value
-            for name, value in row.items()
-            if isinstance(value, dict) and name.isprintable()
-        }
-    rows = sorted(training.kept + evaluations.kept, key=lambda row: int(row["optimizer_step"]))
-    return rows, logged
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._start_again()
+
+    def _start_again(self) -> None:
+        self._end = 0
+        self._last_line = b""
+        self._training = _ThinnedRows()
+        self._evaluations = _ThinnedRows()
+        self.logged: dict[str, Mapping[str, Any]] = {}
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the rows of numbers in order of steps. Raises OSError or ValueError."""
+        if not self._is_continued():
+            self._start_again()
+        for line, row in _read_rows(self._path, _is_metrics, start=self._end):
+            thinned = self._evaluations if row["event"] == "eval" else self._training
+            thinned.add(row)
+            self.logged |= {
+                name: value
+                for name, value in row.items()
+                if isinstance(value, dict) and name.isprintable()
+            }
+            self._end += len(line)
+            self._last_line = line
+        rows = [*self._training.kept, *self._evaluations.kept]
+        return sorted(rows, key=lambda row: int(row["optimizer_step"]))
+
+    def _is_continued(self) -> bool:
+        """Whether the last line is where it was: a resume removes rows, and writes others."""
+        if not os.path.lexists(self._path):
+            return False
+        lines = read_lines(self._path, start=self._end - len(self._last_line))
+        return next(lines, b"") == self._last_line or not self._end
 
 
 class _ThinnedRows:

@@ -64,12 +64,8 @@ def _print_table(rows: Sequence[Mapping[str, Any]], *, sort: str) -> None:
 
 def find_runs(folder: Path) -> list[RunReader]:
     """Return the readable runs in `folder`, or the run `folder` itself if it is one."""
-    if (folder / "config.yaml").exists():
-        places = [folder]
-    else:
-        places = [path for path in sorted(folder.glob("*/")) if not path.is_symlink()]
     found = []
-    for place in places:
+    for place in run_folders(folder):
         try:
             found.append(read_run(place))
         except OutputError:
@@ -77,12 +73,17 @@ def find_runs(folder: Path) -> list[RunReader]:
     return found
 
 
+def run_folders(folder: Path) -> list[Path]:
+    """Return the folders in `folder` that may be runs, or `folder` itself if it is one."""
+    if (folder / "config.yaml").exists():
+        return [folder]
+    return [path for path in sorted(folder.glob("*/")) if not path.is_symlink()]
+
+
 def find_sweeps(folder: Path) -> dict[str, list[RunReader]]:
     """Return the runs of each sweep, or other folder of runs, in `folder`, by that one's name."""
-    if (folder / "config.yaml").exists():
-        return {}
-    places = [path for path in sorted(folder.glob("*/")) if not path.is_symlink()]
-    sweeps = {path.name: find_runs(path) for path in places if not (path / "config.yaml").exists()}
+    places = [path for path in run_folders(folder) if not (path / "config.yaml").exists()]
+    sweeps = {path.name: find_runs(path) for path in places}
     return {name: runs for name, runs in sweeps.items() if runs}
 
 

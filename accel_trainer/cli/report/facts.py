@@ -1,0 +1,93 @@
+"""The key numbers of a run on its page: how good, how far, how fast, how long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..common.output import format_duration, format_number
+from ..runs.metric_groups import metric_in_words
+from ..runs.run_reader import RunReader
+
+Fact = Mapping[str, str]
+
+
+def facts_of(run: RunReader) -> list[Fact]:
+    """Return the name, value and note of each number, the metric that chose the best first.
+
+    Those of a run that has not ended are of its last rows.
+    """
+    has_ended = run.state != "running" and run.result.get("optimizer_step") is not None
+    return _quality(run) + (_end(run) if has_ended else _progress(run))
+
+
+def _fact(name: str, value: str, note: str = "") -> Fact:
+    return {"name": name, "value": value, "note": note}
+
+
+def _quality(run: RunReader) -> list[Fact]:
+    metric = run.headline()
+    best = run.best_evaluation()
+    facts = []
+    if metric is not None:
+        note = f"best, epoch {best['epoch']}"
+        facts.append(_fact(metric_in_words(metric), format_number(metric, best[metric]), note))
+        loss = metric.partition("/")[0] + "/loss"
+        if loss in best and loss != metric:
+            facts.append(_fact("loss", format_number(loss, best[loss]), "at the same step"))
+    facts += [
+        _fact(metric_in_words(name), format_number(name, number), "of the best weights")
+        for name, number in run.test_numbers().items()
+    ]
+    return facts
+
+
+def _end(run: RunReader) -> list[Fact]:
+    result = run.result
+    note = f"{result.get('epoch')} of {_setting(run, 'num_epochs')} epochs"
+    facts = [_fact("steps", f"{result['optimizer_step']:,}", note)]
+    if samples_per_s := result.get("samples_per_s"):
+        note = f"{result.get('samples_seen') or 0:,} seen"
+        facts.append(_fact("samples per second", f"{samples_per_s:,.0f}", note))
+    if result.get("wall_s") is not None:
+        memory = (result.get("peak_memory_bytes") or 0) / 2**30
+        seconds = sum(run.phase_s.values()) or result["wall_s"]
+        facts.append(_fact("time", format_duration(seconds), f"{memory:.1f} GiB at most"))
+    return facts
+
+
+def _progress(run: RunReader) -> list[Fact]:
+    last: dict[str, Any] = {}
+    for row in run.rows:
+        last |= row
+    if not last:
+        return []
+    num_steps = _num_steps(run)
+    note = f"{'' if num_steps is None else f'of {num_steps:,}, '}epoch {last['epoch']}"
+    facts = [_fact("steps", f"{last['optimizer_step']:,}", note)]
+    if "train/loss" in last:
+        facts.append(_fact("training loss", format_number("loss", last["train/loss"])))
+    if "perf/samples_per_s" in last:
+        memory = f"{last.get('perf/peak_memory_gib', 0):.1f} GiB at most"
+        speed = f"{last['perf/samples_per_s']:,.0f}"
+        facts.append(_fact("samples per second", speed, memory))
+    clock = run.training_clock()
+    if clock is not None and num_steps is not None and run.state == "running":
+        step_s = clock[1][-1] / clock[0][-1]
+        left_s = step_s * max(0, num_steps - last["optimizer_step"])
+        facts.append(_fact("time left", format_duration(left_s), "without evaluations"))
+    return facts
+
+
+def _num_steps(run: RunReader) -> int | None:
+    """Return how many steps the run trains at most; None if that is not known yet."""
+    num_epochs = _setting(run, "num_epochs")
+    max_steps = _setting(run, "max_steps")
+    limits = [max_steps] if isinstance(max_steps, int) else []
+    if isinstance(num_epochs, int) and run.steps_per_epoch is not None:
+        limits.append(num_epochs * run.steps_per_epoch)
+    return min(limits, default=None)
+
+
+def _setting(run: RunReader, name: str) -> Any:
+    return (run.config.get("trainer") or {}).get(name)

@@ -1,0 +1,121 @@
+"""Writes the page of a report from the runs and their charts."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any, NamedTuple
+
+import jinja2
+
+from ..runs.run_reader import RunReader
+from ..runs.settings import changed_settings, differing_settings, flatten
+from .charts import kinds_of
+from .facts import facts_of
+from .figures import DARK, LIGHT, Chart, series_name
+from .logged import read_pictures
+from .page_data import page_data, policy
+from .pictures import Picture, read_mistakes
+
+_MAX_OPEN = 3  # a page of at most this many runs shows their details from the start
+
+
+class Sections(NamedTuple):
+    """What is drawn for one run."""
+
+    classes: Sequence[Chart]
+    histograms: Sequence[Chart]
+    samples: Sequence[Picture] = ()
+
+
+def report_script() -> str:
+    """Return the script of the curves."""
+    return resources.files(__package__).joinpath("report.js").read_text()
+
+
+def write_page(
+    runs: Sequence[RunReader],
+    curves: Sequence[Chart],
+    time: Chart | None,
+    sections: Sequence[Sections],
+    *,
+    scripts: Sequence[str],
+    version: int | None = None,
+) -> str:
+    """Return the HTML page, in which no other scripts than `scripts` may run.
+
+    A page with a `version` is live: it may ask its server whether there is a newer one.
+    """
+    is_live = version is not None
+    template = resources.files(__package__).joinpath("report.html.jinja").read_text()
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return environment.from_string(template).render(
+        title=runs[0].name if len(runs) == 1 else f"{len(runs) or 'no'} runs",
+        runs=[
+            _describe(run, number) | drawn._asdict()
+            for number, (run, drawn) in enumerate(zip(runs, sections, strict=True))
+        ],
+        columns=_columns(runs),
+        curves=curves,
+        time=time,
+        data=page_data(runs),
+        scripts=scripts,
+        is_live=is_live,
+        version=version,
+        shape=_shape(runs, curves),
+        policy=policy(scripts, is_live=is_live),
+        differences=differing_settings(runs),
+        palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
+        is_open=len(runs) <= _MAX_OPEN,
+    )
+
+
+def _shape(runs: Sequence[RunReader], curves: Sequence[Chart]) -> str:
+    """Return a text that changes if the page needs other charts than it has."""
+    names = [[str(run.folder) for run in runs], [chart.title for chart in curves]]
+    return hashlib.sha256(repr((names, list(kinds_of(runs)))).encode()).hexdigest()
+
+
+def _columns(runs: Sequence[RunReader]) -> list[str]:
+    """Return the names of the facts that any run has: not every run is evaluated."""
+    return list(dict.fromkeys(fact["name"] for run in runs for fact in facts_of(run)))
+
+
+def _describe(run: RunReader, number: int) -> dict[str, Any]:
+    """Return what the page shows for one run besides its charts."""
+    facts = facts_of(run)
+    return {
+        "name": run.name,
+        "color": series_name(number),
+        "state": run.state,
+        "stop_reason": run.result.get("stop_reason"),
+        "subtitle": _subtitle(run),
+        "facts": facts,
+        "cells": {fact["name"]: fact["value"] for fact in facts},
+        "restarts": run.restarts,
+        "num_killed": run.num_killed,
+        "mistakes": read_mistakes(run),
+        "logged": read_pictures(run),
+        "changed": changed_settings(run),
+        "config": list(flatten(run.config).items()),
+        "origins": run.environment.get("config_origins", {}),
+        "environment": _environment(run),
+        "origin": run.origin,
+    }
+
+
+def _subtitle(run: RunReader) -> str:
+    model = (run.config.get("model") or {}).get("name", "")
+    return " on ".join(str(part) for part in (model, run.dataset) if part)
+
+
+def _environment(run: RunReader) -> list[tuple[str, Any]]:
+    """Return name and value of the recorded environment, with the command as typed."""
+    recorded = {name: run.environment[name] for name in run.environment if name != "config_origins"}
+    values = flatten(recorded)
+    if "command.arguments" in values:
+        values["command.arguments"] = shlex.join(map(str, values["command.arguments"]))
+    return list(values.items())

@@ -1,0 +1,1 @@
+"""A page of running runs that is kept up to date."""

@@ -1,0 +1,50 @@
+"""`accel-trainer watch RUN [RUN ...]`: show runs on a page that follows them as they train.
+
+The page is the one of `accel-trainer report`, served on this machine alone and read-only. On a
+remote machine, forward its port: ssh -L 8765:localhost:8765 MACHINE. Ctrl-C ends it.
+"""
+
+from __future__ import annotations
+
+import threading
+import webbrowser
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ...core.errors import ConfigError
+from ..common.output import tell
+from ..common.parser import CommandParser
+from ..report.report import report_needs
+from .followed import Followed
+
+_EXAMPLE = "example: accel-trainer watch runs --open"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve the page until Ctrl-C, and print its address."""
+    parser = CommandParser(prog="accel-trainer watch", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")
+    parser.add_argument("--port", type=int, default=8765, help="0: any free one; default: 8765")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="the address to listen at; default: 127.0.0.1, so only this machine can read",
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    options = parser.parse_args(argv)
+    for folder in options.run:
+        if not folder.is_dir():
+            raise ConfigError("WATCH", f"{folder} is no folder: check the path")
+    try:
+        from .live_page import LivePage
+        from .server import serving
+    except ImportError as error:
+        raise report_needs(error) from error
+    page = LivePage(Followed(options.run))
+    with suppress(KeyboardInterrupt), serving(page, options.host, options.port) as server:
+        tell(f"{server.url}  (Ctrl-C ends it; the runs do not notice)", flush=True)
+        if options.open and not webbrowser.open(server.url):
+            tell("no browser was found: open the page yourself", flush=True)
+        threading.Event().wait()
+    return 0

@@ -1,0 +1,32 @@
+"use strict";
+// Asks for the page again when its runs have changed, and keeps what the reader has chosen.
+(() => {
+  const live = document.getElementById("live");
+  const parts = ["top", "data", "details"];
+  let isAsking = false;
+
+  async function renew(version) {
+    if (isAsking || String(version) === document.body.dataset.version) return;
+    isAsking = true;
+    try {
+      const text = await (await fetch(location.href)).text();
+      const page = new DOMParser().parseFromString(text, "text/html");
+      if (page.body.dataset.shape !== document.body.dataset.shape) return location.reload();
+      const wasOpen = [...document.querySelectorAll("details")].map((each) => each.open);
+      for (const id of parts) {
+        const part = page.getElementById(id);
+        if (part) document.getElementById(id).replaceWith(part);
+      }
+      document.querySelectorAll("details").forEach((each, number) => (each.open = wasOpen[number] ?? each.open));
+      document.body.dataset.version = page.body.dataset.version;
+      document.dispatchEvent(new Event("news"));
+    } finally {
+      isAsking = false;
+    }
+  }
+
+  const events = new EventSource("events");
+  events.onopen = () => (live.textContent = "live");
+  events.onerror = () => (live.textContent = "not live: accel-trainer watch has ended, or cannot be reached");
+  events.onmessage = (event) => renew(event.data);
+})();

@@ -1,0 +1,133 @@
+"""`accel-trainer watch` on runs that go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accel_trainer.cli.main import main as door
+from accel_trainer.cli.runs.run_reader import MetricsReader, read_run
+from accel_trainer.cli.watch.followed import Followed
+from tests.browser import browser, needs_chromium
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
+from accel_trainer.cli.watch.live_page import LivePage  # noqa: E402
+from accel_trainer.cli.watch.server import PageServer, serving  # noqa: E402
+
+
+@pytest.fixture
+def run(runs: Path, tmp_path: Path) -> Path:
+    """A run that has not ended, as its files say, and was never evaluated."""
+    copy = tmp_path / "runs" / "one"
+    left_out = shutil.ignore_patterns("evaluation*", "export", "result.json", "mistakes.json")
+    shutil.copytree(runs / "fast", copy, ignore=left_out)
+    return copy
+
+
+@pytest.fixture
+def server(run: Path) -> Iterator[PageServer]:
+    with serving(LivePage(Followed([run.parent])), "127.0.0.1", 0) as served:
+        yield served
+
+
+def add_row(run: Path, step: int) -> None:
+    row = {"event": "train", "optimizer_step": step, "epoch": 9, "train/loss": 0.5}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def test_rows_that_are_added_are_read_and_rows_that_a_resume_removes_are_gone(run: Path) -> None:
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]) + lines[2][:10])
+    reader = MetricsReader(path)
+    assert len(reader.read()) == 2, "a line that is half written is no row yet"
+    path.write_text("".join(lines))
+    assert reader.read() == list(read_run(run).rows)
+    path.write_text(lines[0] + lines[-1] * 5)
+    assert reader.read() == list(read_run(run).rows)
+    path.unlink()
+    assert reader.read() == []
+
+
+def test_a_run_is_read_again_only_if_its_files_have_changed(run: Path) -> None:
+    followed = Followed([run.parent])
+    assert followed.look()
+    (first,) = followed.read()
+    assert not followed.look()
+    assert followed.read()[0] is first
+    add_row(run, 999)
+    assert followed.look()
+    assert followed.read()[0].rows[-1]["optimizer_step"] == 999
+    shutil.copytree(run, run.parent / "two")
+    assert followed.look()
+    assert [each.name for each in followed.read()] == ["one", "two"]
+
+
+def test_readers_are_told_of_news_and_get_the_new_page(server: PageServer, run: Path) -> None:
+    with urllib.request.urlopen(f"{server.url}events", timeout=60) as events:
+        assert events.readline() == b"data: 0\n"
+        with urllib.request.urlopen(server.url, timeout=60) as page:
+            assert b'data-version="0"' in page.read()
+        add_row(run, 12_345)
+        assert next(line for line in events if line not in (b"\n", b"data: 0\n"))
+    with urllib.request.urlopen(server.url, timeout=60) as page:
+        assert b"<dd>12,345</dd>" in page.read()
+
+
+def test_nothing_is_read_without_the_token(server: PageServer) -> None:
+    host, port = server.server_address[:2]
+    for path in ("", "/", "/events", "/%2e%2e/events", "/../../etc/passwd"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://{host!s}:{port}{path}", timeout=60)
+
+
+def test_a_folder_that_is_missing_or_a_port_in_use_is_one_line(
+    server: PageServer, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert door(["watch", str(run / "none")]) == 64
+    assert door(["watch", str(run), "--port", str(server.server_address[1])]) == 73
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].endswith("is no folder: check the path")
+    assert lines[1].endswith("(Address already in use): choose another --port")
+
+
+@pytest.mark.usefixtures("python_is_forked")
+def test_ctrl_c_ends_it_and_is_no_error(run: Path) -> None:
+    code = "import sys; from accel_trainer.cli.main import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "watch", str(run), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+@needs_chromium
+def test_a_browser_shows_new_numbers_and_keeps_what_was_chosen(
+    server: PageServer, run: Path, tmp_path: Path
+) -> None:
+    with browser(tmp_path / "profile") as page:
+        page.open(server.url)
+        page.wait_for("document.getElementById('live').textContent === 'live'")
+        page.value("document.querySelector('h3 button').click()")  # a logarithmic axis
+        page.value("document.querySelector('#details details').open = true")
+        page.value("window.isTheSame = true")
+        add_row(run, 12_345)
+        page.wait_for("document.querySelector('#top').textContent.includes('12,345')")
+        assert page.value("window.isTheSame"), "the page was not loaded again"
+        assert page.value("document.querySelector('#details details').open")
+        assert page.value("document.querySelector('h3 button').ariaPressed") == "true"
+        assert page.value("document.querySelector('svg.live').textContent").count("12,") == 1
