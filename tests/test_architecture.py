@@ -409,7 +409,8 @@ RULES = {
             "cli.chaos.runs",  # what a run has said, and the byte that it flips
             "cli.chaos.start",  # what a run says
             "cli.report.card",  # its template
-            "cli.report.report",  # its template
+            "cli.report.page",  # its template and script
+            "cli.watch.live_page",  # its script
             "cli.share.plain_evaluation",  # a script without this package
             "cli.sweep.sweep",  # logs of its own
             "vision",  # datasets
@@ -596,7 +597,7 @@ def test_tokens_of_code_are_counted() -> None:
 
 def test_the_engine_can_be_read_in_an_afternoon() -> None:
     paths = [path for folder in ENGINE for path in (ROOT / PACKAGE / folder).rglob("*.py")]
-    assert sum(count_tokens(path.read_text()) for path in paths) <= 76_592
+    assert sum(count_tokens(path.read_text()) for path in paths) <= 76_602
 
 
 def modules_after(statement: str) -> set[str]:

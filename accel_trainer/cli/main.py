@@ -37,7 +37,7 @@ _GROUPS = {
         "lr-find",
         "sweep",
     ),
-    "Look at runs": ("runs", "status", "report", "diff", "inspect"),
+    "Look at runs": ("runs", "status", "watch", "report", "diff", "inspect"),
     "Answers (by training parts of a run again)": (),
     "Share": ("export", "evaluate", "predict", "verify"),
     "Data": ("data", "pack"),

@@ -591,3 +591,19 @@ def test_the_names_of_logged_values_are_text_and_not_markup(runs: Path, tmp_path
     text, _ = render([read_run(run_that_logged(runs, tmp_path / "run", **values))])
     assert Page(text).counts["script"] == 2, "the page's own"
     assert Page(text).counts["img"] == 1
+
+
+def test_a_run_without_an_evaluation_has_gaps_in_the_table_of_runs(
+    runs: Path, tmp_path: Path
+) -> None:
+    both = [with_few_charts(read_run(runs / name)) for name in ("fast", "slow")]
+    evaluated = replace(both[1], rows=[*both[1].rows, *read_run(runs / "slow").evaluations()])
+    text, _ = render([both[0], evaluated])
+    table = text[text.index("<table>") : text.index("</table>")]
+    heads = re.findall(r"<th>(.*?)</th>", table)
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
+    assert [len(row) for row in rows] == [len(heads), len(heads)]
+    place = heads.index("averaged accuracy")
+    assert rows[0][place] == "–"
+    assert rows[1][place].endswith("%")
+    assert [row[heads.index("steps")] for row in rows] == ["46", "46"]

@@ -27,6 +27,7 @@ NOT_RUN = {
     "replay": "needs a run that diverged",
     "report": "opens a browser",
     "sweep": "trains six times",
+    "watch": "serves until Ctrl-C",
     "why": "trains parts of both runs again",
 }
 # What these print is that of another parser, with hundreds of flags.

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.serialization import read_json_object
+from ...core.json_files import read_json_object
 from ...training.evaluation_file import read_details
 from ..runs.confusion import read_confusion
 from ..runs.metric_groups import preferred_groups

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from ...core import filesystem
 from ...core.errors import OutputError
-from ...core.json_files import read_json_object
 from ...core.run_dir import expand_home
 from ...vision import ImageDataset, Photos
 from ..common.output import tell

@@ -47,7 +47,7 @@ def add_row(run: Path, step: int) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def test_rows_that_are_added_are_read_and_rows_that_a_resume_removes_are_gone(run: Path) -> None:
+def test_added_rows_are_read_and_rows_that_a_resume_removes_are_gone(run: Path) -> None:
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:2]) + lines[2][:10])
