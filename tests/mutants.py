@@ -115,6 +115,24 @@ MUTANTS = [
         "if mine != theirs and step < 9)",
         ("tests/cli/effect/test_effect.py",),
     ),
+    # --- who reads and writes ---
+    Mutant(
+        "a group may write the files of a run",
+        "accel_trainer/core/filesystem.py",
+        "return os.open(path, _NEW_FILE, 0o644)",
+        "return os.open(path, _NEW_FILE, 0o664)",
+        (
+            "tests/checkpoint/test_manager.py"
+            "::test_the_umask_decides_who_reads_and_nobody_else_writes",
+        ),
+    ),
+    Mutant(
+        "a shared run leaves its umask behind",
+        "accel_trainer/run/session.py",
+        "lock.callback(os.umask, os.umask(0o027))",
+        "os.umask(0o027)",
+        ("tests/run/test_session.py::test_a_shared_run_can_be_read_by_its_group",),
+    ),
     # --- tables of runs ---
     Mutant(
         "the row of a sweep is that of its worst run",

@@ -41,14 +41,17 @@ class Disk:
     """
 
     def make_directory(self, path: Path) -> None:
-        """Create a directory that only this user can enter."""
+        """Create a directory that only this user can change; the umask decides who can enter."""
         check_not_moved(path)
-        os.mkdir(path, 0o700)
+        os.mkdir(path, 0o755)
 
     def create(self, path: Path) -> int:
-        """Create a file that must not exist, for this user only, and return its descriptor."""
+        """Create a file that must not exist, and return its descriptor.
+
+        Only this user can write it; the umask decides who can read it.
+        """
         check_not_moved(path)
-        return os.open(path, _NEW_FILE, 0o600)
+        return os.open(path, _NEW_FILE, 0o644)
 
     def write(self, path: Path, descriptor: int, data: Chunk) -> None:
         """Append all of `data`."""

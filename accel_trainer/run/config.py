@@ -92,6 +92,8 @@ class RunConfig:
     copy_recipe: bool = True
     """Copy the recipe into the run folder as `recipe.py`. It is never run from there, unless a
     command is given its path."""
+    shared: bool = False
+    """Let the group read what the run writes, and nobody else, whatever the umask."""
     quiet: Annotated[bool, short_flag("--quiet")] = False
     """Print only warnings and errors. The files of the run do not change."""
     debug: Annotated[bool, short_flag("--debug")] = False

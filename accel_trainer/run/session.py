@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -98,6 +99,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     )
     with ExitStack() as lock, stop_on_signals(stop_flag), watchdog:
         stop_flag.is_starting = True  # until the trainer begins
+        if config.run.shared:
+            lock.callback(os.umask, os.umask(0o027))
         opened = _open_on_main(config, recipe, accelerator, stop_flag, lock)
         folder = Path(opened.path)
         config = replace(

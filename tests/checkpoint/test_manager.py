@@ -110,15 +110,20 @@ def test_the_history_is_synced_before_the_commit_of_a_checkpoint(directory: Path
     assert name_at(1) not in seen[0]
 
 
-def test_files_and_folders_are_only_for_this_user(directory: Path) -> None:
-    previous = os.umask(0)
+@pytest.mark.parametrize(
+    ("umask", "file", "folder"), [(0, 0o644, 0o755), (0o027, 0o640, 0o750), (0o077, 0o600, 0o700)]
+)
+def test_the_umask_decides_who_reads_and_nobody_else_writes(
+    directory: Path, umask: int, file: int, folder: int
+) -> None:
+    previous = os.umask(umask)
     try:
         save(make(directory), 1)
     finally:
         os.umask(previous)
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (directory / name_at(1)).iterdir()}
-    assert modes == {0o600}
-    assert stat.S_IMODE((directory / name_at(1)).stat().st_mode) == 0o700
+    assert modes == {file}
+    assert stat.S_IMODE((directory / name_at(1)).stat().st_mode) == folder
 
 
 def test_a_state_that_cannot_be_stored_is_an_error_at_once(directory: Path) -> None:

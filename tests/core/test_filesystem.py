@@ -61,13 +61,13 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_what_is_written_is_only_for_this_user(tmp_path: Path) -> None:
+def test_what_is_written_can_be_read_by_others_and_changed_by_none(tmp_path: Path) -> None:
     with filesystem.new_directory(tmp_path / "d") as temporary:
         filesystem.create_file(temporary / "a", [b""])
         filesystem.publish(temporary, tmp_path / "d")
     filesystem.AppendFile(tmp_path / "log").close()
-    assert mode(tmp_path / "d") == 0o700
-    assert mode(tmp_path / "d" / "a") == mode(tmp_path / "log") == 0o600
+    assert mode(tmp_path / "d") == 0o755
+    assert mode(tmp_path / "d" / "a") == mode(tmp_path / "log") == 0o644
 
 
 def test_a_file_is_not_created_through_a_symlink_or_over_another(tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ def test_unusual_names_are_fine_and_come_back_resolved(tmp_path: Path, name: str
     folder = prepare_directory(tmp_path / name)
     assert folder == (tmp_path / name).resolve()
     assert list(folder.iterdir()) == []
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755 & ~umask
 
 
 @pytest.mark.parametrize(

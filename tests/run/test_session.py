@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,22 @@ def test_the_same_command_continues_its_run_and_a_finished_one_says_so(
     run(tmp_path)
     assert "this run is finished" in capsys.readouterr().out
     assert (tmp_path / "result.json").read_bytes() == before
+
+
+def test_a_shared_run_can_be_read_by_its_group(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        run(tmp_path / "run", max_steps=2, run={"shared": True})
+        assert os.umask(0o077) == 0o077, "the umask is that of before"
+    finally:
+        os.umask(before)
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode)
+        for path in (tmp_path / "run", *(tmp_path / "run").rglob("*"))
+    }
+    assert modes.pop("run.lock") == 0o600
+    assert {"checkpoints", "result.json", "model.safetensors"} <= set(modes)
+    assert set(modes.values()) == {0o750, 0o640}
 
 
 def test_without_a_folder_the_same_command_continues_its_unfinished_run(tmp_path: Path) -> None:
