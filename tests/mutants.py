@@ -416,8 +416,8 @@ MUTANTS = [
     Mutant(
         "a condition on a column that a row does not have holds there",
         "accel_trainer/cli/replay/first_step.py",
-        "if condition.holds(known):",
-        "if condition.holds(known) is not False:",
+        "if condition.holds(known)\n",
+        "if condition.holds(known) is not False\n",
         ("tests/cli/replay/test_bisect.py::test_a_condition_that_never_holds_is_said",),
     ),
     Mutant(

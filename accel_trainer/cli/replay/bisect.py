@@ -1,9 +1,10 @@
-"""`accel-trainer bisect RUN --where CONDITION`: find the first step that meets it."""
+"""`accel-trainer bisect RUN --where CONDITION`: find the first step for which a condition holds."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from ..common.parser import CommandParser
 from ..runs.run_reader import read_run, reading
 from .again import interval_of
 from .condition import parse_condition
-from .first_step import FirstStep, find_first_step, numbers_by_step
+from .first_step import FirstStep, Numbers, find_first_step, numbers_by_step
 from .first_step import tell as tell_numbers
 from .proof import Proof, Row
 from .replay import Replay, comparable_rows, replay_folder
@@ -135,7 +136,16 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
         say(f"{options.where} holds in none of {len(rows)} rows{more}")
     else:
         say(f"{options.where} holds first at step {found.step}: {tell_numbers(found.values)}")
+        if found.later:
+            say(f"and up to step {found.row} at {_tell_later(found)}")
     return found
+
+
+def _tell_later(found: FirstStep) -> str:
+    shown = [*found.later.items()][:_MAX_SHOWN]
+    more = len(found.later) - len(shown)
+    steps = ", ".join(f"{step} ({tell_numbers(values)})" for step, values in shown)
+    return steps + f" and {more} more" * (more > 0)
 
 
 def _tell_samples(samples: Sequence[Sample]) -> str:
@@ -150,7 +160,19 @@ def _tell_samples(samples: Sequence[Sample]) -> str:
 def _as_json(
     where: str, found: FirstStep, samples: Sequence[Sample], proof: Proof
 ) -> dict[str, Any]:
-    listed = [
-        {name: value for name, value in each.items() if name != "picture"} for each in samples
-    ]
-    return {"where": where, **vars(found), "proof": vars(proof), "samples": listed}
+    """Return the answer as JSON values; NaN and inf are texts, as in rows."""
+    return {
+        "where": where,
+        "step": found.step,
+        "row": found.row,
+        "values": _as_in_rows(found.values),
+        "later": {step: _as_in_rows(values) for step, values in found.later.items()},
+        "proof": vars(proof),
+        "samples": [
+            {name: value for name, value in each.items() if name != "picture"} for each in samples
+        ],
+    }
+
+
+def _as_in_rows(numbers: Numbers) -> dict[str, float | str]:
+    return {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}

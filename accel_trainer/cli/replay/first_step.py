@@ -26,6 +26,8 @@ class FirstStep:
     """The step of the first row in which it holds; it is another one if the row is a mean."""
     values: Numbers
     """The columns that the condition reads, at `step`."""
+    later: Mapping[int, Numbers]
+    """The same for the later steps of the row for which it holds, too."""
     proof: Proof
     """How the steps that were trained again for it compare with the run."""
 
@@ -59,16 +61,16 @@ def find_first_step(
     Raises:
         OutputError: the recipe failed.
     """
-    found = _first(condition, numbers_by_step(rows))
-    if found is None:
+    found = _holding(condition, numbers_by_step(rows))
+    if not found:
         return None
-    row, values = found
+    row, values = next(iter(found.items()))
     training = [each for each in rows if each["event"] in ("train", "log")]
     steps = [each["optimizer_step"] for each in training if each["optimizer_step"] < row]
     before = max(steps, default=replay.start_of(None))
     measured = {name for each in training if each["optimizer_step"] == row for name in each}
     if row - before == 1 or not condition.names & measured:
-        return FirstStep(row, row, values, Proof())
+        return FirstStep(row, row, values, {}, Proof())
     mean = f"step {row}, the mean of the steps {before + 1} to {row}"
     say(f"the first row in which it holds is that of {mean}: {tell(values)}")
     stretch = Stretch(replay.start_of(None) if from_start else before, row)
@@ -78,11 +80,12 @@ def find_first_step(
     single = {
         step: numbers for step, numbers in numbers_by_step(trained.rows).items() if step > before
     }
-    exact = _first(condition, single)
-    if exact is None:
+    found = _holding(condition, single)
+    if not found:
         say("it holds for none of these steps alone, only for their mean")
-        return FirstStep(row, row, values, trained.proof)
-    return FirstStep(exact[0], row, exact[1], trained.proof)
+        return FirstStep(row, row, values, {}, trained.proof)
+    step, *later = found
+    return FirstStep(step, row, found[step], {each: found[each] for each in later}, trained.proof)
 
 
 def tell(values: Numbers) -> str:
@@ -90,10 +93,10 @@ def tell(values: Numbers) -> str:
     return ", ".join(f"{name} {value:.6g}" for name, value in values.items())
 
 
-def _first(
-    condition: Condition, numbers: Mapping[int, Mapping[str, float]]
-) -> tuple[int, Numbers] | None:
-    for step, known in numbers.items():
-        if condition.holds(known):
-            return step, {name: known[name] for name in sorted(condition.names) if name in known}
-    return None
+def _holding(condition: Condition, numbers: Mapping[int, Numbers]) -> dict[int, Numbers]:
+    """Return what the condition reads at each step for which it holds."""
+    return {
+        step: {name: known[name] for name in sorted(condition.names) if name in known}
+        for step, known in numbers.items()
+        if condition.holds(known)
+    }

@@ -26,6 +26,7 @@ def test_the_step_and_the_sample_behind_a_mean_are_found(
     assert (found["row"], found["step"] < 4) == (4, True)
     # Its mean over the four steps of the row is 12.3.
     assert found["values"]["optim/grad_norm"] > 40
+    assert found["later"] == {}
     assert len(found["samples"]) == 8
     assert found["samples"][0]["id"] == POISON
     assert found["samples"][0]["high"] > 100
