@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
     """Return the first step for which the condition holds, after telling how it was found."""
     rows: Sequence[Row] = [*comparable_rows(replay.run.folder, after=-1, until=_END)]
     callbacks = [] if options.probe is None else [options.probe]
+    proof = Proof()
     is_every_step = options.every_step or interval_of(replay) == 1
     if callbacks or options.every_step:
         parse_condition(options.where, None)  # before any work
@@ -120,7 +122,7 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
             keep=folder / "run",
             say=say,
         )
-        rows = retrained.rows
+        rows, proof = retrained.rows, retrained.proof
     columns = {name for numbers in numbers_by_step(rows).values() for name in numbers}
     found = find_first_step(
         replay,
@@ -134,11 +136,11 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
     if found is None:
         more = "" if is_every_step else ", which are means of several steps (--every-step: of each)"
         say(f"{options.where} holds in none of {len(rows)} rows{more}")
-    else:
-        say(f"{options.where} holds first at step {found.step}: {tell_numbers(found.values)}")
-        if found.later:
-            say(f"and up to step {found.row} at {_tell_later(found)}")
-    return found
+        return None
+    say(f"{options.where} holds first at step {found.step}: {tell_numbers(found.values)}")
+    if found.later:
+        say(f"and up to step {found.row} at {_tell_later(found)}")
+    return replace(found, proof=proof + found.proof)
 
 
 def _tell_later(found: FirstStep) -> str:
