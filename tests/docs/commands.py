@@ -174,4 +174,5 @@ _CHECKS: dict[str, Callable[[Sequence[str]], None]] = {
     "source": lambda words: None,
     "git": lambda words: None,
     "cd": lambda words: None,
+    "ssh": lambda words: None,
 }
