@@ -41,6 +41,7 @@ QUESTIONS = {
     "log images": "log-images-pictures-or-a-histogram",
     "wandb": "use-tensorboard-or-weights-and-biases-wandb-offline-or-online",
     "tensorboard": "use-tensorboard-or-weights-and-biases-wandb-offline-or-online",
+    "dashboard": "watch-a-run-while-it-trains-dashboard",
     "compare runs": "compare-runs",
     "hyperparameter search": "search-hyperparameters-sweep-grid-search",
     "resume": "resume-a-run-continue-training",
