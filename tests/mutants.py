@@ -1622,6 +1622,13 @@ MUTANTS = [
         ("tests/run/test_observers.py",),
     ),
     Mutant(
+        "a teacher that the first step creates is not named",
+        "accel_trainer/training/rehearsal.py",
+        "kind[0] is nn.Parameter",
+        "False",
+        ("tests/training/test_rehearsal.py",),
+    ),
+    Mutant(
         "an assignment to a frozen batch is a bug of the engine",
         "accel_trainer/core/user_code.py",
         ' and frame.f_code.co_filename != "<string>"',

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+
+from .forked_python import _serve
 
 LOOK = (
     "import os, sys; print(sys.argv, os.getcwd(), os.environ['COLOUR'], sys.stdin.read());"
@@ -50,6 +54,29 @@ def test_forked_python_has_the_arguments_streams_and_exit_code_of_python(
     assert [
         (code, said.replace(str(tmp_path / "script.py"), "script.py")) for code, said in forked
     ] == [(code, said.replace(str(tmp_path / "script.py"), "script.py")) for code, said in started]
+
+
+def test_a_client_that_is_killed_before_it_knows_its_process_takes_it_along() -> None:
+    """Under load, it may be killed while the server is still starting the process."""
+    server, client = socket.socketpair(socket.AF_UNIX)
+    reader, writer = os.pipe()
+    request = {
+        "words": ["-c", WAIT],
+        "variables": dict(os.environ),
+        "folder": os.getcwd(),
+        "cores": None,
+        "python": sys.executable,
+        "parent": os.getpid(),
+        "is_isolated": False,
+    }
+    encoded = json.dumps(request).encode()
+    with client:
+        socket.send_fds(client, [len(encoded).to_bytes(8, "big")], [0, writer, 2])
+        client.sendall(encoded)
+    os.close(writer)
+    _serve(server)
+    with open(reader) as output:
+        output.read()  # until no process can write
 
 
 @pytest.mark.usefixtures("python_is_forked")

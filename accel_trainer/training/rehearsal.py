@@ -185,6 +185,17 @@ class Rehearsal:
         """
         first, second, third = [*self._marks, mark_unseen(self._parts, model=self._model)]
         self._marks = []
+        late = [
+            name
+            for name in third.keys() - first.keys()
+            if isinstance(kind := third[name][0], tuple) and kind[0] is nn.Parameter
+        ]
+        if late:
+            _logger.warning(
+                "[UNSEEN_STATE] the first step creates %s, and so would the first one after a "
+                "resume, with other random numbers: create it before build_trainer",
+                listed(late),
+            )
         unseen = [
             name
             for name in first.keys() & second.keys() & third.keys() - self._restored

@@ -41,7 +41,7 @@ _SET_BY_LIBRARIES = {
     "_opt_called",
 }
 
-Mark = tuple[object, object]
+Mark = tuple[Any, object]
 """Shows whether a value has changed: its type (of a tensor with dtype and shape), and its
 content."""
 
@@ -150,7 +150,7 @@ def mark_tensor(tensor: Tensor) -> Mark:
     """
     flat = local_part(tensor.detach()).reshape(-1).contiguous()
     sample = flat[:: flat.nbytes // _MAX_BYTES + 1].cpu().contiguous()
-    kind = (Tensor, tensor.dtype, tensor.shape)
+    kind = (type(tensor), tensor.dtype, tensor.shape)
     return kind, (int(sum_of_bits(flat)), sample.view(torch.uint8).numpy().tobytes())
 
 

@@ -304,6 +304,17 @@ class Taught(PlainTask):
         return super().step(model, batch)
 
 
+class LateTeacher(PlainTask):
+    """Creates its teacher when it is first needed, with random weights."""
+
+    teacher: nn.Module | None = None
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        if self.teacher is None:
+            self.teacher = Net()
+        return super().step(model, batch)
+
+
 class OwnGenerator(PlainTask):
     """Draws from a generator of its own."""
 
@@ -344,6 +355,7 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "global": ({"model": GlobalCounter}, f"{__name__}.GLOBAL_STEPS"),
     "task": ({"task": Centred}, "task.centre"),
     "teacher": ({"task": Taught}, "task.teacher.linear.bias"),
+    "late teacher": ({"task": LateTeacher}, "the first step creates task.teacher.linear.bias"),
     "own generator": ({"task": OwnGenerator}, "task.generator"),
     "generator of numpy": ({"task": NumpyGenerator}, "task.generator"),
     "optimizer attribute": (of(HiddenCounter), "optimizer.k"),
