@@ -56,7 +56,7 @@ def test_forked_python_has_the_arguments_streams_and_exit_code_of_python(
     ] == [(code, said.replace(str(tmp_path / "script.py"), "script.py")) for code, said in started]
 
 
-def test_a_client_that_is_killed_before_it_knows_its_process_takes_it_along() -> None:
+def test_a_client_killed_before_it_knows_its_process_takes_it_along() -> None:
     """Under load, it may be killed while the server is still starting the process."""
     server, client = socket.socketpair(socket.AF_UNIX)
     reader, writer = os.pipe()
