@@ -55,6 +55,12 @@ def test_links_within_the_site_lead_somewhere(site: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_the_reference_shows_plain_types_and_names_short_flags(site: Path) -> None:
+    pages = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
+    assert "Annotated" not in pages
+    assert "Short flag: <code>--epochs</code>" in pages
+
+
 def test_each_question_finds_its_answer_among_the_first_three_hits(site: Path) -> None:
     """The search of the site itself is asked: a hit is the first section of a page in its list."""
     node = shutil.which("node")
