@@ -12,6 +12,7 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -27,14 +28,16 @@ from accel_trainer.cli.report.charts import (
     draw_class_accuracy,
     draw_confusion,
     draw_curves,
+    top_of,
 )
 from accel_trainer.cli.report.page_data import page_data
 from accel_trainer.cli.report.pictures import load_data, read_mistakes
 from accel_trainer.cli.report.report import render
-from accel_trainer.cli.runs.confusion import read_confusion
+from accel_trainer.cli.runs.confusion import Confusion, read_confusion
 from accel_trainer.cli.runs.run_reader import RunReader, read_run
 from accel_trainer.cli.share.evaluate import load_model
 from accel_trainer.vision import load_images
+from tests.browser import browser, needs_chromium
 from tests.cli.conftest import run_command
 
 pytest.importorskip("jinja2")
@@ -169,7 +172,7 @@ def test_numbers_that_json_does_not_have_are_gaps(runs: Path) -> None:
     assert set(json.loads(data)["runs"][0]["series"]["train/loss"][1]) == {None}
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@needs_chromium
 def test_a_browser_runs_the_script_and_asks_the_network_for_nothing(
     page_of_both: Path, tmp_path: Path
 ) -> None:
@@ -364,7 +367,10 @@ def test_the_expected_calibration_error_weighs_each_range_by_its_samples() -> No
 def test_a_report_has_the_hardest_class_on_top_and_leaves_out_the_middle() -> None:
     names = [f"class-{number:02}" for number in range(26)]
     accuracies = [(7 * number % 25) / 25 for number in range(25)] + [math.nan]
-    svg = draw_class_accuracy("classes", accuracies, names).svg
+    pairs = torch.tensor([[number, 0, 1] for number in range(25)])
+    confusion = Confusion(pairs, torch.tensor(accuracies, dtype=torch.float64))
+    svg = draw_class_accuracy("classes", confusion, names).svg
+    assert "0.0% of 1" in svg
     places = dict(
         (name, float(y))
         for y, name in re.findall(r'<text [^>]* y="([\d.]+)"[^>]*>(class-\d\d)</text>', svg)
@@ -607,3 +613,49 @@ def test_a_run_without_an_evaluation_has_gaps_in_the_table_of_runs(
     assert rows[0][place] == "–"
     assert rows[1][place].endswith("%")
     assert [row[heads.index("steps")] for row in rows] == ["46", "46"]
+
+
+def with_losses(run: RunReader, losses: Sequence[float]) -> RunReader:
+    rows = [
+        {"event": "train", "optimizer_step": step, "epoch": 1, "train/loss": loss}
+        for step, loss in enumerate(losses, start=1)
+    ]
+    return replace(run, rows=rows, result={})
+
+
+def test_one_run_that_diverged_does_not_flatten_the_others(runs: Path) -> None:
+    run = read_run(runs / "fast")
+    usual = with_losses(run, [2 / step for step in range(1, 200)])
+    diverged = with_losses(run, [2.0**step for step in range(1, 40)] + [math.inf])
+    spike = with_losses(run, [1.0] * 100 + [1000.0] + [0.5] * 100)
+    top = top_of("loss", ["train/loss"], [usual, usual, diverged])
+    assert top is not None
+    assert 2 < top < 2.2
+    assert top_of("loss", ["train/loss"], [usual, usual]) is None, "nothing to cut off"
+    assert top_of("loss", ["train/loss"], [spike]) == pytest.approx(1.025)
+    assert top_of("loss", ["train/loss"], [diverged]) is None, "all of it is high"
+    assert top_of("optim/learning_rate", ["train/loss"], [usual, usual, diverged]) is None
+    assert "higher values are cut off" in draw_curves([usual, usual, diverged])[0].svg
+    assert "are cut off" not in draw_curves([usual, usual])[0].svg
+
+
+def test_precision_and_recall_of_each_class_are_in_the_report(runs: Path) -> None:
+    run = with_few_charts(read_run(runs / "fast"))
+    counts = [[8, 2], [0, 0]]
+    metrics = {"eval/per_class_accuracy": [0.8, None], "eval/confusion_matrix": counts}
+    text, _ = render([replace(run, folder=runs / "none", result={"metrics": metrics})])
+    assert "<td>0</td><td>10</td><td>100.0%</td><td>80.0%</td>" in text
+    assert "<td>1</td><td>0</td>" not in text, "no samples"
+
+
+@needs_chromium
+def test_a_click_on_a_head_sorts_the_table_of_runs(page_of_both: Path, tmp_path: Path) -> None:
+    with browser(tmp_path / "profile") as page:
+        page.open(page_of_both.as_uri())
+        names = "[...document.querySelectorAll('#top td:first-child')].map((td) => td.textContent)"
+        click = "[...document.querySelectorAll('#top th')].at(-1).click()"
+        assert page.value(names) == ["fast", "slow"]
+        page.value(click)
+        assert page.value(names) == ["slow", "fast"], "by the learning rate, upwards"
+        page.value(click)
+        assert page.value(names) == ["fast", "slow"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _RIGHT = (0.23, 0.45, 0.85)
 _WRONG = (0.90, 0.45, 0.13)
 
+CUT_OFF = "higher values are cut off"
 _SIZE = (4.6, 2.6)  # inches; about the width of a phone
 _SQUARE = (4.6, 4.3)
 
@@ -47,6 +49,9 @@ _PHASE_COLORS = {
     "save": "series-13",
     "start": "line",
 }
+_SHOWN_SHARE = 0.98  # of the values of a line, if the others are far higher
+_NEVER_CUT = ("perf/", "optim/learning_rate")
+_OUTLIER = 5  # times the height of the other values
 _MAX_NAMED_CLASSES = 20
 _MAX_NAME = 18  # characters of a class
 _MAX_MARKERS = 40
@@ -110,9 +115,42 @@ def title_of(chart: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def top_of(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> float | None:
+    """Return where the values of a chart are cut off, so that a few do not flatten all others.
+
+    None: they are shown whole. Cut off are spikes, the highest 2 % of a line that are several times
+    as high as the rest of it, and lines several times as high as most: runs that have diverged.
+    Fractions, speeds and learning rates are whole: they do not diverge.
+    """
+    if is_fraction(chart) or chart.startswith(_NEVER_CUT):
+        return None
+    lines = [
+        sorted(value for value in run.series(name)[1] if math.isfinite(value))
+        for run in runs
+        for name in names
+    ]
+    lines = [values for values in lines if values]
+    if not lines:
+        return None
+    low = min(values[0] for values in lines)
+    heights = [_height(values, low) for values in lines]
+    usual = statistics.median_low(heights)
+    top = max(height for height in heights if height <= _OUTLIER * usual)
+    highest = max(values[-1] for values in lines) - low
+    return low + 1.05 * top if highest > top > 0 else None
+
+
+def _height(values: Sequence[float], low: float) -> float:
+    """Return how far a line rises above `low`, without its spikes; its values are sorted."""
+    without_spikes = values[math.ceil(_SHOWN_SHARE * len(values)) - 1] - low
+    whole = values[-1] - low
+    return whole if whole <= _OUTLIER * without_spikes else without_spikes
+
+
 def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> Chart:
     kinds = kinds_of(runs)
     last_step = max(row["optimizer_step"] for run in runs for row in run.rows)
+    top = top_of(chart, names, runs)
 
     def draw(axes: Axes) -> None:
         for number, run in enumerate(runs):
@@ -131,6 +169,9 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
             )
             _plot_run(axes, run, names, kinds, color=color)
         axes.set_xlim(0, last_step * 1.02)  # the same x-axis in all charts
+        if top is not None:
+            axes.set_ylim(top=top)
+            axes.text(1, 1, CUT_OFF, transform=axes.transAxes, ha="right", color=LIGHT.muted)
         axes.set_xlabel("optimizer step")
         axes.locator_params(nbins=6)
         if is_fraction(chart):
@@ -322,13 +363,13 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 1]}…"
 
 
-def draw_class_accuracy(name: str, values: Sequence[float], class_names: Sequence[str]) -> Chart:
+def draw_class_accuracy(name: str, confusion: Confusion, class_names: Sequence[str]) -> Chart:
     """Return a bar per class with samples, the hardest on top.
 
     Of many classes only the hardest and the easiest are shown.
     """
-    pairs = zip(values, class_names, strict=True)
-    shown = sorted((value, label) for value, label in pairs if not math.isnan(value))
+    rows = zip(confusion.accuracy.tolist(), class_names, confusion.samples(), strict=True)
+    shown = sorted(row for row in rows if not math.isnan(row[0]))
     title = "Accuracy by class"
     if len(shown) > _MAX_NAMED_CLASSES:
         half = _MAX_NAMED_CLASSES // 2
@@ -337,7 +378,7 @@ def draw_class_accuracy(name: str, values: Sequence[float], class_names: Sequenc
     return _draw_bars(
         name,
         title,
-        [(_cut(label), value, f"{value:.1%}") for value, label in shown],
+        [(_cut(label), value, f"{value:.1%} of {count:,}") for value, label, count in shown],
         longest=1,
         series=0,
     )
@@ -358,8 +399,8 @@ def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
         axes.plot([0, 1], [0, 1], color=LIGHT.muted, linewidth=0.9, linestyle=":")
         sizes = [_DOT_AREA * math.sqrt(count / sum(samples)) for count in samples]
         axes.scatter(confidence, accuracy, s=sizes, color=LIGHT.series[0], clip_on=False, zorder=3)
-        axes.text(0.98, 0.02, "below the line: too confident", ha="right", color=LIGHT.muted)
-        axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+        label = "confidence (below the line: too confident)"
+        axes.set(xlabel=label, ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:.0%}")
 

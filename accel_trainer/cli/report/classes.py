@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core.json_files import read_json_object
 from ...training.evaluation_file import read_details
-from ..runs.confusion import read_confusion
+from ..runs.confusion import Confusion, read_confusion
 from ..runs.metric_groups import preferred_groups
 from ..runs.run_reader import RunReader
 from .figures import Chart
 
 
-def draw_classes(run: RunReader) -> list[Chart]:
-    """Return the charts of the last evaluation; none if it was not of classes.
+class Classes(NamedTuple):
+    """What the last evaluation of a run says about its classes: of averaged weights, if it can."""
 
-    They show the averaged weights if these were evaluated.
-    """
-    from .charts import draw_calibration, draw_class_accuracy, draw_confusion
+    confusion: Confusion
+    names: Sequence[str]
+    calibration: Sequence[Mapping[str, float]]
 
+
+class ClassRow(NamedTuple):
+    """The numbers of a class, as text."""
+
+    name: str
+    samples: str
+    precision: str
+    recall: str
+
+
+def read_classes(run: RunReader) -> Classes | None:
+    """Read the last evaluation; None if it was not of classes."""
     metrics = run.result.get("metrics") or {}
     with suppress(OSError, ValueError):
         step, details = read_details(run.folder)
@@ -35,17 +48,48 @@ def draw_classes(run: RunReader) -> list[Chart]:
     groups = [prefix for prefix in prefixes if f"{prefix}per_class_accuracy" in metrics]
     confusion = read_confusion(metrics, groups[0]) if groups else None
     if confusion is None:
-        return []
+        return None
     names = _class_names(run.folder / "export")
     if len(names) != confusion.num_classes:
         names = [str(number) for number in range(confusion.num_classes)]
+    return Classes(confusion, names, metrics.get(f"{groups[0]}calibration") or [])
+
+
+def draw_classes(run: RunReader) -> list[Chart]:
+    """Return the charts of the last evaluation; none if it was not of classes."""
+    from .charts import draw_calibration, draw_class_accuracy, draw_confusion
+
+    found = read_classes(run)
+    if found is None:
+        return []
     charts = [
-        draw_confusion(f"{run.name}-confusion", confusion, names),
-        draw_class_accuracy(f"{run.name}-classes", confusion.accuracy.tolist(), names),
+        draw_confusion(f"{run.name}-confusion", found.confusion, found.names),
+        draw_class_accuracy(f"{run.name}-classes", found.confusion, found.names),
     ]
-    if bins := metrics.get(f"{groups[0]}calibration"):
-        charts.append(draw_calibration(f"{run.name}-calibration", bins))
+    if found.calibration:
+        charts.append(draw_calibration(f"{run.name}-calibration", found.calibration))
     return charts
+
+
+def class_rows(run: RunReader) -> list[ClassRow]:
+    """Return precision and recall of each class that has samples, the lowest recall first."""
+    found = read_classes(run)
+    if found is None:
+        return []
+    predicted = found.confusion.predictions()
+    samples = found.confusion.samples()
+    hits = found.confusion.hits()
+    order = [number for number, count in enumerate(samples) if count]
+    order.sort(key=lambda number: hits[number] / samples[number])
+    return [
+        ClassRow(
+            found.names[number],
+            f"{samples[number]:,}",
+            f"{hits[number] / predicted[number]:.1%}" if predicted[number] else "–",
+            f"{hits[number] / samples[number]:.1%}",
+        )
+        for number in order
+    ]
 
 
 def _is_in_file(value: Any) -> bool:

@@ -13,6 +13,7 @@ import jinja2
 from ..runs.run_reader import RunReader
 from ..runs.settings import changed_settings, differing_settings, flatten
 from .charts import kinds_of
+from .classes import class_rows
 from .facts import facts_of
 from .figures import DARK, LIGHT, Chart, series_name
 from .logged import read_pictures
@@ -99,12 +100,19 @@ def _describe(run: RunReader, number: int) -> dict[str, Any]:
         "num_killed": run.num_killed,
         "mistakes": read_mistakes(run),
         "logged": read_pictures(run),
-        "changed": changed_settings(run),
+        "class_rows": class_rows(run),
+        "changed": _chosen_settings(run),
         "config": list(flatten(run.config).items()),
         "origins": run.environment.get("config_origins", {}),
         "environment": _environment(run),
         "origin": run.origin,
     }
+
+
+def _chosen_settings(run: RunReader) -> list[tuple[str, Any, Any]]:
+    """Return the settings that differ from the defaults: of the recipe, if the run knows them."""
+    origins = run.environment.get("config_origins", {})
+    return [row for row in changed_settings(run) if origins.get(row[0]) != "default"]
 
 
 def _subtitle(run: RunReader) -> str:

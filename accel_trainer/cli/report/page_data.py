@@ -10,7 +10,7 @@ from typing import Any
 
 from ..common.output import is_fraction
 from ..runs.run_reader import RunReader
-from .charts import group_curves, kinds_of
+from .charts import CUT_OFF, group_curves, kinds_of, top_of
 from .figures import series_name
 
 _MAX_POINTS = 8_000  # of a line in all runs together
@@ -28,9 +28,11 @@ def page_data(runs: Sequence[RunReader]) -> dict[str, Any]:
                 "names": names,
                 "format": "percent" if is_fraction(chart) else "number",
                 "fromZero": chart.startswith("perf/"),
+                "top": top_of(chart, names, runs),
             }
             for chart, names in charts.items()
         ],
+        "cutOff": CUT_OFF,
         "kinds": {
             name: {"label": kind.label, "color": kind.color}
             for name, kind in kinds_of(runs).items()

@@ -2,7 +2,7 @@
 // Replaces the picture of each chart by one that can be hovered, zoomed and smoothed. The page also works without it.
 (() => {
   const read = () => JSON.parse(document.getElementById("data").textContent);
-  let { runs, charts, kinds } = read();
+  let { runs, charts, kinds, cutOff } = read();
   const cards = [...document.querySelectorAll("[data-chart]")];
   const tools = document.getElementById("tools");
   const reset = document.getElementById("reset");
@@ -128,9 +128,12 @@
     if (!seen.length) return [chart.isLog ? 0.1 : 0, 1];
     const low = smallest(seen, (y) => y), high = smallest(seen, (y) => -y);
     if (chart.isLog) return high > low ? [low / 1.1, high * 1.1] : [low / 2, high * 2];
-    const room = high > low ? 0.04 * (high - low) : Math.abs(high) / 10 || 1; // a constant gets room as well
-    return [chart.fromZero ? 0 : low - room, high + room];
+    const top = isCut(chart, high) && low < chart.top ? chart.top : high;
+    const room = top > low ? 0.04 * (top - low) : Math.abs(top) / 10 || 1; // a constant gets room as well
+    return [chart.fromZero ? 0 : low - room, top + room];
   }
+
+  const isCut = (chart, high) => chart.top !== null && high > chart.top && !chart.isLog;
 
   function draw(chart, card, lines, [left, right]) {
     const box = card.querySelector(".plot");
@@ -152,6 +155,9 @@
     }
     for (const x of ticks(left, right, Math.min(7, inside / 60))) make("text", { x: xAt(x), y: floor + 17, "text-anchor": "middle" }, svg, show(x));
     make("text", { x: width - 6, y: height - 4, "text-anchor": "end" }, svg, labels[state.axis]);
+    if (lines.some(({ points }) => points.some(([x, y]) => x >= left && x <= right && y > high))) {
+      make("text", { x: width - 8, y: 16, "text-anchor": "end" }, svg, cutOff);
+    }
     const plot = make("svg", { x: margin - 4, y: 0, width: inside + 8, height: floor + 4, viewBox: `${margin - 4} 0 ${inside + 8} ${floor + 4}` }, svg);
     for (const run of new Set(lines.map((line) => line.run))) {
       for (const x of run.restarts.map((step) => xAt(position(run, step)))) make("line", { x1: x, x2: x, y1: 6, y2: floor, class: "restart" }, plot);
@@ -303,7 +309,7 @@
   // A page that is live has got new numbers of the same runs and charts.
   document.addEventListener("news", () => {
     const isLog = charts.map((chart) => chart.isLog);
-    ({ runs, charts, kinds } = read());
+    ({ runs, charts, kinds, cutOff } = read());
     charts.forEach((chart, number) => (chart.isLog = isLog[number]));
     start();
   });
@@ -311,8 +317,35 @@
   function start() {
     chooseUnit();
     allowAxes();
+    sortRows();
     drawAll();
   }
+
+  // --- the table of runs ---
+
+  let sorted = null; // the column, and 1 or -1
+
+  function sortRows() {
+    const table = document.querySelector("#top table");
+    if (!table || !sorted) return;
+    const [column, sign] = sorted, [head, ...rows] = table.rows;
+    const number = (row) => parseFloat(row.cells[column].textContent.replaceAll(",", ""));
+    const compare = (a, b) => number(a) - number(b) || a.cells[column].textContent.localeCompare(b.cells[column].textContent);
+    const isKnown = (row) => row.cells[column].textContent !== "–";
+    rows.sort((a, b) => isKnown(b) - isKnown(a) || sign * compare(a, b));
+    [...head.cells].forEach((cell, place) => (cell.ariaSort = place !== column ? "none" : sign > 0 ? "ascending" : "descending"));
+    rows[0].parentNode.append(...rows);
+  }
+
+  function sortBy(cell) {
+    sorted = [cell.cellIndex, sorted?.[0] === cell.cellIndex ? -sorted[1] : 1];
+    sortRows();
+  }
+
+  document.addEventListener("click", (event) => {
+    const cell = event.target.closest("#top th");
+    if (cell) sortBy(cell);
+  });
 
   tools.hidden = false;
   addEventListener("resize", drawAll);

@@ -31,8 +31,20 @@ class Confusion(NamedTuple):
 
     def samples(self) -> list[int]:
         """Return the number of samples of each class."""
+        return self._count(self.pairs[:, 0], self.pairs[:, 2])
+
+    def predictions(self) -> list[int]:
+        """Return how often each class was predicted."""
+        return self._count(self.pairs[:, 1], self.pairs[:, 2])
+
+    def hits(self) -> list[int]:
+        """Return how many samples of each class were predicted right."""
+        right = self.pairs[self.pairs[:, 0] == self.pairs[:, 1]]
+        return self._count(right[:, 0], right[:, 2])
+
+    def _count(self, classes: Tensor, counts: Tensor) -> list[int]:
         totals = torch.zeros(self.num_classes, dtype=torch.int64)
-        return totals.index_add(0, self.pairs[:, 0], self.pairs[:, 2]).tolist()
+        return totals.index_add(0, classes, counts).tolist()
 
     def matrix(self) -> list[list[int]]:
         """Return the counts [K, K]; rows are labels, columns are predictions."""
