@@ -11,10 +11,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-from torch.utils import backend_registration
-
 from .ports import free_port
 
 # Windows can only spawn.
@@ -113,10 +109,6 @@ def run_on(
     folder: Path,
 ) -> Job:
     """Run `target` to its end on the `gpu`, or on the `pretend` accelerator (see `pretend.py`)."""
-    if accelerator == "pretend" and not hasattr(
-        backend_registration, "_setup_privateuseone_for_python_backend"
-    ):
-        pytest.skip(f"torch {torch.__version__} has no accelerator that is made in Python")
     return run(
         _on_accelerator, accelerator, target, arguments, num_processes=num_processes, folder=folder
     )

@@ -35,16 +35,15 @@ def is_too_late_for_cublas() -> bool:
 def allow_tf32(is_allowed: bool) -> None:
     """Set whether CUDA may compute float32 as TF32.
 
-    torch 2.9 and later have two APIs for it, and reading one is an error after only the other was
-    set: both are set here, so that both can be read.
+    torch has two APIs for it, and reading one is an error after only the other was set: both are
+    set here, so that both can be read.
     """
     cuda: Any = torch.backends.cuda  # the stubs lack the newer API
     cudnn: Any = torch.backends.cudnn
     cuda.matmul.allow_tf32 = is_allowed
     cudnn.allow_tf32 = is_allowed
-    if hasattr(cuda.matmul, "fp32_precision"):
-        for backend in (cuda.matmul, cudnn.conv, cudnn.rnn):
-            backend.fp32_precision = "tf32" if is_allowed else "ieee"
+    for backend in (cuda.matmul, cudnn.conv, cudnn.rnn):
+        backend.fp32_precision = "tf32" if is_allowed else "ieee"
 
 
 def choose_kernels(deterministic: bool | Literal["strict"]) -> None:

@@ -17,7 +17,7 @@ from ..distributed.accelerate_settings import is_switched_on
 if TYPE_CHECKING:
     from .config import RecipeConfig
 
-TRIED_TORCH = ("2.13", "2.15")  # `make test-torch`; the table is in docs/troubleshooting.md
+TRIED_TORCH = ("2.11", "2.13", "2.15")  # `make test-torch`; the table is in docs/troubleshooting.md
 _HAS_TF32 = (8, 0)  # CUDA's compute capability
 _LARGE_BATCH = 4  # as a multiple of the batch size that the learning rate was tuned for
 

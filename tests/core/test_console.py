@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 RECIPE = """
 import sys
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_what_a_recipe_prints_last_changes_no_exit_code(tmp_path: Path) -> None:
     (tmp_path / "recipe.py").write_text(PRINTS_LAST)
     command, environment = (
         [sys.executable, tmp_path / "recipe.py"],
-        {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -75,7 +75,7 @@ def train_into(folder: Path, stdout: str, *, num_warnings: int) -> None:
         recipe,
         run,
     ]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, check=False
     )

@@ -106,20 +106,15 @@ def test_whoever_asks_for_tf32_in_whichever_way_gets_the_same_answer(
 ) -> None:
     """torch.compile and libraries ask, and torch raises if only one of its two APIs was set."""
     matmul = torch.backends.cuda.matmul
-    if asked_before and hasattr(matmul, "fp32_precision"):
+    if asked_before:
         matmul.fp32_precision = "ieee" if tf32 else "tf32"  # as transformers sets it
     start_accelerator(RuntimeConfig(num_threads=1, tf32=tf32))
     assert matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is tf32
     assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
-    if hasattr(matmul, "fp32_precision"):
-        cudnn: Any = torch.backends.cudnn
-        expected = "tf32" if tf32 else "ieee"
-        assert (
-            matmul.fp32_precision
-            == cudnn.conv.fp32_precision
-            == cudnn.rnn.fp32_precision
-            == expected
-        )
+    cudnn: Any = torch.backends.cudnn
+    expected = "tf32" if tf32 else "ieee"
+    for backend in (matmul, cudnn.conv, cudnn.rnn):
+        assert backend.fp32_precision == expected
 
 
 def test_a_checkout_without_an_install_has_versions() -> None:
