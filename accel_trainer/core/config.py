@@ -29,7 +29,7 @@ class Range:
         """
         for name in names:
             value = getattr(config, name)
-            numbers = value if isinstance(value, tuple | list) else (value,)
+            numbers = value if isinstance(value, tuple) else (value,)
             if not all(
                 number is None or (isinstance(number, Real) and self.has(number))
                 for number in numbers

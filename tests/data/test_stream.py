@@ -197,12 +197,12 @@ def train(folder: Path, num_workers: int, *stops: int) -> None:
         (
             [1, 2],
             list,
-            r"a list cannot start a stream: pass a function for which train\(epoch\) yields",
+            r"of type list cannot start a stream: pass a function for which train\(epoch\) yields",
         ),
         (
             lambda epoch: iter(()),
             Numbers(0),
-            r"a Numbers cannot start a stream: .* for which test\(\) yields samples",
+            r"of type Numbers cannot start a stream: .* for which test\(\) yields samples",
         ),
     ],
 )
