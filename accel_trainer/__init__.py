@@ -15,3 +15,6 @@ else:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         return getattr(import_module(f"{__name__}.api"), name)
+
+    def __dir__() -> list[str]:
+        return sorted(import_module(f"{__name__}.api").__all__)

@@ -11,7 +11,7 @@ from . import results
 IMPORTS = {
     "torch": "import torch",
     "torch + accelerate": "import torch, accelerate",
-    "accel_trainer": "import accel_trainer",
+    "accel_trainer": "from accel_trainer import Trainer",
 }
 FIRST_STEPS = {"raw torch": "raw", "raw accelerate": "accelerate", "ours, all on": "ours, all on"}
 
