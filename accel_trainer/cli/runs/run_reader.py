@@ -144,12 +144,12 @@ class RunReader:
     @cached_property
     def phase_s(self) -> dict[str, float]:
         """The seconds of each phase, over the attempts that ended cleanly."""
-        phases = [row["phase_s"] for row in self.attempts if row["event"] == "end"]
-        return {
-            name: sum(phase.get(name, 0.0) for phase in phases)
-            for phase in phases
-            for name in phase
-        }
+        sums: dict[str, float] = {}
+        for row in self.attempts:
+            phases = row["phase_s"] if row["event"] == "end" else {}
+            for name, seconds in phases.items():
+                sums[name] = sums.get(name, 0) + seconds
+        return sums
 
     @property
     def num_killed(self) -> int:
