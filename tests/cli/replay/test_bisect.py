@@ -53,6 +53,8 @@ def test_a_condition_may_read_what_a_probe_logs(
         "class Ids(Callback):\n"
         "    def on_step_end(self, trainer, report):\n"
         "        trainer.log('lowest_id', report.sample_ids[0].min())\n"
+        "    def state_dict(self):\n"
+        "        return {'trained': 'in one stretch'}\n"
     )
     argv = ["bisect", poisoned, "--where", "log/lowest_id == 0", "--probe", probe, "--every-step"]
     code, out, err = run_command(capsys, [*argv, "--to", tmp_path / "rows", "--json"])
