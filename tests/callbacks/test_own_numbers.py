@@ -247,7 +247,7 @@ def test_a_shard_is_not_logged_and_no_process_waits(tmp_path: Path, kind: str) -
     logs = tmp_path / "logs"
     job = processes.start(train_shards, tmp_path / "run", kind, num_processes=2, folder=logs)
     assert job.wait(60) == [64, 64], job.output()
-    said = "log/weights is a DTensor: it is a shard, so call full_tensor() on all processes"
+    said = "log/weights is of type DTensor: it is a shard, so call full_tensor() on all processes"
     assert said in job.output().splitlines()[-1]
 
 

@@ -159,7 +159,7 @@ def run(
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "extra state": (
         {"model": DictState},
-        "_extra_state of the model is an object of type dict: return a tensor from get_extra_state",
+        "_extra_state of the model is an object of type dict with scale: return a tensor from ",
     ),
     "late buffer": (
         {"model": LateBuffer},
