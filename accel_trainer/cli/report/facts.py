@@ -57,24 +57,21 @@ def _end(run: RunReader) -> list[Fact]:
 
 
 def _progress(run: RunReader) -> list[Fact]:
-    last: dict[str, Any] = {}
-    for row in run.rows:
-        last |= row
-    if not last:
+    if not run.rows:
         return []
+    step = run.rows[-1]["optimizer_step"]
     num_steps = _num_steps(run)
-    note = f"{'' if num_steps is None else f'of {num_steps:,}, '}epoch {last['epoch']}"
-    facts = [_fact("steps", f"{last['optimizer_step']:,}", note)]
-    if "train/loss" in last:
-        facts.append(_fact("training loss", format_number("loss", last["train/loss"])))
-    if "perf/samples_per_s" in last:
-        memory = f"{last.get('perf/peak_memory_gib', 0):.1f} GiB at most"
-        speed = f"{last['perf/samples_per_s']:,.0f}"
-        facts.append(_fact("samples per second", speed, memory))
-    clock = run.training_clock()
+    note = f"{'' if num_steps is None else f'of {num_steps:,}, '}epoch {run.rows[-1]['epoch']}"
+    facts = [_fact("steps", f"{step:,}", note)]
+    for loss in run.series("train/loss")[1][-1:]:
+        facts.append(_fact("training loss", format_number("loss", loss)))
+    for samples_per_s in run.series("perf/samples_per_s")[1][-1:]:
+        memory_gib = max(run.series("perf/peak_memory_gib")[1], default=0)
+        note = f"{memory_gib:.1f} GiB at most"
+        facts.append(_fact("samples per second", f"{samples_per_s:,.0f}", note))
+    clock = run.training_clock
     if clock is not None and num_steps is not None and run.state == "running":
-        step_s = clock[1][-1] / clock[0][-1]
-        left_s = step_s * max(0, num_steps - last["optimizer_step"])
+        left_s = clock[1][-1] / clock[0][-1] * max(0, num_steps - step)
         facts.append(_fact("time left", format_duration(left_s), "without evaluations"))
     return facts
 

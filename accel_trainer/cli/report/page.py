@@ -53,13 +53,15 @@ def write_page(
     template = resources.files(__package__).joinpath("report.html.jinja").read_text()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    described = [
+        _describe(run, number) | drawn._asdict()
+        for number, (run, drawn) in enumerate(zip(runs, sections, strict=True))
+    ]
     return environment.from_string(template).render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs) or 'no'} runs",
-        runs=[
-            _describe(run, number) | drawn._asdict()
-            for number, (run, drawn) in enumerate(zip(runs, sections, strict=True))
-        ],
-        columns=_columns(runs),
+        runs=described,
+        # Those that any run has: not every run is evaluated.
+        columns=list(dict.fromkeys(name for each in described for name in each["cells"])),
         curves=curves,
         time=time,
         data=page_data(runs),
@@ -78,11 +80,6 @@ def _shape(runs: Sequence[RunReader], curves: Sequence[Chart]) -> str:
     """Return a text that changes if the page needs other charts than it has."""
     names = [[str(run.folder) for run in runs], [chart.title for chart in curves]]
     return hashlib.sha256(repr((names, list(kinds_of(runs)))).encode()).hexdigest()
-
-
-def _columns(runs: Sequence[RunReader]) -> list[str]:
-    """Return the names of the facts that any run has: not every run is evaluated."""
-    return list(dict.fromkeys(fact["name"] for run in runs for fact in facts_of(run)))
 
 
 def _describe(run: RunReader, number: int) -> dict[str, Any]:

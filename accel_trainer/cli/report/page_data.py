@@ -72,7 +72,7 @@ def _run(run: RunReader, number: int, limit: int) -> dict[str, Any]:
         "steps": all_steps,
         "series": series,
         "steps_per_epoch": run.steps_per_epoch,
-        "clock": run.training_clock(),
+        "clock": run.training_clock and [_thin_out(column, limit) for column in run.training_clock],
     }
 
 

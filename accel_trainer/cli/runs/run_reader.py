@@ -43,6 +43,7 @@ _RESULT = {
     "wall_s": int | float,
     "peak_memory_bytes": int | float,
 }
+_NO_METRICS = {"event", "optimizer_step", "epoch"}
 _BEST = {"name": str, "metric": str, "value": int | float, "mode": str}
 
 
@@ -116,8 +117,9 @@ class RunReader:
             lines.append(f"task, such as the teacher's weights: sha256 {task}")
         return lines
 
+    @cached_property
     def training_clock(self) -> tuple[list[int], list[float]] | None:
-        """Return steps, and the seconds of training until each; None if no speed was logged.
+        """Steps, and the seconds of training until each; None if no speed was logged.
 
         Evaluations, saves and pauses are not counted.
         """
@@ -159,17 +161,22 @@ class RunReader:
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Return the optimizer steps and the values of a metric, in the order of measurement."""
-        found = [(row["optimizer_step"], float(row[name])) for row in self.rows if name in row]
-        return [step for step, _ in found], [value for _, value in found]
+        return self._all_series.get(name, ([], []))
 
     def metric_names(self) -> list[str]:
         """Return the names of all recorded numbers, each once."""
-        ignored = {"event", "optimizer_step", "epoch"}
-        return [
-            name
-            for name in dict.fromkeys(key for row in self.rows for key in row)
-            if name not in ignored
-        ]
+        return [*self._all_series]
+
+    @cached_property
+    def _all_series(self) -> Mapping[str, tuple[list[int], list[float]]]:
+        found: dict[str, tuple[list[int], list[float]]] = {}
+        for row in self.rows:
+            for name, value in row.items():
+                if name not in _NO_METRICS:
+                    steps, values = found.setdefault(name, ([], []))
+                    steps.append(row["optimizer_step"])
+                    values.append(float(value))
+        return found
 
     def evaluations(self) -> list[Mapping[str, Any]]:
         """Return the rows of evaluations."""
