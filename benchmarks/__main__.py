@@ -1,14 +1,20 @@
-"""Run all benchmarks, or the ones given: `python -m benchmarks [NAME ...]`.
+"""Run all benchmarks, or the ones given: `python -m benchmarks [--shortest] [NAME ...]`.
 
-Each has its own `--help`.
+Each has its own `--help`. With `--shortest`, each only shows that it runs, with its smallest sizes,
+and nothing is written.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
 from . import summary
+from .input_pipeline import write_noise
 from .results import write_readme
 
 NAMES = (
@@ -28,17 +34,75 @@ NAMES = (
     "padded_lm",
     "gpu",
 )
+ON_IMAGES = ("cpu_cifar", "fine_tuning", "imbalance")
+OURS = ("ours, all on", "ours, the others' optimizer")
+SHORTEST = {
+    "overhead": [
+        "--loops",
+        "raw",
+        *OURS,
+        "--repeats",
+        "1",
+        "--steps",
+        "8",
+        "--resnet-repeats",
+        "0",
+    ],
+    "digests": ["--repeats", "1"],
+    "input_pipeline": ["--images", "1024", "--repeats", "1", "--workers", "0"],
+    "photos": ["--repeats", "1", "--batches", "2", "--records", "2000"],
+    "evaluation": ["--repeats", "1"],
+    "checkpointing": ["--repeats", "2"],
+    "sharded": ["--repeats", "2", "--rounds", "1"],
+    "startup": ["--repeats", "1"],
+    "cpu_cifar": ["--seeds", "1", "--max-steps", "1"],
+    "fine_tuning": ["--seeds", "1", "--max-steps", "1"],
+    "imbalance": ["--seeds", "1", "--max-steps", "1"],
+    "padded_lm": [
+        "--seeds",
+        "1",
+        "--ways",
+        "ours: the task returns num_items",
+        "--layouts",
+        "1 x 8",
+    ],
+    "scaling": ["--repeats", "1", "--steps", "2"],
+    "traffic": [],
+    "gpu": ["--tiny"],
+}
 
 
 def main() -> None:
-    unknown = [name for name in sys.argv[1:] if name not in NAMES]
+    names = [word for word in sys.argv[1:] if word != "--shortest"]
+    unknown = [name for name in names if name not in NAMES]
     if unknown:
         sys.exit(f"no benchmark {unknown[0]!r}: name some of {', '.join(NAMES)}")
-    for name in sys.argv[1:] or NAMES:
+    if "--shortest" in sys.argv:
+        with tempfile.TemporaryDirectory() as folder:
+            run_shortest(names or NAMES, Path(folder))
+        return
+    for name in names or NAMES:
         print(f"{name}", flush=True)
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
     write_readme()
     summary.write()
+
+
+def run_shortest(names: Sequence[str], folder: Path) -> None:
+    """Run benchmarks with their smallest sizes, on noise in place of CIFAR-10."""
+    write_noise(folder, num_train=2600)
+    for name in names:
+        print(f"{name}", flush=True)
+        options = list(SHORTEST[name])
+        if name in (*ON_IMAGES, "gpu"):
+            options += ["--cache-dir", str(folder / "cache")]
+        if name in ON_IMAGES:
+            options += ["--dataset", str(folder)]
+        subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}", *options],
+            check=True,
+            env={**os.environ, "BENCHMARKS_FOLDER": str(folder)},
+        )
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def measure(
     model: str, loops: Sequence[str], num_steps: int, repeats: int, *, device: str = "cpu"
 ) -> list[results.Row]:
     names = [name for name in loops if is_installed(name)]
+    for name in (name for name in loops if name not in names):
+        print(f"{name}: left out, its toolkit is not installed")
     measured = results.interleave(
         names,
         lambda name: results.in_process("loops", name, model, str(num_steps), device),

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-FOLDER = Path(__file__).parent
-ROOT = FOLDER.parent
+ROOT = Path(__file__).parents[1]
+FOLDER = Path(os.environ.get("BENCHMARKS_FOLDER", Path(__file__).parent))
+"""Where the results and their README are written."""
 
 Row = dict[str, Any]
 

@@ -10,14 +10,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks import gpu, loops, results
-from benchmarks.__main__ import NAMES
+from benchmarks.__main__ import NAMES, ON_IMAGES, OURS, SHORTEST
 from benchmarks.input_pipeline import write_noise
 from benchmarks.on_gpu import copies as copied
 from benchmarks.on_gpu.page import Page
 
 from . import processes
 
-OURS = ("ours, all on", "ours, the others' optimizer")
 LONG = (
     "startup",
     "digests",
@@ -33,41 +32,6 @@ LONG = (
     "traffic",
     "gpu",
 )
-ON_IMAGES = ("cpu_cifar", "fine_tuning", "imbalance")
-TINY = {
-    "overhead": [
-        "--loops",
-        "raw",
-        *OURS,
-        "--repeats",
-        "1",
-        "--steps",
-        "8",
-        "--resnet-repeats",
-        "0",
-    ],
-    "digests": ["--repeats", "1"],
-    "input_pipeline": ["--images", "1024", "--repeats", "1", "--workers", "0"],
-    "photos": ["--repeats", "1", "--batches", "2", "--records", "2000"],
-    "evaluation": ["--repeats", "1"],
-    "checkpointing": ["--repeats", "2"],
-    "sharded": ["--repeats", "2", "--rounds", "1"],
-    "startup": ["--repeats", "1"],
-    "cpu_cifar": ["--seeds", "1", "--max-steps", "1"],
-    "fine_tuning": ["--seeds", "1", "--max-steps", "1"],
-    "imbalance": ["--seeds", "1", "--max-steps", "1"],
-    "padded_lm": [
-        "--seeds",
-        "1",
-        "--ways",
-        "ours: the task returns num_items",
-        "--layouts",
-        "1 x 8",
-    ],
-    "scaling": ["--repeats", "1", "--steps", "2"],
-    "traffic": [],
-    "gpu": ["--tiny"],
-}
 
 
 def test_the_tables_are_those_of_the_committed_results() -> None:
@@ -77,7 +41,7 @@ def test_the_tables_are_those_of_the_committed_results() -> None:
 
 
 def test_each_benchmark_is_tried() -> None:
-    assert set(TINY) == set(NAMES)
+    assert set(SHORTEST) == set(NAMES)
 
 
 @pytest.mark.usefixtures("python_is_forked")
@@ -88,11 +52,11 @@ def test_each_benchmark_is_tried() -> None:
 def test_a_benchmark_runs_with_tiny_sizes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = TINY[name]
+    options = SHORTEST[name]
     if name in (*ON_IMAGES, "gpu"):
         options = [*options, "--cache-dir", str(tmp_path / "cache")]
     if name in ON_IMAGES:
-        write_noise(tmp_path, num_train=256 if name == "cpu_cifar" else 2600)
+        write_noise(tmp_path, num_train=2600)
         options = [*options, "--dataset", str(tmp_path)]
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", [name, *options])
