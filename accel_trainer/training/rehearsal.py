@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from ..core.errors import CheckpointError
 from ..core.parameters import parameters_of
 from ..core.shards import is_shard, local_part
 from ..core.tensor_memory import sum_of_bits
+from ..core.types import Metric
 from ..distributed.collectives import differing_lines, run_on_main
 from .metrics import describe_tensor
 from .unseen_state import listed, mark_tensor, mark_unseen
@@ -68,6 +70,26 @@ class Rehearsal:
         self._fresh_optimizer = _copy_optimizer(optimizer)
         self._marks = [mark_unseen(self._parts, model=model)]
         self._restored: set[str] = set()
+
+    @contextmanager
+    def trying(self, metrics: Iterable[Metric]) -> Iterator[None]:
+        """Warn of values that the metrics change in the block, and that no checkpoint holds."""
+        parts = {type(metric).__name__: metric for metric in metrics}
+        before = mark_unseen(parts, model=self._model)
+        yield
+        after = mark_unseen(parts, model=self._model)
+        kept = [
+            name
+            for name, mark in before.items()
+            if name in after and mark[0] == after[name][0] and mark != after[name]
+        ]
+        if kept and self._accelerator.is_main_process:
+            _logger.warning(
+                "[UNSEEN_STATE] an evaluation changes %s, and no checkpoint holds it: compute from "
+                "the sums alone, or set unsaved_attributes = (%r,) if no result depends on it",
+                listed(kept),
+                min(kept).rpartition(".")[2],
+            )
 
     def after_step(self, read_state: Callable[[], Mapping[str, Any]]) -> None:
         """Check the state that a checkpoint would hold, perhaps with this process's shards.

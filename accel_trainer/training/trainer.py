@@ -370,7 +370,8 @@ class Trainer:
             with self._activity.during("evaluation"):
                 for set_name, evaluator in self._evaluators.items():
                     monitored = self._progress.monitored_in(set_name)
-                    evaluator.rehearse(self.model, monitored=monitored)
+                    with self._rehearsal.trying(evaluator.metrics):
+                        evaluator.rehearse(self.model, monitored=monitored)
 
     def _end_epoch(self) -> None:
         """Evaluate if due, and move to the next epoch unless a signal ends the evaluation."""

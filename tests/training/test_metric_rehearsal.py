@@ -130,6 +130,33 @@ def test_a_metric_whose_update_changes_nothing_is_named(
     )
 
 
+class Remembers(MeanLoss):
+    """Reports the mean over all evaluations."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        self.total += super().compute(sums)["loss"]
+        return {"loss": self.total}
+
+
+@pytest.mark.parametrize("is_confirmed", [False, True])
+def test_a_metric_that_remembers_evaluations_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_confirmed: bool,
+) -> None:
+    monkeypatch.setattr(workload, "MeanLoss", Remembers)
+    if is_confirmed:
+        monkeypatch.setattr(Remembers, "unsaved_attributes", ("total",), raising=False)
+    workload.train(workload.make_config(tmp_path / "run"))
+    lines = [line for line in caplog.messages if line.startswith("[UNSEEN_STATE] an evaluation")]
+    assert len(lines) == (not is_confirmed)
+    assert is_confirmed or "changes Remembers.total, and no checkpoint" in lines[0]
+
+
 def test_wrappers_of_torchmetrics_that_keep_no_sums_are_refused() -> None:
     wrappers = pytest.importorskip("torchmetrics.wrappers")
     classification = pytest.importorskip("torchmetrics.classification")
