@@ -443,6 +443,7 @@ RULES = {
             "cli.doctor.findings",
             "cli.recipe.dry_run",  # hands it to the processes that it starts
             "cli.sweep.sweep",  # the same
+            "cli.chaos.closer",  # the same
             "cli.chaos.runs",  # the same
             "cli.chaos.start",
             "callbacks.trackers",  # theirs say where they store

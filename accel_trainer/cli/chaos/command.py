@@ -32,6 +32,7 @@ from ..common.output import format_duration, tell
 from ..common.parser import CommandParser
 from ..common.processes import stops_noted
 from .campaign import Recipe, Undisturbed, Verdict, judge, run_undisturbed, shrink, try_plans
+from .closer import look_closer
 from .faults import Plan, draw_plans, parse_plan, show_plan
 from .runs import Ending, said_by
 
@@ -132,10 +133,13 @@ def _campaign(recipe: Recipe, plan: Plan | None, options: Namespace) -> int:
     if failed is not None and failed.ending.plan:
         say("looking for the shortest plan of faults that does the same")
         failed = shrink(failed, recipe, undisturbed)
+    closer = [] if failed is None else look_closer(failed, recipe, undisturbed.reference)
     if options.json:
-        tell(json.dumps(_as_json(recipe, undisturbed, verdicts, failed), indent=1))
+        tell(json.dumps(_as_json(recipe, undisturbed, verdicts, failed, closer), indent=1))
+    elif failed is None:
+        tell(_survived(undisturbed, verdicts))
     else:
-        tell(_survived(undisturbed, verdicts) if failed is None else _failure(recipe, failed))
+        tell(_failure(recipe, failed, closer))
     return ExitCode.DONE if failed is None else _DIFFERENT
 
 
@@ -226,8 +230,11 @@ def _survived(undisturbed: Undisturbed, verdicts: Sequence[Verdict]) -> str:
     return "\n".join([*lines, _NOT_TRIED])
 
 
-def _failure(recipe: Recipe, failed: Verdict) -> str:
-    """Return the plan of a run that failed, what differs, and the command that repeats it."""
+def _failure(recipe: Recipe, failed: Verdict, closer: Sequence[str]) -> str:
+    """Return the plan of a run that failed, what differs, and the command that repeats it.
+
+    `closer` are lines about the first difference.
+    """
     plan = failed.ending.plan
     happened = "; ".join(fault.described for fault in plan) or "the same start, in a new Python"
     lines = [f"the shortest: {happened}"]
@@ -238,6 +245,7 @@ def _failure(recipe: Recipe, failed: Verdict) -> str:
             lines.append(f"  first: {difference.first}")
         lines.append(f"  in the end: {difference.where}")
         lines.append(f"  cause: {difference.cause}")
+    lines += [f"  why: {line}" for line in closer]
     return "\n".join([*lines, f"  again: {_command(recipe, plan)}"])
 
 
@@ -254,6 +262,7 @@ def _as_json(
     undisturbed: Undisturbed,
     verdicts: Sequence[Verdict],
     failed: Verdict | None,
+    closer: Sequence[str],
 ) -> dict[str, Any]:
     return {
         "recipe": recipe.path,
@@ -275,6 +284,7 @@ def _as_json(
             "faults": show_plan(failed.ending.plan),
             "problem": failed.ending.problem,
             "difference": None if failed.difference is None else asdict(failed.difference),
+            "why": closer,
             "command": _command(recipe, failed.ending.plan),
         },
     }

@@ -26,10 +26,14 @@ Files = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Difference:
-    """`where` is the first tensor or number of the end that differs, `first` the first row."""
+    """`where` is the first tensor or number of the end that differs.
+
+    `first` is the first number in the rows that differs, and `step` its step; None: no number does.
+    """
 
     where: str
     first: str | None
+    step: int | None
     cause: str
 
 
@@ -45,7 +49,7 @@ def explain(
     where = difference_of_runs(one, other, left_out=left_out)
     if where is None:
         return None
-    first = _first_row(one, other, left_out)
+    step, first = _first_row(one, other, left_out)
     lost, generators = _first_lost(reference.notes, ending.notes)
     if not ending.plan:
         cause = _why_not_repeated(one, other, lost, touched)
@@ -56,7 +60,7 @@ def explain(
     else:
         is_measured = where.startswith((ROWS, "trainer.")) and "eval" in (first or "")
         cause = cause_of(ROWS if is_measured else where, lost, generators)
-    return Difference(where, first, cause)
+    return Difference(where, first, step, cause)
 
 
 _CAUSES = {
@@ -105,15 +109,17 @@ def _changed(touched: Collection[str]) -> str:
     return f"a run changes {listed(touched)} in the current folder"
 
 
-def _first_row(one: Path, other: Path, left_out: Collection[str]) -> str | None:
-    """Return the first number in the rows that differs, with its step and both values."""
+def _first_row(
+    one: Path, other: Path, left_out: Collection[str]
+) -> tuple[int, str] | tuple[None, None]:
+    """Return the step and the first number in the rows that differs, with both values."""
     rows = (rows_of(run, left_out) for run in (one, other))
     for mine, its in zip_longest(*rows, fillvalue=_NO_ROW):
         for name in mine | its:
             if mine.get(name) != its.get(name):
-                step = (mine or its)["optimizer_step"]
-                return f"{name} of step {step}: {mine.get(name)} -> {its.get(name)}"
-    return None
+                step = int((mine or its)["optimizer_step"])
+                return step, f"{name} of step {step}: {mine.get(name)} -> {its.get(name)}"
+    return None, None
 
 
 def own_numbers_that_vary(reference: Ending, again: Ending) -> set[str]:
