@@ -15,6 +15,10 @@ from .within import Pair, Traced
 
 Say = Callable[[str], None]
 _MAX_SETTINGS = 8
+_OF_WORKERS = (
+    "a race of the data workers, or random numbers that depend on the worker: without workers, the "
+    "same samples are read each time"
+)
 
 
 class Cause(NamedTuple):
@@ -122,7 +126,7 @@ def _experiments(pair: Pair, traced: Traced) -> Iterator[Experiment]:
     if (config.get("batch") or {}).get("num_workers"):
         yield Experiment(
             "--batch.num-workers 0",
-            Cause("data workers", "what is read depends on which data worker reads it, or when"),
+            Cause("data workers", _OF_WORKERS),
             flags=["--batch.num-workers", "0"],
         )
     if hardware.get("num_threads", 1) > 1:
@@ -231,7 +235,7 @@ def _of_data(data: DataDifference, *, is_twice: bool) -> Cause:
         return Cause("dataset", f"the dataset or the collate function gives other contents{again}")
     if is_twice:
         text = "the dataset gives another sample each time it is read: its augmentation is not "
-        return Cause("dataset", f"{text}seeded, or it changes itself")
+        return Cause("dataset", f"{text}seeded, its threads race, or it changes itself")
     return Cause("dataset", "the dataset gives other contents: other files, or other code")
 
 
