@@ -18,7 +18,7 @@ from ..why.why import why
 from .campaign import Recipe, Verdict
 from .runs import Ending
 
-_LIMIT_S = 120.0
+_LIMIT_S = 300.0
 _POLL_S = 0.2
 _KEEP_ALL = ("--checkpoint.keep-last-n", "1000")
 _OTHERS = ("workers", "processes")
@@ -30,7 +30,7 @@ def look_closer(failed: Verdict, recipe: Recipe, reference: Ending) -> list[str]
 
     The undisturbed run is trained again, from its start and from a checkpoint, up to the step of
     the first difference: that shows state that a resume loses, and randomness. No lines: nothing
-    was found, or not within two minutes.
+    was found, or not within five minutes.
 
     Raises:
         KeyboardInterrupt: a signal to stop came.
