@@ -195,7 +195,8 @@ class Recorder:
             row[place] = [self.hash_of(value) for value in values]
         if self.is_kept_next and self._kept_tensor is not None:
             place, position = self._kept_tensor
-            value = tensors[place][position]
+            # After a race, another row may be here than in the replay before.
+            value = dict(enumerate(tensors[place])).get(position)
             if isinstance(value, np.ndarray):
                 value = torch.from_numpy(value)
             if isinstance(value, Tensor):
@@ -279,7 +280,7 @@ class Recorder:
         kept = self._kept_tensor if self.is_kept_next else None
         # A clone, since the operator may write into it.
         inputs: list[Any] = [self.hash_of(tensor) for tensor in tensors]
-        if kept is not None and kept[0] == "inputs":
+        if kept is not None and kept[0] == "inputs" and kept[1] < len(tensors):
             inputs[kept[1]] = tensors[kept[1]].detach().clone()
         if self.phase not in ("backward", "update"):
             # Autograd numbers its nodes, and has made this operator's before it is called.
