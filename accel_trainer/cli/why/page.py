@@ -28,10 +28,11 @@ text {{ font-size: 11px; fill: var(--muted); }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }}
 table {{ border-collapse: collapse; width: 100%; font-size: 14px; }}
 th, td {{ text-align: left; font-weight: 400; padding: .15rem .5rem; border-bottom: 1px solid var(--line); }}
-thead th {{ color: var(--muted); }} .other {{ color: var(--b); }}
+thead th {{ color: var(--muted); }} thead th:first-child {{ padding-left: 0; }} .other {{ color: var(--b); }}
 .first {{ color: var(--first); font-weight: 650; }}
 </style>
 <h1>{title}</h1>
+{lead}
 {curves}
 {modules}
 <h2>What was found</h2>
@@ -45,10 +46,23 @@ def draw_page(finding: Finding, runs: Sequence[RunReader]) -> str:
     names = " and ".join(run.name for run in runs)
     return _PAGE.format(
         title=escape(f"{names}: {'equal' if finding.is_equal else 'where they begin to differ'}"),
+        lead=_lead(finding),
         curves=_curves(finding, runs),
         modules=_modules(finding.modules) if finding.modules else "",
         text=escape(finding.text),
     )
+
+
+def _lead(finding: Finding) -> str:
+    """Return the answer in one sentence; empty if the runs are equal."""
+    if finding.step is None:
+        return ""
+    place = f"step {finding.step}" + f", {finding.phase}" * (finding.phase is not None)
+    place += f" of {finding.module}" * bool(finding.module)
+    what = f": {finding.operator}" * (finding.operator is not None)
+    cause = f". The cause: {finding.cause}" * (finding.cause is not None)
+    first = f'<span class="first">{escape(place)}</span>'
+    return f"<p>They differ first in {first}{escape(what + cause)}.</p>"
 
 
 def _curves(finding: Finding, runs: Sequence[RunReader]) -> str:
