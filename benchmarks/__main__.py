@@ -48,7 +48,7 @@ SHORTEST = {
         "--resnet-repeats",
         "0",
     ],
-    "digests": ["--repeats", "1"],
+    "digests": ["--repeats", "1", "--nets", "tiny", "resnet20"],
     "input_pipeline": ["--images", "1024", "--repeats", "1", "--workers", "0"],
     "photos": ["--repeats", "1", "--batches", "2", "--records", "2000"],
     "evaluation": ["--repeats", "1"],

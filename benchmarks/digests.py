@@ -108,6 +108,7 @@ def loop_rows(repeats: int) -> list[results.Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--nets", nargs="+", choices=MODELS, default=[*MODELS])
     parser.add_argument("--parts", choices=MODELS, help="measure once, and print it as JSON")
     options = parser.parse_args()
     if options.parts:
@@ -115,7 +116,7 @@ def main() -> None:
         return
     started = results.environment()
     config = TrainerConfig()
-    parts = [parts_row(name, 3) for name in MODELS]
+    parts = [parts_row(name, min(3, options.repeats)) for name in options.nets]
     loops = loop_rows(options.repeats)
     results.write(
         "digests",
