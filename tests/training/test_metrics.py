@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.history import is_number
 from accel_trainer.core.types import Batch, Metric, StepOutput
 from accel_trainer.training.metric_adapters import EvaluateMetric
 from accel_trainer.training.metrics import (
@@ -19,7 +20,6 @@ from accel_trainer.training.metrics import (
     MeanLoss,
     MeanNumber,
     TopKAccuracy,
-    is_number,
     plain_values,
     sums_device,
 )
