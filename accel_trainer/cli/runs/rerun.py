@@ -94,11 +94,11 @@ def _final_weights(run: RunReader) -> tuple[int, dict[str, str]]:
 
 def _warn_as_it_starts(run: RunReader, folder: Path, process: subprocess.Popen[bytes]) -> None:
     """Report differences between the environments as soon as the rerun has recorded its own."""
-    while process.poll() is None:
-        if (folder / "environment.json").exists():
-            _warn(run, read_run(folder), "environment")
-            return
+    recorded = folder / "environment.json"
+    while process.poll() is None and not recorded.exists():
         time.sleep(_POLL_S)  # the rerun has no way to signal that the file is there
+    if recorded.exists():
+        _warn(run, read_run(folder), "environment")
 
 
 def _warn(run: RunReader, again: RunReader, group: str) -> None:
