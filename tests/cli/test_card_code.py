@@ -114,7 +114,14 @@ def test_the_code_of_a_card_gives_the_classes_of_predict_for_all_pictures(
     predicted = {line.split("  ")[0]: line.split("  ")[1].split() for line in out.splitlines()}
     assert len(predicted) == len(files) > 40
     assert len({tuple(words) for words in predicted.values()}) > 20, "they are not all the same"
-    assert run_card(tmp_path / "model", files, name=name) == predicted
+    printed = run_card(tmp_path / "model", files, name=name)
+    assert {file: name for file, (name, _) in printed.items()} == {
+        file: name for file, (name, _) in predicted.items()
+    }
+    # `predict` has several pictures in a batch, so that the last digit may be rounded otherwise.
+    for file, (_, confidence) in printed.items():
+        difference = float(confidence.strip("%")) - float(predicted[file][1].strip("%"))
+        assert abs(difference) < 0.15, file
 
 
 def test_the_card_of_photos_says_that_they_are_for_validation(
