@@ -50,19 +50,25 @@ class KillAfterStep(Callback):
 
 
 class PauseOnce(ClassificationTask, Callback):
-    """Waits for the file `continue` in an epoch, in the first evaluation, or in a save."""
+    """Waits for the file `continue` in an epoch, in the first evaluation, or in a save.
+
+    Evaluations are tried with one batch before the first step, which does not count.
+    """
 
     def __init__(self, place: str, folder: Path) -> None:
         super().__init__()
         self._place = place
         self._folder = folder
+        self._has_trained = False
 
     def on_step_end(self, trainer: Any, report: Any) -> None:
+        self._has_trained = True
         if report.optimizer_step == 2:
             self._pause("step")
 
     def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        self._pause("evaluation")
+        if self._has_trained:
+            self._pause("evaluation")
         return super().eval_step(model, batch)
 
     def on_checkpoint(self, trainer: Any, name: str) -> None:
