@@ -49,7 +49,8 @@ class Savers:
 
     def __init__(self, accelerator: Accelerator, folder: Path, name: str) -> None:
         self.accelerator, self.folder, self.name, self.step = accelerator, folder, name, 0
-        config = RuntimeConfig(num_threads=1)
+        # Sharding wants parameters that are contiguous.
+        config = RuntimeConfig(num_threads=1, channels_last=False)
         model = build_model(ModelConfig(name="resnet18"), num_classes=10, in_channels=3)
         model = place_model(model, accelerator, config)
         plain = torch.optim.AdamW(model.parameters())
