@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import *  # noqa: F403
+    from .api import *  # noqa: F403  # exactly the names of its `__all__`
 else:
 
     def __getattr__(name: str) -> Any:

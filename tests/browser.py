@@ -35,7 +35,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class Browser:
-    """One page of a browser, which is told what to do by messages in JSON over two pipes."""
+    """Controls one page of a browser by sending JSON messages over two pipes."""
 
     def __init__(self, requests: BinaryIO, answers: BufferedReader) -> None:
         self._requests = requests

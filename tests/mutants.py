@@ -57,6 +57,41 @@ MUTANTS = [
     ),
     # --- what a run shows ---
     Mutant(
+        "the live page needs no token",
+        "accel_trainer/cli/watch/server.py",
+        "if not secrets.compare_digest(token.encode(), server.token.encode()):",
+        "if not token:",
+        ("tests/cli/watch/test_watch.py",),
+    ),
+    Mutant(
+        "a malformed run is a traceback of the live page",
+        "accel_trainer/cli/watch/live_page.py",
+        "with reading(*(run.folder for run in runs)):",
+        "if True:",
+        ("tests/cli/watch/test_watch.py",),
+    ),
+    Mutant(
+        "rows that a resume has removed stay in the live page",
+        "accel_trainer/cli/runs/run_reader.py",
+        "if not self._is_continued():",
+        "if not self._end:",
+        ("tests/cli/watch/test_watch.py",),
+    ),
+    Mutant(
+        "a run that diverged flattens all curves",
+        "accel_trainer/cli/report/charts.py",
+        "if highest > top > 0 else None",
+        "if False else None",
+        ("tests/cli/test_report.py",),
+    ),
+    Mutant(
+        "a second Ctrl-C fails if the checkpoints cannot be listed",
+        "accel_trainer/callbacks/progress_bar.py",
+        "suppress(OSError, UserError)",
+        "suppress(OSError)",
+        ("tests/callbacks/test_progress_bar.py",),
+    ),
+    Mutant(
         "the best evaluation is not marked",
         "accel_trainer/callbacks/progress_bar.py",
         'mark = "" if trainer.best is self._best else "*"',

@@ -13,9 +13,10 @@ from typing import Any
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from ..checkpoint.format import list_checkpoints, step_of
+from ..checkpoint.format import is_committed, list_checkpoints, step_of
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.console import fold, say, terminal_columns
+from ..core.errors import UserError
 from ..core.history import is_number
 from ..core.train_state import checkpoint_name
 from ..core.types import StepReport
@@ -176,17 +177,24 @@ class ProgressBar(Callback):
         self._terminal.close()
 
     def _say_interrupted(self) -> None:
-        """Say what Ctrl-C does. Called by the signal's handler, so it writes past all buffers."""
-        step_s = self._step_s
-        if self._stop_flag.is_raised:
-            saved = max(map(step_of, list_checkpoints(self._checkpoints)), default=0)
-            num_lost = self._trainer.state.optimizer_step - saved
-            text = f"left: {num_lost} steps after step {saved} are lost; the same command continues"
-        else:
-            about = f" (about {step_s:.0f} s)" if step_s >= 1 else ""
-            text = f"stopping after this step{about}; press again to leave now"
-        with suppress(OSError):
+        """Say what Ctrl-C does. Called by the signal's handler, so it writes past all buffers.
+
+        Whatever it cannot read or write, the run stops or ends.
+        """
+        with suppress(OSError, UserError):
+            text = self._what_is_lost() if self._stop_flag.is_raised else self._what_comes_next()
             os.write(2, f"\n{text}\n".encode())
+
+    def _what_comes_next(self) -> str:
+        step_s = self._step_s
+        about = f" (about {step_s:.0f} s)" if step_s >= 1 else ""
+        return f"stopping after this step{about}; press again to leave now"
+
+    def _what_is_lost(self) -> str:
+        committed = filter(is_committed, list_checkpoints(self._checkpoints))
+        saved = max(map(step_of, committed), default=0)
+        num_lost = self._trainer.state.optimizer_step - saved
+        return f"left: {num_lost} steps after step {saved} are lost; the same command continues"
 
     @property
     def _step_s(self) -> float:

@@ -97,9 +97,9 @@ class Checkpointer:
         self._metadata = dict(metadata)
         self._before_commit = before_commit
         self._snapshot = Snapshot()
+        self.is_closed = False
         # The thread computes on one core: a second OpenMP team slows the training thread down for
         # good (to 0.76 of its speed on two cores).
-        self.is_closed = False
         self._executor = ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, (1,))
         self._pending: Future[None] | None = None
 

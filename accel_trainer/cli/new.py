@@ -38,7 +38,7 @@ _PHOTOS = """Put your photos into `photos/`, in a folder for each class: `photos
 ```bash
 accel-trainer data photos      # classes, sizes, duplicates and broken files
 ```
-"""  # noqa: E501
+"""  # noqa: E501  # lines of the new file
 _DIGITS = """The digits of scikit-learn are there to try it. Then replace `--dataset digits`:
 `cifar10` and `cifar100` are downloaded, and a folder of small images, all of one size, is read.
 """
@@ -87,7 +87,7 @@ training still takes a step, evaluates, saves and continues. On several GPUs:
 ```bash
 accelerate launch --config_file accelerate_configs/multi_gpu.yaml train.py --config config.yaml {flags}
 ```
-"""  # noqa: E501
+"""  # noqa: E501  # lines of the new file
 
 _CONFIG = """# accelerate launch train.py --config config.yaml
 # `python train.py --help-all` lists all settings, and the config.yaml of a run's folder has their values.
@@ -95,7 +95,7 @@ trainer:
   num_epochs: 10
 batch:
   global_batch_size: 64
-"""  # noqa: E501
+"""  # noqa: E501  # lines of the new file
 
 _TEST = '''"""The recipe takes a step, evaluates, saves and continues."""
 

@@ -33,9 +33,8 @@ class TorchMetric:
 
     def __post_init__(self) -> None:
         for metric in self._metrics.values():
-            if not getattr(
-                metric, "metric_state", None
-            ):  # BootStrapper, MinMaxMetric, ClasswiseWrapper, ...
+            # BootStrapper, MinMaxMetric, ClasswiseWrapper, ...
+            if not getattr(metric, "metric_state", None):
                 raise ConfigError(
                     "METRIC",
                     f"{type(metric).__name__} keeps its state in the metrics that it wraps: "

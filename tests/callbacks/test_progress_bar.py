@@ -24,12 +24,14 @@ from ..variants import slow, slow_but
 class Acts(Callback):
     """Warns after the third step, and kills its process after another.
 
-    `interrupts`: it sends itself this many INT after the seventh step.
+    `interrupts`: it sends itself this many INT after the seventh step. `moved`: before that, it
+    moves this folder away and leaves a link.
     """
 
-    def __init__(self, dies_after: int, interrupts: int) -> None:
+    def __init__(self, dies_after: int, interrupts: int, moved: Path | None) -> None:
         self._dies_after = dies_after
         self._interrupts = interrupts
+        self._moved = moved
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         if report.optimizer_step == 3:
@@ -39,6 +41,8 @@ class Acts(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
         if report.optimizer_step == 7:
             trainer._checkpointer.wait(must_succeed=True)
+            if self._moved is not None:
+                self._moved.symlink_to(self._moved.rename(self._moved.with_name("elsewhere")))
             for _ in range(self._interrupts):
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -50,6 +54,7 @@ def attempt(
     max_steps: int | None = None,
     log_every_n_steps: int = 2,
     interrupts: int = 0,
+    moves_checkpoints: bool = False,
 ) -> None:
     """Train 2 epochs of 5 steps with a row for every second step, and its end."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
@@ -62,7 +67,8 @@ def attempt(
         ),
         run=replace(config.run, quiet=is_quiet),
     )
-    workload.train(config, callbacks=(Acts(dies_after, interrupts),))
+    moved = folder / "checkpoints" if moves_checkpoints else None
+    workload.train(config, callbacks=(Acts(dies_after, interrupts, moved),))
 
 
 def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> None:
@@ -124,6 +130,15 @@ def test_a_second_ctrl_c_says_what_is_lost(tmp_path: Path) -> None:
     assert job.wait() == [128 + signal.SIGINT]
     said = "left: 2 steps after step 5 are lost; the same command continues"
     assert job.output().splitlines()[-1] == said
+
+
+def test_a_second_ctrl_c_leaves_if_the_checkpoints_cannot_be_listed(tmp_path: Path) -> None:
+    options = (0, False, None, 2, 2, True)
+    job = processes.start(
+        attempt, tmp_path / "run", *options, num_processes=1, folder=tmp_path / "logs"
+    )
+    assert job.wait() == [128 + signal.SIGINT]
+    assert "Traceback" not in job.output()
 
 
 @pytest.mark.parametrize("is_exact", [False, True])

@@ -62,7 +62,7 @@ def test_the_reference_shows_plain_types_and_names_short_flags(site: Path) -> No
 
 
 def test_each_question_finds_its_answer_among_the_first_three_hits(site: Path) -> None:
-    """The search of the site itself is asked: a hit is the first section of a page in its list."""
+    """This runs the site's own search; a hit is the first section that it lists of a page."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node, which runs the search of the site")

@@ -66,7 +66,7 @@ def _first_step(evidence: Evidence) -> int | None:
     if origin in ("auto", "never"):
         return 0 if init_from is None or Path(str(init_from)).expanduser().exists() else None
     path = Path(str(origin)).expanduser()
-    # A run has gone on since, perhaps.
+    # The run that it came from may have removed this checkpoint since.
     return step_of(path) if CHECKPOINT_NAME.fullmatch(path.name) and is_committed(path) else None
 
 

@@ -82,5 +82,5 @@ def _find(
         found = why(base, recipes=[recipe], until=step, keep=reference.folder / "why")
         if found.step is not None and found.cause is not None:
             # With faults, the cause is known: what they change, or what a resume loses.
-            told = _WHERE if has_faults else (*_WHERE, "cause: ")
-            sender.send([line for line in found.text.splitlines() if line.startswith(told)])
+            wanted = _WHERE if has_faults else (*_WHERE, "cause: ")
+            sender.send([line for line in found.text.splitlines() if line.startswith(wanted)])

@@ -31,7 +31,7 @@ img {{ width: 10rem; border-radius: 4px }}
 resized to {size} x {size} pixels. {note}</p>
 {classes}
 </html>
-"""  # noqa: E501
+"""  # noqa: E501  # a rule of CSS a line
 
 
 def draw_page(source: str, found: PhotoSplits, transform: EvalTransform) -> str:

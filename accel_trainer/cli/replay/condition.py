@@ -85,7 +85,7 @@ class _Parser:
     @property
     def next(self) -> Token:
         """The next token."""
-        start = self.position + re.match(r"\s*", self.text[self.position :]).end()  # type: ignore[union-attr]
+        start = len(self.text) - len(self.text[self.position :].lstrip())
         found = _TOKEN.match(self.text, start)
         if found is not None:
             return Token(str(found.lastgroup), found.group(), start)

@@ -20,6 +20,7 @@ from ...checkpoint.format import is_committed, list_checkpoints, step_of
 from ...core.errors import ExitCode, OutputError
 from ...core.history import read_history
 from ...core.run_dir import prepare_directory
+from ...run.extra_callbacks import VARIABLE
 from ..common.output import tell
 from ..common.processes import forward_signals, start_recipe
 from ..runs.recorded_start import recorded_flags, recorded_recipe, recorded_start
@@ -30,7 +31,6 @@ STOP = _HERE / "stop.py"
 """Callbacks that end a replay after its last step, without an evaluation."""
 STEP_DIGESTS = _HERE / "step_digests.py"
 """Callbacks that write the digests after each step into `steps.jsonl` of the replay."""
-_CALLBACKS = "ACCEL_TRAINER_CALLBACKS"
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Replay:
             *flags,
         ]
         start = {**self.start, "variables": {**self.start["variables"], **(variables or {})}}
-        start["variables"][_CALLBACKS] = os.pathsep.join(map(str, callbacks))
+        start["variables"][VARIABLE] = os.pathsep.join(map(str, callbacks))
         with (
             forward_signals() if received is None else nullcontext(received) as stopped,
             start_recipe(command, **start, output=subprocess.DEVNULL, errors=errors) as process,

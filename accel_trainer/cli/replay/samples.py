@@ -9,13 +9,13 @@ from typing import Any
 
 from ...core.filesystem import read_file
 from ...core.json_files import parse_json
+from . import step_samples
 from .proof import Proof, compare
 from .replay import STOP, Replay, comparable_rows, errors_of_failures
 
 Sample = Mapping[str, Any]
 
-_STEP_SAMPLES = Path(__file__).with_name("step_samples.py")
-_STEP = "ACCEL_TRAINER_SAMPLES_STEP"
+_STEP_SAMPLES = Path(step_samples.__file__)
 _MAX_BYTES = 2**31
 
 
@@ -36,7 +36,7 @@ def samples_of(
             until=until,
             after=step - 1,
             callbacks=[_STEP_SAMPLES, STOP],
-            variables={_STEP: str(step)},
+            variables={step_samples.STEP: str(step)},
             errors=errors,
         )
     samples = [

@@ -29,7 +29,7 @@ thead th {{ color: var(--muted); }}
 <pre>{text}</pre>
 {samples}
 </html>
-"""  # noqa: E501
+"""  # noqa: E501  # a rule of CSS a line
 
 
 def draw_page(title: str, text: str, samples: Sequence[Sample]) -> str:

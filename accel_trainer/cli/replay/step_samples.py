@@ -52,6 +52,7 @@ class StepSamples(Callback):
             self._losses.append(losses.detach())
             backward(step, losses)
 
+        # Callbacks do not see the losses of each sample: a replay may look where training may not.
         OptimizerStep.begin = watched_begin  # type: ignore[method-assign,assignment]
         OptimizerStep.accumulate = watched_accumulate  # type: ignore[method-assign,assignment]
         OptimizerStep._backward = watched_backward  # type: ignore[method-assign,assignment]

@@ -37,10 +37,10 @@ def plan(
 ) -> list[Stretch]:
     """Return stretches that cover the steps from `first` to `last` (None: the last of the run).
 
-    There is a row every `every` steps, and each stretch but the first begins at a checkpoint. What
-    callbacks that the run did not have would have logged between the row before a checkpoint and
-    the checkpoint is not in it. So the stretch before it goes on up to the next row, and only the
-    rows after that count for the new stretch. `in_one`: a single stretch from the start of the run.
+    There is a row every `every` steps, and each stretch but the first begins at a checkpoint. A
+    checkpoint lacks what new callbacks would have logged since the last row before it. Each stretch
+    therefore runs past the next checkpoint up to the next row, and the following stretch counts
+    only the rows after that one. `in_one`: a single stretch from the start of the run.
     """
     end = replay.last_step
     last = end if last is None else min(last, end)

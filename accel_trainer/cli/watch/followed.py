@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...core.errors import OutputError
+from ...training.evaluation_file import EVALUATION_FILE
+from ...vision.mistakes import MISTAKES_FILE
 from ..runs.run_reader import MetricsReader, RunReader, read_run
 from ..runs.runs import run_folders
 from ..runs.status import read_status
@@ -15,11 +17,12 @@ from ..runs.status import read_status
 # What a page shows of a run; `checkpoints` changes when one is added or removed.
 _SHOWN = (
     "config.yaml",
+    "environment.json",
     "metrics.jsonl",
     "attempts.jsonl",
     "result.json",
-    "evaluation.safetensors",
-    "mistakes.json",
+    EVALUATION_FILE,
+    MISTAKES_FILE,
     "checkpoints",
 )
 

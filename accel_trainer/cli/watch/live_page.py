@@ -12,7 +12,7 @@ from ..report.classes import draw_classes
 from ..report.figures import Chart
 from ..report.logged import draw_histograms
 from ..report.page import Sections, report_script, write_page
-from ..runs.run_reader import RunReader
+from ..runs.run_reader import RunReader, reading
 from .followed import Followed
 
 # Between two looks; longer if the page takes long to make, so that most of the time this process
@@ -67,16 +67,20 @@ class LivePage:
             return None if self._has_ended.is_set() else self.version
 
     def html(self) -> bytes:
-        """Return the newest page."""
+        """Return the newest page. Raises OutputError if the contents of a run are malformed."""
         with self._making:
-            if self._page_version != self.version:
+            version = self.version
+            if self._page_version != version:
                 begun_s = time.monotonic()
-                self._page_version = self.version
-                self._page = self._make(self._followed.read()).encode(errors="backslashreplace")
+                runs = self._followed.read()
+                with reading(*(run.folder for run in runs)):
+                    page = self._make(runs, version)
+                self._page = page.encode(errors="backslashreplace")
+                self._page_version = version
                 self._making_s = time.monotonic() - begun_s
             return self._page
 
-    def _make(self, runs: list[RunReader]) -> str:
+    def _make(self, runs: list[RunReader], version: int) -> str:
         curves = [Chart(name, title_of(name), _EMPTY, b"") for name in group_curves(runs)]
         script = resources.files(__package__).joinpath("watch.js").read_text()
         return write_page(
@@ -85,7 +89,7 @@ class LivePage:
             None,
             [self._sections(run, is_drawn=len(runs) <= _MAX_DRAWN) for run in runs],
             scripts=[*[report_script()] * bool(curves), script],
-            version=self._page_version,
+            version=version,
         )
 
     def _sections(self, run: RunReader, *, is_drawn: bool) -> Sections:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import secrets
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import cast
 
-from ...core.errors import OutputError
+from ...core.errors import OutputError, UserError
 from .live_page import LivePage
 
 _HEARTBEAT_S = 10.0  # of an event stream, so that a reader that has gone is noticed
@@ -37,6 +38,11 @@ class PageServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(9)
         super().__init__((host, port), _Answer)
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a reader that has gone; print the traceback of everything else."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
     @property
     def url(self) -> str:
         """The address to open."""
@@ -53,31 +59,37 @@ class _Answer(BaseHTTPRequestHandler):
         elif rest[0] == "events":
             self._send_events(server.page)
         elif rest[0] == "":
-            self._send_page(server.page.html())
+            self._send_newest(server.page)
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
-    def _begin(self, kind: str, **headers: str) -> None:
-        self.send_response(HTTPStatus.OK)
+    def _begin(self, status: HTTPStatus, kind: str, **headers: str) -> None:
+        self.send_response(status)
         for name, value in (_HEADERS | {"Content-Type": kind} | headers).items():
             self.send_header(name, value)
         self.end_headers()
+
+    def _send_newest(self, page: LivePage) -> None:
+        try:
+            self._send_page(page.html())
+        except UserError as error:
+            self._begin(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8")
+            self.wfile.write(f"{error}\n".encode(errors="backslashreplace"))
 
     def _send_page(self, page: bytes) -> None:
         is_packed = "gzip" in self.headers.get("Accept-Encoding", "")
         body = gzip.compress(page, 1) if is_packed else page
         packed = {"Content-Encoding": "gzip"} if is_packed else {}
-        self._begin("text/html; charset=utf-8", **packed, **{"Content-Length": str(len(body))})
+        headers = {"Content-Length": str(len(body))} | packed
+        self._begin(HTTPStatus.OK, "text/html; charset=utf-8", **headers)
         self.wfile.write(body)
 
     def _send_events(self, page: LivePage) -> None:
-        self._begin("text/event-stream")
-        version: int | None = -1
-        try:
-            while (version := page.wait(cast(int, version), _HEARTBEAT_S)) is not None:
-                self.wfile.write(f"data: {version}\n\n".encode())
-        except OSError:  # the reader has gone
-            return
+        self._begin(HTTPStatus.OK, "text/event-stream")
+        known = -1
+        while (newest := page.wait(known, _HEARTBEAT_S)) is not None:
+            self.wfile.write(f"data: {newest}\n\n".encode())
+            known = newest
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Print nothing: a page asks once a second."""

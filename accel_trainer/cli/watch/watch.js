@@ -9,7 +9,9 @@
     if (isAsking || String(version) === document.body.dataset.version) return;
     isAsking = true;
     try {
-      const text = await (await fetch(location.href)).text();
+      const answer = await fetch(location.href);
+      const text = await answer.text();
+      if (!answer.ok) return (live.textContent = text);
       const page = new DOMParser().parseFromString(text, "text/html");
       if (page.body.dataset.shape !== document.body.dataset.shape) return location.reload();
       const wasOpen = [...document.querySelectorAll("details")].map((each) => each.open);

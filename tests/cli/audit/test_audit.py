@@ -1,4 +1,4 @@
-"""A run that is as it says passes an audit, and a forged one is told by what was forged."""
+"""An honest run passes an audit; of a forged run, the audit names what was forged."""
 
 from __future__ import annotations
 

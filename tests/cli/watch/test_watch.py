@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import urllib.error
@@ -91,6 +93,41 @@ def test_nothing_is_read_without_the_token(server: PageServer) -> None:
     for path in ("", "/", "/events", "/%2e%2e/events", "/../../etc/passwd"):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://{host!s}:{port}{path}", timeout=60)
+
+
+def test_a_malformed_run_is_one_line_of_text_and_the_server_goes_on(
+    server: PageServer, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "environment.json"
+    environment = path.read_text()
+    path.write_text('{"config_origins": 3}')
+    server.page._followed.look()
+    with pytest.raises(urllib.error.HTTPError, match="500") as failed:
+        urllib.request.urlopen(server.url, timeout=60)
+    assert failed.value.read().startswith(f"error[NOT_A_RUN]: {run}: malformed".encode())
+    path.write_text(environment)
+    server.page._followed.look()
+    with urllib.request.urlopen(server.url, timeout=60) as page:
+        assert page.status == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_reader_that_leaves_is_not_an_error(
+    server: PageServer, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    host, port = server.server_address[:2]
+    for _ in range(3):
+        with socket.create_connection((str(host), int(port))) as reader:
+            reader.sendall(f"GET /{server.token}/events HTTP/1.0\r\n\r\n".encode())
+            assert reader.recv(1)
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    add_row(run, 12_345)
+    with urllib.request.urlopen(f"{server.url}events", timeout=60) as events:
+        assert next(line for line in events if line not in (b"\n", b"data: 0\n"))
+    add_row(run, 12_346)
+    with urllib.request.urlopen(f"{server.url}events", timeout=60) as events:
+        assert next(line for line in events if line not in (b"\n", b"data: 1\n"))
+    assert capfd.readouterr().err == ""
 
 
 def test_a_folder_that_is_missing_or_a_port_in_use_is_one_line(

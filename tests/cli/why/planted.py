@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch.utils.data import default_collate
 
 from accel_trainer import (
@@ -158,7 +158,7 @@ class RandomOrder(torch.autograd.Function):
         return gradient
 
 
-@torch.library.custom_op("planted::sums_in_any_order", mutates_args=())
+@library.custom_op("planted::sums_in_any_order", mutates_args=())
 def sums_in_any_order(features: Tensor) -> Tensor:
     """Add the mean over all pictures to each, in an order that the operating system decides."""
     order = list(range(len(features)))
