@@ -205,6 +205,21 @@ MUTANTS = [
         "        if False:\n",
         ("tests/cli/why/test_why.py::test_state_that_no_checkpoint_holds_is_named_after_a_resume",),
     ),
+    # --- what a run takes ---
+    Mutant(
+        "the samples that an evaluation left out cost nothing",
+        "accel_trainer/cli/plan/trial.py",
+        "return self._num_left_out * (end - start)",
+        "return 0 * (end - start)",
+        ("tests/cli/plan/test_plan.py",),
+    ),
+    Mutant(
+        "what a run does once is paid by each epoch",
+        "accel_trainer/cli/plan/command.py",
+        "epoch_s = (sum(costs.values()) - once_s)",
+        "epoch_s = sum(costs.values())",
+        ("tests/cli/plan/test_plan.py",),
+    ),
     # --- a user's own recipe among faults ---
     Mutant(
         "no fault comes",

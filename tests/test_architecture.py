@@ -384,6 +384,7 @@ RULES = {
             "cli.recipe.forks",  # asks for its path
             "cli.recipe.dry_run",
             "cli.lr_find",
+            "cli.plan.measure",
             "cli.audit.command",
             "cli.effect.trials",
             "cli.runs.replay",

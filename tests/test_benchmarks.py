@@ -19,6 +19,7 @@ from . import processes
 
 LONG = (
     "startup",
+    "plan",
     "digests",
     "input_pipeline",
     "photos",

@@ -23,6 +23,7 @@ MARK = f"{GENERATED}python -m tests.docs.commands_page -->\n"
 NOT_RUN = {
     "launch": "needs GPUs",
     "lr-find": "takes a hundred steps",
+    "plan": "trains for some seconds",
     "probe": "needs a file of callbacks",
     "replay": "needs a run that diverged",
     "report": "opens a browser",

@@ -1,0 +1,234 @@
+"""`accel-trainer plan [RECIPE.py] [its flags] [--hours H]`: show what a run will do and take.
+
+It prints the batches, steps and learning rates, and the steps after which the run evaluates and
+saves. It also trains the recipe for a few seconds, and prints the memory and the time that the
+whole run will need on this machine. What it trains is deleted.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.errors import ConfigError
+from ...distributed.accelerator import uses_cpu
+from ...distributed.machine import available_cpus
+from ...run.config import RecipeConfig
+from ...run.parser import parse_config
+from ..common.output import format_duration, show
+from ..common.parser import CommandParser
+from ..common.recipes import find_config_class
+from .measure import Measured, TrialFailed, measure
+from .steps import RunPlan, plan_run
+from .trial import NUM_FIRST_STEPS
+
+_EXAMPLE = (
+    "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --hours 0.5"
+)
+_NUM_ROWS = 10
+_HOUR_S = 3600
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the plan. The exit code is that of the recipe if it fails."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
+    parser = CommandParser(
+        prog="accel-trainer plan [RECIPE.py]",
+        description=__doc__,
+        epilog=_EXAMPLE,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--hours", type=float, metavar="H", help="also say how many epochs fit into this time"
+    )
+    parser.add_argument(
+        "--num-processes",
+        type=int,
+        metavar="N",
+        default=1,
+        help="processes to plan for; default: 1",
+    )
+    parser.add_argument(
+        "--num-samples",
+        type=int,
+        metavar="N",
+        help="training samples: plan for so many, and measure nothing",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        default=5,
+        help="how long to train for the measurement, after the first steps; default: 5",
+    )
+    options, flags = parser.parse_known_args(argv)
+    _check(options)
+    config_class = RecipeConfig if recipe is None else find_config_class(recipe)
+    config = parse_config(config_class, flags, description=__doc__)
+    if options.num_samples is not None:
+        batch = config.batch.plan(options.num_samples, num_processes=options.num_processes)
+        show("\n".join(describe(plan_run(config, batch))))
+        return 0
+    if recipe is None:
+        raise ConfigError(
+            "PLAN", "a plan without a recipe does not know the data: add --num-samples"
+        )
+    can_measure = options.num_processes <= _num_devices()
+    try:
+        measured = measure(
+            recipe,
+            flags,
+            num_processes=options.num_processes if can_measure else 1,
+            seconds=options.seconds if can_measure else 0,
+        )
+    except TrialFailed as failure:
+        return failure.exit_code
+    batch = measured.batch
+    if not can_measure:
+        batch = config.batch.plan(batch.num_samples, num_processes=options.num_processes)
+    plan = plan_run(config, batch)
+    lines = [*describe(plan), ""]
+    if can_measure:
+        lines += _describe_costs(measured, plan)
+    else:
+        lines.append(
+            f"its time and memory are not known: {options.num_processes} processes are more than "
+            f"the {_num_devices()} that this machine can run"
+        )
+    if can_measure and options.hours is not None:
+        lines.append(fitting(measured, plan, options.hours))
+    show("\n".join(lines))
+    return 0
+
+
+def _check(options: Any) -> None:
+    """Raise ConfigError for a value that cannot work."""
+    if options.num_processes < 1:
+        raise ConfigError(
+            "PLAN", f"--num-processes is {options.num_processes}: set it to 1 or more"
+        )
+    if options.hours is not None and not 0 < options.hours < math.inf:
+        raise ConfigError("PLAN", f"--hours is {options.hours}: set it above 0")
+    if not 0 <= options.seconds < math.inf:
+        raise ConfigError("PLAN", f"--seconds is {options.seconds}: set it to 0 or more")
+    if options.hours is not None and options.num_samples is not None:
+        raise ConfigError(
+            "PLAN", "--num-samples measures nothing, which --hours needs: leave one of them out"
+        )
+
+
+def _num_devices() -> int:
+    """Return the number of processes that can train here, each on a GPU or a CPU core."""
+    return available_cpus() if uses_cpu() else torch.accelerator.device_count()
+
+
+# --- what was measured ---
+
+
+def _describe_costs(measured: Measured, plan: RunPlan) -> list[str]:
+    """Return the time and the memory of the whole run as lines of text."""
+    times = measured.times
+    costs = measured.costs(plan)
+    num_times = {
+        "training": f"{plan.num_steps:,} steps of {_seconds(measured.step_s)}",
+        "evaluation": f"{len(plan.evaluation_steps):,} of {_seconds(times.evaluation_s)}",
+        "checkpoints": f"{len(plan.save_steps):,} of {_seconds(measured.save_s)}",
+    }
+    rows = [(name, _seconds(costs[name]), num_times.get(name, "")) for name in costs]
+    where = "peak of the process" if times.device == "cpu" else f"peak on {times.device}"
+    rows.append(("the whole run", _seconds(sum(costs.values())), ""))
+    rows.append(("memory", f"{measured.peak_memory_bytes / 2**30:.2f} GiB", where))
+    steps = f"{times.num_steps:,} steps after the first {NUM_FIRST_STEPS}"
+    samples = f"{times.num_evaluated:,} samples of evaluation"
+    return [
+        f"here, by {steps} and {samples}, in {_seconds(measured.total_s)}:",
+        *(f"{name:<13}  {value:>11}  {note}".rstrip() for name, value, note in rows),
+    ]
+
+
+def fitting(measured: Measured, plan: RunPlan, hours: float) -> str:
+    """Return the epochs that fit into some hours, or else the steps."""
+    costs = measured.costs(plan)
+    once_s = costs["start"] + costs["end"]
+    # --max-steps may end the run within an epoch
+    num_epochs = max(plan.num_steps, 1) / plan.batch.steps_per_epoch
+    epoch_s = (sum(costs.values()) - once_s) / num_epochs
+    left_s = hours * _HOUR_S - once_s
+    text = "1 hour here is" if hours == 1 else f"{hours:g} hours here are"
+    if left_s >= epoch_s:
+        return f"{text} --epochs {int(left_s / epoch_s)}, of {_seconds(epoch_s)} each"
+    if left_s >= measured.step_s:
+        num_steps = int(left_s / measured.step_s)
+        return f"{text} --max-steps {num_steps}: an epoch takes {_seconds(epoch_s)}"
+    return f"{text} too few: the start and the end alone take {_seconds(once_s)}"
+
+
+def _seconds(seconds: float) -> str:
+    """Return a time with about three digits."""
+    if seconds >= 10:
+        return format_duration(seconds)
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+# --- what the run does ---
+
+
+def describe(plan: RunPlan) -> list[str]:
+    """Return the plan as lines of text."""
+    batch = plan.batch
+    trainer = plan.config.trainer
+    optimizer = plan.config.optimizer.with_learning_rate()
+    last = batch.step_batch_size(batch.steps_per_epoch - 1)
+    stop = "" if plan.num_steps == trainer.num_epochs * batch.steps_per_epoch else " (--max-steps)"
+    ratio = f"{batch.global_batch_size}/{optimizer.base_batch_size}"
+    if optimizer.learning_rate_scaling == "none":
+        scaling = ""
+    elif optimizer.learning_rate_scaling == "linear":
+        scaling = f" = {optimizer.learning_rate:g} x {ratio}"
+    else:
+        scaling = f" = {optimizer.learning_rate:g} x sqrt({ratio})"
+    lines = [batch.describe()]
+    if last != batch.global_batch_size:
+        lines.append(f"the last step of an epoch has {last} samples")
+    lines.append(f"{trainer.num_epochs} epochs, {plan.num_steps} steps{stop}")
+    lines.append(f"peak learning rate {plan.peak_learning_rate:g}{scaling}, {_warmup(plan)}")
+    lines.append("")
+    lines.append(f"{'step':>9}  {'epoch':>7}  {'learning rate':>13}")
+    lines += _curve(plan)
+    lines.append("")
+    lines.append(f"evaluates after step {_listed(plan.evaluation_steps)}")
+    lines.append(f"saves after step {_listed(plan.save_steps)}, and after each best evaluation")
+    return lines
+
+
+def _warmup(plan: RunPlan) -> str:
+    if not plan.warmup_steps:
+        return "no warmup"
+    epochs = plan.warmup_steps / plan.batch.steps_per_epoch
+    return f"warmup ends with step {plan.warmup_steps} (epoch {epochs:.2f})"
+
+
+def _curve(plan: RunPlan) -> list[str]:
+    """Return rows with the learning rate at about ten steps."""
+    evenly_spaced = {round(plan.num_steps * row / _NUM_ROWS) for row in range(_NUM_ROWS + 1)}
+    steps = {1, plan.warmup_steps} | evenly_spaced
+    rows = []
+    for step in sorted(step for step in steps if 1 <= step <= plan.num_steps):
+        learning_rate = plan.learning_rate_at(step - 1)
+        epoch = step / plan.batch.steps_per_epoch
+        rows.append(f"{step:>9,}  {epoch:>7.2f}  {learning_rate:>13.4g}")
+    return rows
+
+
+def _listed(steps: Sequence[int]) -> str:
+    """Return the steps as text: all of up to six, else the first three and the last."""
+    shown = [f"{step:,}" for step in steps]
+    if len(shown) <= 6:
+        return ", ".join(shown)
+    return f"{', '.join(shown[:3])}, ... {shown[-1]} ({len(shown):,} times)"

@@ -1,0 +1,94 @@
+"""The time and the memory of a run on this machine, from a few steps of it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ...core.batch_plan import BatchPlan
+from ...core.errors import OutputError
+from ...core.json_files import read_json_object
+from ..common.processes import forward_signals, start_recipe
+from ..runs.run_reader import read_run
+from .steps import RunPlan
+from .trial import NUM_FIRST_STEPS, Times, Trial
+
+_MAX_BYTES = 2**20
+
+
+class TrialFailed(Exception):
+    """The recipe failed, and has said why."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a few steps of a run took on this machine, all in seconds but the memory."""
+
+    batch: BatchPlan
+    times: Times
+    save_s: float
+    """Of a checkpoint, from its copy until it is on the disk, while nothing trained."""
+    end_s: float
+    """From the last evaluation to the end of the process, with the whole test set."""
+    peak_memory_bytes: int
+    """Of the main process: of its GPU if it has one, else resident memory."""
+    total_s: float
+    """Of the measurement itself."""
+
+    @property
+    def step_s(self) -> float:
+        """The time of a step, without the first ones."""
+        return self.times.steps_s / max(1, self.times.num_steps)
+
+    def costs(self, plan: RunPlan) -> dict[str, float]:
+        """Return the seconds of the parts of a whole run, by their names."""
+        return {
+            "start": self.times.start_s,
+            "training": max(0, plan.num_steps - NUM_FIRST_STEPS) * self.step_s,
+            "evaluation": len(plan.evaluation_steps) * self.times.evaluation_s,
+            "checkpoints": len(plan.save_steps) * self.save_s,
+            "end": self.end_s,
+        }
+
+
+def measure(recipe: Path, flags: Sequence[str], *, num_processes: int, seconds: float) -> Measured:
+    """Train a few steps of a recipe in new processes, and return what they took.
+
+    Raises:
+        TrialFailed: the recipe failed, and has said why.
+        OutputError: it trained nothing.
+    """
+    with TemporaryDirectory(prefix="plan-") as folder:
+        trial = Trial(str(recipe), list(flags), folder, seconds, time.time())
+        with (
+            forward_signals() as stopped,
+            start_recipe(
+                trial.command, num_processes=num_processes, output=subprocess.DEVNULL
+            ) as process,
+        ):
+            code = process.wait()
+        end_time = time.time()
+        if stopped:
+            raise KeyboardInterrupt
+        if code:
+            raise TrialFailed(code)
+        if not trial.times.exists():
+            raise OutputError("PLAN", "the recipe trained nothing: start it by itself to see why")
+        times = Times(**read_json_object(trial.times, max_bytes=_MAX_BYTES))
+        run = read_run(trial.run)
+        return Measured(
+            batch=BatchPlan(**times.batch),
+            times=times,
+            save_s=sum(run.phase_s.get(phase, 0.0) for phase in ("save", "disk")),
+            end_s=end_time - times.evaluated_time + times.rest_of_test_s,
+            peak_memory_bytes=int(run.result["peak_memory_bytes"]),
+            total_s=end_time - trial.start_time,
+        )

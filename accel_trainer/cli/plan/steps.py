@@ -1,0 +1,78 @@
+"""The steps of a run, from its config and its batches: nothing is started for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ...core.batch_plan import BatchPlan
+from ...core.errors import ConfigError
+from ...core.learning_rate import Schedule
+from ...core.train_state import TrainState
+from ...run.config import RecipeConfig
+from ...run.optimization import count_steps, plan_learning_rate
+
+_MAX_STEPS = 10_000_000  # more would take minutes to list
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run will do, computed from its config and its batches. Steps count from 1."""
+
+    config: RecipeConfig
+    batch: BatchPlan
+    peak_learning_rate: float
+    warmup_steps: int
+    learning_rate_at: Schedule
+    num_steps: int
+    evaluation_steps: Sequence[int]
+    save_steps: Sequence[int]
+
+
+def plan_run(config: RecipeConfig, batch: BatchPlan) -> RunPlan:
+    """Return what a run of `config` with these batches will do.
+
+    Raises:
+        ConfigError: the run would refuse to start.
+    """
+    peak_learning_rate, learning_rate_at = plan_learning_rate(config, batch)
+    num_steps = count_steps(config, batch)
+    if num_steps > _MAX_STEPS:
+        raise ConfigError(
+            "PLAN", f"the run has {num_steps:,} steps: plan fewer, such as with --max-steps 1000000"
+        )
+    # A run also evaluates and saves at its last step.
+    evaluation_steps = {num_steps}
+    save_steps = {num_steps}
+    for position in _positions(config, batch):
+        if config.trainer.evaluates_after(position, batch.steps_per_epoch):
+            evaluation_steps.add(position.optimizer_step)
+        if position.step_in_epoch == batch.steps_per_epoch:
+            position.finish_epoch()
+        if config.checkpoint.is_due(position):
+            save_steps.add(position.optimizer_step)
+    return RunPlan(
+        config=config,
+        batch=batch,
+        peak_learning_rate=peak_learning_rate,
+        warmup_steps=config.schedule.warmup_steps(
+            total_steps=config.trainer.num_epochs * batch.steps_per_epoch,
+            steps_per_epoch=batch.steps_per_epoch,
+        ),
+        learning_rate_at=learning_rate_at,
+        num_steps=num_steps,
+        evaluation_steps=sorted(evaluation_steps),
+        save_steps=sorted(save_steps),
+    )
+
+
+def _positions(config: RecipeConfig, batch: BatchPlan) -> Iterator[TrainState]:
+    """Yield the position of the run after each step, before the next epoch begins."""
+    position = TrainState()
+    while position.epoch < config.trainer.num_epochs:
+        position.advance(batch.step_batch_size(position.step_in_epoch))
+        yield replace(position)
+        if position.step_in_epoch == batch.steps_per_epoch:
+            position.finish_epoch()
+        if position.optimizer_step == config.trainer.max_steps:
+            return

@@ -1,0 +1,262 @@
+"""A few steps and a part of an evaluation of a recipe, in a process of its own, with their times.
+
+The recipe runs as a file, as Python would run it, with all that decides how long a step takes. In
+this process, three things have another in their place: what `main` calls for `--dry-run` trains
+with shortened settings, the loaders of evaluations are timed, and a callback is added.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ...core import filesystem
+from ...core.callback import Callback, RunResult, TrainerView
+from ...core.types import Batch, EvalLoader, StepReport
+from ...distributed.collectives import run_on_main
+from ...run import build, observers
+from ...run.config import RecipeConfig
+from ...run.data import TEST_SET, RunData, build_data, fingerprint_of
+from ...run.dry_run import MAX_EVAL_SAMPLES, FewSamples
+from ...run.extra_callbacks import extra_callbacks
+from ...run.session import Run
+from ..recipe import main as recipe_main
+
+C = TypeVar("C", bound=RecipeConfig)
+
+NUM_FIRST_STEPS = 3
+"""Steps that are not timed: they allocate, choose kernels and compile, and a run checks them."""
+_MIN_STEPS = 3
+_GROWTH = 1.25  # of the number of steps between two looks at the clock
+_NUM_EVAL_BATCHES = 2  # the first one starts data workers
+_NEVER = 10**9
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What to measure: a `recipe` with its `flags`, in `folder`, for about `seconds` of steps.
+
+    It was started at `start_time`, in seconds since 1970, as are all times here.
+    """
+
+    recipe: str
+    flags: Sequence[str]
+    folder: str
+    seconds: float
+    start_time: float
+
+    @property
+    def run(self) -> Path:
+        """The folder of the run."""
+        return Path(self.folder, "run")
+
+    @property
+    def times(self) -> Path:
+        """The file of `Times`, as JSON."""
+        return Path(self.folder, "times.json")
+
+    @property
+    def command(self) -> list[str]:
+        """The words after `python` that start it."""
+        return ["-m", type(self).__module__, json.dumps(asdict(self))]
+
+
+@dataclass(frozen=True)
+class Times:
+    """What the main process of a trial has measured."""
+
+    batch: Mapping[str, Any]
+    """The fields of the `BatchPlan`."""
+    device: str
+    start_s: float
+    """From the start of the process to the end of the first `NUM_FIRST_STEPS` steps."""
+    num_steps: int
+    steps_s: float
+    """Of the `num_steps` steps after the first ones."""
+    num_evaluated: int
+    """Samples of all sets but the test set that one evaluation has measured."""
+    evaluation_s: float
+    """Of one evaluation with all samples."""
+    evaluated_time: float
+    rest_of_test_s: float
+    """Of the samples of the test set that were left out."""
+
+
+def _run(trial: Trial) -> None:
+    """Run the recipe in this process, as `python RECIPE flags` does."""
+    timer = Timer(trial)
+    vars(recipe_main)["dry_run"] = partial(_train_shortened, trial)
+    vars(build)["build_data"] = partial(_timed_data, timer)
+    vars(observers)["extra_callbacks"] = lambda: [*extra_callbacks(), timer]
+    sys.argv = [trial.recipe, *trial.flags, "--dry-run"]
+    sys.path.insert(0, str(Path(trial.recipe).resolve().parent))
+    runpy.run_path(trial.recipe, run_name="__main__")
+
+
+def _train_shortened(trial: Trial, train: Callable[[C], RunResult], config: C) -> RunResult:
+    """Train in the folder of the trial, and evaluate and save only at the end."""
+    return train(
+        replace(
+            config,
+            run=replace(
+                config.run,
+                output_dir=trial.run,
+                resume="never",
+                track=(),
+                profile=False,
+                quiet=True,
+                dry_run=False,
+            ),
+            trainer=replace(config.trainer, max_time_s=None, evaluate_every=f"{_NEVER}epochs"),
+            checkpoint=replace(config.checkpoint, every_n_steps=None, every_n_epochs=_NEVER),
+        )
+    )
+
+
+class Timer(Callback):
+    """Ends the training when enough steps were timed, and writes the times of a trial."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._first_time = trial.start_time
+        self._last_time = trial.start_time
+        self._evaluated_time = trial.start_time
+        self._num_steps = 0
+        self._next_look = _MIN_STEPS
+        self.passes: list[Pass] = []
+        """Over sets of samples, since the first step."""
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Look at the clock if it is time to. **Collective. Host sync** then."""
+        self.passes.clear()  # of the evaluation that is tried before the first step
+        self._num_steps = report.optimizer_step - NUM_FIRST_STEPS
+        if self._num_steps <= 0:
+            _wait_for(trainer.accelerator.device)
+        self._last_time = time.time()
+        if self._num_steps <= 0:
+            self._first_time = self._last_time
+        elif self._num_steps >= self._next_look:
+            _wait_for(trainer.accelerator.device)
+            self._last_time = time.time()
+            self._next_look = int(_GROWTH * self._num_steps) + 1
+            spent_s = self._last_time - self._first_time
+            if run_on_main(lambda: spent_s >= self._trial.seconds, trainer.accelerator):
+                trainer.request_stop("the steps were timed")
+
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+        """Note the time."""
+        self._evaluated_time = time.time()
+
+    def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
+        """Write the times on the main process."""
+        if not trainer.accelerator.is_main_process:
+            return
+        evaluations = [each for each in self.passes if each.set_name != TEST_SET]
+        measured_s = self._evaluated_time - evaluations[0].start_time
+        times = Times(
+            batch=asdict(trainer.loader.plan),
+            device=str(trainer.accelerator.device),
+            start_s=self._first_time - self._trial.start_time,
+            num_steps=max(0, self._num_steps),
+            steps_s=self._last_time - self._first_time,
+            num_evaluated=sum(each.num_samples for each in evaluations),
+            evaluation_s=measured_s + sum(each.rest_s for each in evaluations),
+            evaluated_time=self._evaluated_time,
+            rest_of_test_s=sum(each.rest_s for each in self.passes if each not in evaluations),
+        )
+        filesystem.write_file_atomic(self._trial.times, json.dumps(asdict(times)).encode())
+
+
+def _wait_for(device: torch.device) -> None:
+    """Wait until the device has done all that it was asked to."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
+
+
+# --- evaluations ---
+
+
+class Pass:
+    """One pass over a set: the times at which batches of this process were done.
+
+    `num_left_out` are the samples that a whole pass would have besides.
+    """
+
+    def __init__(self, set_name: str, num_left_out: int) -> None:
+        self.set_name = set_name
+        self.start_time = time.time()
+        self.num_samples = 0
+        self._num_left_out = num_left_out
+        self._done = [(0, self.start_time)]
+
+    def add(self, num_samples: int) -> None:
+        """Note that a batch is done."""
+        self.num_samples += num_samples
+        self._done.append((self.num_samples, time.time()))
+
+    @property
+    def rest_s(self) -> float:
+        """The seconds of the samples that were left out, at the speed of all but the first."""
+        before, start = self._done[min(1, len(self._done) - 2)]
+        after, end = self._done[-1]
+        return self._num_left_out * (end - start) / (after - before) if after > before else 0.0
+
+
+class TimedLoader:
+    """Evaluation batches of a loader, perhaps only the first ones, and the times they took."""
+
+    def __init__(self, set_name: str, loader: EvalLoader, run: Run, timer: Timer) -> None:
+        num_processes = run.accelerator.num_processes
+        most = max(MAX_EVAL_SAMPLES, _NUM_EVAL_BATCHES * run.config.batch.eval_batch_size)
+        whole = loader.num_samples // num_processes
+        # Loaders of others may not share their samples out evenly.
+        is_ours = type(loader).__module__.startswith(f"{__name__.partition('.')[0]}.")
+        is_cut = whole > most and (is_ours or num_processes == 1)
+        self._set_name = set_name
+        self._whole = loader
+        self._loader = FewSamples(loader, most, run.accelerator) if is_cut else loader
+        self._num_left_out = whole - most if is_cut else 0
+        self._device = run.accelerator.device
+        self._timer = timer
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples of a pass, over all processes."""
+        return self._loader.num_samples
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield this process's samples, and note when each batch is done. **Host sync.**"""
+        timed = Pass(self._set_name, self._num_left_out)
+        self._timer.passes.append(timed)
+        for batch in self._loader.batches():
+            yield batch
+            _wait_for(self._device)
+            timed.add(len(batch))
+
+    def fingerprint(self) -> str:
+        """Return that of the loader."""
+        return fingerprint_of(self._whole)
+
+
+def _timed_data(timer: Timer, run: Run, *parts: Any) -> RunData:
+    """Return the data of a run, whose evaluations are timed."""
+    data = build_data(run, *parts)
+    timed: dict[str, EvalLoader] = {
+        name: TimedLoader(name, loader, run, timer) for name, loader in data.evaluation.items()
+    }
+    return replace(data, evaluation=timed)
+
+
+if __name__ == "__main__":
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # the current folder, of `python -m`
+    _run(Trial(**json.loads(sys.argv[1])))
