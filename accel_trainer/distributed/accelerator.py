@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, PartialState
 from accelerate.utils import (
-    DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     DistributedType,
     GradScalerKwargs,
@@ -81,17 +80,8 @@ class RuntimeConfig:
     find_unused_parameters: bool = False
     """With several processes, allow parameters that a step does not use; costs a search of each
     step's graph."""
-    static_graph: bool = False
-    """Promise that each step uses the same parameters in the same order, which saves torch some
-    work."""
-    gradient_compression: Literal["fp16", "bf16"] | None = None
-    """Send gradients between processes in half precision: half the bytes, rounded. None: full
-    precision."""
     backend: Literal["nccl", "gloo"] | None = None
     """The backend of torch.distributed; None: nccl between GPUs, gloo between CPUs."""
-    debug_distributed: Annotated[bool, short_flag("--debug-distributed")] = False
-    """Make torch and NCCL log what they do between processes; with TORCH_CPP_LOG_LEVEL=INFO, each
-    connection too."""
 
     def __post_init__(self) -> None:
         _THREADS.check(self, "runtime", "num_threads")
@@ -120,10 +110,6 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
     if config.backend == "nccl" and not has_cuda:
         raise ConfigError(
             "CONFIG", "--runtime.backend nccl needs GPUs, and there are none: use gloo"
-        )
-    if num_processes > 1 and config.gradient_compression == "bf16" and not has_cuda:
-        raise ConfigError(
-            "CONFIG", "--runtime.gradient-compression bf16 needs GPUs and NCCL: use fp16"
         )
     if num_processes > 1:
         _join(config, use_cpu=use_cpu)
@@ -157,11 +143,7 @@ def _build_accelerator(
     config: RuntimeConfig, precision: str, fsdp: FsdpPlugin | None, *, is_on_cpus: bool
 ) -> Accelerator:
     forget_earlier_accelerators()
-    ddp = DistributedDataParallelKwargs(
-        find_unused_parameters=config.find_unused_parameters,
-        static_graph=config.static_graph,
-        comm_hook=DDPCommunicationHookType(config.gradient_compression or "no"),
-    )
+    ddp = DistributedDataParallelKwargs(find_unused_parameters=config.find_unused_parameters)
     scaler = GradScalerKwargs(
         init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps
     )
@@ -194,10 +176,6 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
                 "create no process group, PartialState or Accelerator before the run",
             )
         return
-    if config.debug_distributed:
-        # DETAIL crashes DistributedDataParallel over gloo with a segmentation fault (torch 2.13).
-        os.environ.update(TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_DEBUG="INFO")
-        dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # missing in its stubs
     by_platform = "gloo"
     accelerator = None if use_cpu else torch.accelerator.current_accelerator()
     if accelerator is not None:

@@ -212,7 +212,6 @@ def _choose_strategy(run: Run, plan: BatchPlan) -> Strategy:
             "--compile": run.config.runtime.compile,
             "--optimizer.name muon": run.config.optimizer.name == "muon",
             "--mixed-precision fp16": run.accelerator.scaler,
-            "--runtime.gradient-compression": run.config.runtime.gradient_compression,
             "--check-every": run.config.trainer.check_every_n_steps,
         }
     )

@@ -41,7 +41,6 @@ MUTABLE_ON_RESUME = (
     "runtime.timeout_s",
     "runtime.stuck_timeout_s",
     "runtime.backend",
-    "runtime.debug_distributed",
 )
 # Settings whose values may differ between the processes of a run.
 _PER_PROCESS = (
@@ -50,7 +49,6 @@ _PER_PROCESS = (
     "runtime.num_threads",
     "runtime.timeout_s",
     "runtime.stuck_timeout_s",
-    "runtime.debug_distributed",
 )
 # Mutable settings that decide the bits of a result with `--reduce exact`.
 _PINNED_IF_EXACT = ("batch.per_device_batch_size", "batch.eval_batch_size", "runtime.num_threads")

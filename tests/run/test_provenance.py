@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 
 from accel_trainer import RecipeConfig, RunConfig, RuntimeConfig, parse_config
@@ -54,8 +53,8 @@ def test_what_the_messages_between_processes_go_by_is_recorded(tmp_path: Path) -
 
 def train_with_debugging(folder: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    train(make_config(folder, runtime=RuntimeConfig(num_threads=1, debug_distributed=True)))
-    assert dist.get_debug_level() == dist.DebugLevel.INFO
+    os.environ.update(TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_DEBUG="INFO")
+    train(make_config(folder, runtime=RuntimeConfig(num_threads=1)))
 
 
 def test_the_hash_and_the_commit_of_the_recipe_are_recorded(

@@ -41,12 +41,12 @@ class ExactStrategy(Strategy):
         self._offset = accelerator.process_index * num_micro_batches // accelerator.num_processes
 
     def refuse(self, options: Mapping[str, object]) -> None:
-        """Raise ConfigError if a setting scales or compresses gradients."""
-        for flag in ("--mixed-precision fp16", "--runtime.gradient-compression"):
-            if options.get(flag):
-                raise ConfigError(
-                    "REDUCE", f"--reduce exact does not work with {flag}: remove one of them"
-                )
+        """Raise ConfigError if a setting scales gradients."""
+        if options["--mixed-precision fp16"]:
+            raise ConfigError(
+                "REDUCE",
+                "--reduce exact does not work with --mixed-precision fp16: remove one of them",
+            )
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Return the model without a wrapper, with the main process's weights. **Collective.**

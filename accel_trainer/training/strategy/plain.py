@@ -26,9 +26,8 @@ class PlainStrategy(Strategy):
             _keep_strides(model)
         prepared, prepared_optimizer = self.accelerator.prepare(model, optimizer)
         if isinstance(prepared, DistributedDataParallel):
-            # With the first option DDP never rebuilds its buckets; with the second it must see a
-            # real step first.
-            if not (prepared.find_unused_parameters or prepared.static_graph):
+            # With this option DDP never rebuilds its buckets.
+            if not prepared.find_unused_parameters:
                 self._unchecked_parameters = dict(model.named_parameters())
                 _settle_buckets(prepared)
             for parameter in model.parameters():

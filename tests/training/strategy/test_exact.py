@@ -441,11 +441,11 @@ def test_a_name_that_is_no_integer_buffer_cannot_be_summed(name: str) -> None:
         strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_compressed_gradients_are_refused() -> None:
-    flag = "--runtime.gradient-compression"
+def test_a_loss_scale_is_refused() -> None:
+    flag = "--mixed-precision fp16"
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
     with pytest.raises(ConfigError, match=f"does not work with {flag}"):
-        strategy.refuse({"--compile": True, flag: "fp16"})
+        strategy.refuse({"--compile": True, flag: object()})
     strategy.refuse({"--compile": True, flag: None})
 
 
