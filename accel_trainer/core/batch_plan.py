@@ -58,7 +58,28 @@ class BatchPlan:
                 f"global batch {batch_size} is not divisible by {num_processes} processes: "
                 f"set --global-batch-size to a multiple of {num_processes}",
             )
-        _check_reducible(self.reduce, batch_size, self.per_device_batch_size, num_processes)
+        if self.reduce == "exact":
+            self._check_reducible()
+
+    def _check_reducible(self) -> None:
+        """Raise ConfigError unless micro-batches and processes can be added in pairs."""
+        num_processes = self.num_processes
+        num_parts, rest = divmod(self.global_batch_size, self.per_device_batch_size)
+        if rest or num_parts & (num_parts - 1):
+            raise ConfigError(
+                "REDUCE",
+                "--reduce exact needs 1, 2, 4, 8, ... micro-batches per step, and global batch "
+                f"{self.global_batch_size} / --batch-size {self.per_device_batch_size} is "
+                f"{self.global_batch_size / self.per_device_batch_size:g}: "
+                "set --global-batch-size to a power of two times --batch-size",
+            )
+        if num_processes & (num_processes - 1) or num_processes > num_parts:
+            fewer = min(num_parts, 1 << num_processes.bit_length() - 1)
+            raise ConfigError(
+                "REDUCE",
+                f"--reduce exact needs 1, 2, 4, 8, ... processes, and at most {num_parts}, the "
+                f"micro-batches per step, but there are {num_processes}: launch {fewer}",
+            )
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -146,30 +167,6 @@ def parts_of_process(
     return [positions[start:stop] for start, stop in pairwise(cuts)]
 
 
-def _check_reducible(
-    reduce: Reduce, global_batch_size: int, per_device_batch_size: int, num_processes: int
-) -> None:
-    """For `exact`, raise ConfigError unless micro-batches and processes can be added in pairs."""
-    if reduce == "float":
-        return
-    num_parts, rest = divmod(global_batch_size, per_device_batch_size)
-    if rest or num_parts & (num_parts - 1):
-        raise ConfigError(
-            "REDUCE",
-            "--reduce exact needs 1, 2, 4, 8, ... micro-batches per step, and "
-            f"global batch {global_batch_size} / --batch-size {per_device_batch_size} is "
-            f"{global_batch_size / per_device_batch_size:g}: "
-            "set --global-batch-size to a power of two times --batch-size",
-        )
-    if num_processes & (num_processes - 1) or num_processes > num_parts:
-        fewer = min(num_parts, 1 << num_processes.bit_length() - 1)
-        raise ConfigError(
-            "REDUCE",
-            f"--reduce exact needs 1, 2, 4, 8, ... processes, and at most {num_parts}, the "
-            f"micro-batches per step, but there are {num_processes}: launch {fewer}",
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
     """How many samples make a step: per device x processes x accumulation = global.
@@ -234,15 +231,6 @@ class BatchConfig:
         if self.accumulation_steps > 1:
             return math.ceil(per_process / self.accumulation_steps)
         return min(self.per_device_batch_size, per_process)
-
-    def check_reducible(self, num_processes: int) -> None:
-        """Raise ConfigError if `reduce` does not work with the micro-batches on `num_processes`."""
-        _check_reducible(
-            self.reduce,
-            self.resolved_global_batch_size(num_processes),
-            self.resolved_per_device_batch_size(num_processes),
-            num_processes,
-        )
 
     def plan(self, num_samples: int, *, num_processes: int) -> BatchPlan:
         """Return the arithmetic for `num_samples` on `num_processes`.

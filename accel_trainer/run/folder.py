@@ -90,7 +90,10 @@ def open_folder(
     source = find_source(folder, config.run)
     stored = None if source is None else read_stored_config(source)
     resolved = with_batch(config, stored, num_processes=accelerator.num_processes)
-    resolved.batch.check_reducible(accelerator.num_processes)
+    # What does not depend on the data is refused before it is read.
+    num_processes = accelerator.num_processes
+    enough = num_processes * resolved.batch.resolved_global_batch_size(num_processes)
+    resolved.batch.plan(enough, num_processes=num_processes)
     if stored is not None and source is not None:
         check_changes(stored, resolved, source)
     environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
