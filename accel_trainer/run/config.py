@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -144,17 +144,6 @@ def with_defaults(config: C) -> C:
     if config.batch.reduce == "exact":  # nothing may depend on the number of processes
         runtime = replace(runtime, sync_batch_norm=False, num_threads=runtime.num_threads or 1)
     return replace(config, optimizer=config.optimizer.with_learning_rate(), runtime=runtime)
-
-
-def check_config(config: RecipeConfig) -> None:
-    """Raise ConfigError if a program gives something else than a config, or in place of a part."""
-    for field in fields(RecipeConfig):
-        part = getattr(config, field.name, None)
-        kind = type(field.default)
-        if not isinstance(part, kind):
-            raise ConfigError(
-                "CONFIG", f"config.{field.name} is {part!r}: give the type {kind.__name__}"
-            )
 
 
 def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tuple[str, Any, Any]]:

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from numbers import Integral, Real
-from operator import attrgetter
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -51,12 +50,6 @@ class ConfigField:
         flags = self.flags if self.type is bool else ()
         return [re.sub(r"([^.-][^.]*)$", r"no-\1", flag) for flag in flags]
 
-    def check(self, config: object) -> None:
-        """Raise ConfigError if `config`, which a program has made, has no such value."""
-        value = attrgetter(self.name)(config)
-        if not _fits(value, self.type):
-            raise ConfigError("CONFIG", f"{self.name} is {value!r}: give {_type_name(self.type)}")
-
     def convert(self, words: Sequence[str], where: str) -> Any:
         """Return the value that the words mean. Raises ConfigError, which begins with `where`."""
         is_path = Path in {self.type, *get_args(self.type)}
@@ -69,6 +62,16 @@ class ConfigField:
             given = " ".join([where, *words])
             expected = _type_name(self.type)
             raise ConfigError("CONFIG", f"{given}: expected {expected}") from None
+
+
+def check_types(config: object, config_class: type, prefix: str = "") -> None:
+    """Raise ConfigError if a value of `config`, which a program has made, has a wrong type."""
+    for name, kind in get_type_hints(config_class).items():
+        value = getattr(config, name, None)
+        if not _fits(value, kind):
+            raise ConfigError("CONFIG", f"{prefix}{name} is {value!r}: give {_type_name(kind)}")
+        if is_dataclass(kind):
+            check_types(value, kind, f"{name}.")
 
 
 def _fits(value: Any, kind: Any) -> bool:

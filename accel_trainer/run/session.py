@@ -27,9 +27,9 @@ from ..fault_tolerance.preemption import StopFlag, stop_on_signals
 from ..fault_tolerance.watchdog import Watchdog
 from ..training.compile import compile_errors_explained
 from .agreement import check_same_everywhere, describe_identity
-from .config import RecipeConfig, check_allowed_changes, check_config, with_defaults
+from .config import RecipeConfig, check_allowed_changes, with_defaults
 from .folder import OpenedFolder, open_folder
-from .parser import config_fields
+from .parser import check_types
 from .preflight import find_warnings, refuse_launch
 from .resume import Source, load_for_all
 
@@ -75,9 +75,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
     """
-    check_config(config)
-    for setting in config_fields(RecipeConfig).values():
-        setting.check(config)
+    check_types(config, RecipeConfig)
     config = with_defaults(config)
     check_allowed_changes(config)
     refuse_launch(config)

@@ -338,7 +338,7 @@ FITS_NOT = [
     (
         lambda config: m.train(replace(config, batch={"per_device_batch_size": 8})),  # type: ignore[arg-type]
         "CONFIG",
-        "config.batch is {'per_device_batch_size': 8}: give the type BatchConfig",
+        "batch is {'per_device_batch_size': 8}: give BatchConfig",
     ),
     (
         lambda config: m.train(replace(config, batch=replace(config.batch, order="random"))),  # type: ignore[arg-type]
@@ -358,7 +358,7 @@ FITS_NOT = [
     (
         lambda config: m.train(None),  # type: ignore[arg-type]
         "CONFIG",
-        "config.seed is None: give the type int",
+        "seed is None: give int",
     ),
     (
         having(task=ClassificationTask(class_weights=np.ones(3))),  # type: ignore[arg-type]
