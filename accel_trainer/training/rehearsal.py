@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,16 +19,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checkpoint.serialization import decode, encode
-from ..checkpoint.state_dict import EXTRA_STATE, OptimizerState, equal_bits
-from ..core.digest import flatten
+from ..checkpoint.state_dict import EXTRA_STATE, OptimizerState
+from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError
 from ..core.parameters import parameters_of
-from ..core.shards import is_shard, local_part
+from ..core.shards import is_shard
 from ..core.tensor_memory import sum_of_bits
 from ..core.types import Metric
 from ..distributed.collectives import differing_lines, run_on_main
 from .metrics import describe_tensor
-from .unseen_state import listed, mark_tensor, mark_unseen
+from .unseen_state import listed, mark_unseen
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer
@@ -278,23 +277,14 @@ def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
 
 
 def _describe(leaf: Any) -> str:
-    """Return a line for a plain value, or for the bits of a tensor."""
+    """Return a text for a plain value, or for the bits of a tensor."""
     if isinstance(leaf, Tensor):
-        return f"bits {zlib.crc32(repr(mark_tensor(leaf)).encode()):08x}"
+        return f"{describe_tensor(leaf)} bits {int(sum_of_bits(leaf))}"
     return repr(leaf)
 
 
 def first_difference(one: Any, other: Any) -> str | None:
     """Return the path, such as `state[0].exp_avg`, to the first difference of two states."""
-    mine = flatten(one)
-    theirs = flatten(other)
-    for path in mine | theirs:
-        if path not in mine or path not in theirs or not _is_same(mine[path], theirs[path]):
-            return path
-    return None
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one is other or equal_bits(local_part(one), local_part(other).to(one.device))
-    return type(one) is type(other) and repr(one) == repr(other)
+    mine = {path: digest_of(leaf) for path, leaf in flatten(one).items()}
+    theirs = {path: digest_of(leaf) for path, leaf in flatten(other).items()}
+    return next((path for path in mine | theirs if mine.get(path) != theirs.get(path)), None)
