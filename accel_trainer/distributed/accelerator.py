@@ -57,8 +57,7 @@ class RuntimeConfig:
     """Lay out images and filters with channels innermost: usually faster on CPUs, and on GPUs in
     half precision."""
     compile: Annotated[bool, short_flag("--compile")] = False
-    """Compile the model with torch.compile; if that fails, it runs in eager mode, with a
-    warning."""
+    """Compile the model with torch.compile."""
     deterministic: bool | Literal["strict"] = True
     """Use deterministic CUDA kernels; without them a resumed run is close, but not identical. An
     operation that has none is named in a warning; `strict`: it ends the run."""

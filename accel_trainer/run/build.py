@@ -30,7 +30,7 @@ from ..distributed.accelerator import describe_machine, library_versions
 from ..distributed.collectives import run_on_main
 from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.assembly import assemble_trainer
-from ..training.compile import Compiler
+from ..training.compile import compile_model
 from ..training.evaluator import Evaluator
 from ..training.strategy import choose_strategy
 from ..training.strategy.base import Strategy
@@ -126,7 +126,8 @@ def build_trainer(
     onnx = _copy_for_onnx(run, model, task, data)
 
     model = strategy.place(model, run.config.runtime)
-    is_compiled = _compile(run, model)
+    if run.config.runtime.compile:
+        compile_model(model, run.activity.compilation)
 
     optimization = plan_optimization(run.config, model, data.plan, optimizer, schedule)
     _check_same_parts(run, model, optimization, task, metrics_of)
@@ -139,7 +140,6 @@ def build_trainer(
         "num_processes": run.accelerator.num_processes,
         "num_threads": torch.get_num_threads(),
         "reduce": data.plan.reduce,
-        "compiled": is_compiled,
         "global_batch_size": data.plan.global_batch_size,
         "versions": library_versions(),
     }
@@ -252,26 +252,6 @@ def _copy_for_onnx(run: Run, model: nn.Module, task: Task, data: RunData) -> Onn
     if run.accelerator.is_main_process:
         return OnnxExport(copy_model(model), task, data.eval_loaders[0])
     return None
-
-
-# --- 3. compilation ---
-
-
-def _compile(run: Run, model: nn.Module) -> bool | None:
-    """Compile `model` if the config asks for it and all processes can.
-
-    **Collective.**
-
-    Return whether it was compiled; None if the config does not ask for it.
-    """
-    if not run.config.runtime.compile:
-        return None
-    compiler = Compiler(run.activity.compilation)
-    stored = {} if run.checkpoint is None else run.checkpoint.manifest
-    is_compiled = compiler.decide(run.accelerator, decided=stored.get("compiled"))
-    if is_compiled:
-        compiler.compile(model)
-    return is_compiled
 
 
 # --- 5. what is the same on all processes ---

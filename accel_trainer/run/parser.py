@@ -64,7 +64,7 @@ class ConfigField:
             raise ConfigError("CONFIG", f"{given}: expected {expected}") from None
 
 
-def check_types(config: object, config_class: type, prefix: str = "") -> None:
+def check_types(config: object, config_class: Any, prefix: str = "") -> None:
     """Raise ConfigError if a value of `config`, which a program has made, has a wrong type."""
     for name, kind in get_type_hints(config_class).items():
         value = getattr(config, name, None)

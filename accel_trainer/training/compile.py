@@ -1,96 +1,48 @@
-"""torch.compile for exact runs, decided once before the first step; its time is counted apart."""
+"""torch.compile for exact runs; its time is counted apart."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import torch
-from accelerate import Accelerator
 from torch import Tensor, fx, nn
 
 from ..core.errors import ConfigError
 from ..core.timing import Stopwatch
 
-_logger = logging.getLogger(__name__)
 # Of one forward. torch's default of 8 is too few for batches that are cut to their longest sample.
 MAX_VARIANTS = 128
 
 
-class Compiler:
-    """Compiles a model in place with torch's inductor, separately for each shape of its inputs.
+def compile_model(model: nn.Module, preparation: Stopwatch) -> None:
+    """Make `model` compile with torch's inductor, separately for each shape of its inputs.
 
     By default, torch generates kernels for any shape when it meets a second one, and runs eagerly
     after the eighth. The kernels, and thus the last bits, would then depend on where a run was
     resumed (torch 2.13).
 
-    `preparation` counts the time spent compiling.
+    It compiles when it first runs; its class and parameter names do not change. `preparation`
+    counts the time spent compiling.
     """
+    import torch._dynamo
 
-    def __init__(self, preparation: Stopwatch) -> None:
-        self._preparation = preparation
+    # Which variant would run eagerly depends on the ones that came before it.
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    torch._dynamo.config.recompile_limit = MAX_VARIANTS
+    torch._dynamo.config.accumulated_recompile_limit = 8 * MAX_VARIANTS
+    model.compile(backend=partial(compile_graph, preparation), dynamic=False)
 
-    def decide(self, accelerator: Accelerator, *, decided: bool | None) -> bool:
-        """Return whether a run compiles; `decided` is what its checkpoint says, None without one.
 
-        **Collective.**
+def compile_graph(
+    preparation: Stopwatch, graph: fx.GraphModule, inputs: list[Tensor]
+) -> Callable[..., Any]:
+    """Return `graph` as a compiled function, as torch.compile asks for it."""
+    from torch._dynamo import lookup_backend
 
-        Each process compiles a trial function. If that fails on one, such as for lack of a C++
-        compiler, all processes run in eager mode until the end of the run.
-
-        Raises:
-            ConfigError: the run was compiled so far, and cannot be here.
-        """
-        if decided is False:
-            if accelerator.is_main_process:
-                _logger.warning(
-                    "--compile could not compile where this run began: it continues in eager mode"
-                )
-            return False
-        failure = self._try(accelerator.device)
-        num_failures = torch.tensor(float(failure is not None), device=accelerator.device)
-        if not accelerator.reduce(num_failures):
-            return True
-        reason = failure or "on another process"
-        if decided:
-            raise ConfigError(
-                "COMPILE",
-                f"this run's model was compiled, and --compile fails here ({reason}): "
-                "install what is missing, "
-                "or continue with --runtime.no-compile --allow-change runtime.compile",
-            )
-        if accelerator.is_main_process:
-            _logger.warning(
-                "--compile cannot compile this model, which runs in eager mode (%s)", reason
-            )
-        return False
-
-    def compile(self, model: nn.Module) -> None:
-        """Make `model` compile when it first runs; its class and parameter names do not change."""
-        import torch._dynamo
-
-        # Which variant would run eagerly depends on the ones that came before it.
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
-        torch._dynamo.config.recompile_limit = MAX_VARIANTS
-        torch._dynamo.config.accumulated_recompile_limit = 8 * MAX_VARIANTS
-        model.compile(backend=self._compile_graph, dynamic=False)
-
-    def _try(self, device: torch.device) -> str | None:
-        """Compile a small function; return the reason if that fails."""
-        try:
-            compiled = torch.compile(lambda x: x + 1, backend=self._compile_graph, dynamic=False)
-            compiled(torch.zeros(2, device=device))
-        except Exception as error:
-            return _reason(error)
-        return None
-
-    def _compile_graph(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        from torch._dynamo import lookup_backend
-
-        with self._preparation.running():
-            return lookup_backend("inductor")(graph, inputs)
+    with preparation.running():
+        return lookup_backend("inductor")(graph, inputs)
 
 
 @contextmanager
@@ -99,8 +51,9 @@ def compile_errors_explained() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        name = type(error).__name__
-        if name == "FailOnRecompileLimitHit":
+        # By name, since importing torch._dynamo takes seconds.
+        names = [kind.__name__ for kind in type(error).__mro__]
+        if "FailOnRecompileLimitHit" in names:
             raise ConfigError(
                 "COMPILE",
                 f"--compile has compiled a forward {MAX_VARIANTS} times, "
@@ -108,14 +61,9 @@ def compile_errors_explained() -> Iterator[None]:
                 "pad to a few lengths, read no number from a tensor in the forward, "
                 "or leave out --compile",
             ) from error
-        if name == "BackendCompilerFailed":
+        if "BackendCompilerFailed" in names:
+            reason = str(error).splitlines()[0]
             raise ConfigError(
-                "COMPILE", f"--compile cannot compile this model ({_reason(error)}): leave it out"
+                "COMPILE", f"--compile cannot compile this model ({reason}): leave it out"
             ) from error
         raise
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of an error, or of the error that torch.compile has wrapped."""
-    inner = getattr(error, "inner_exception", error)
-    return f"{type(inner).__name__}: {inner}".splitlines()[0]

@@ -285,6 +285,11 @@ def _describe(leaf: Any) -> str:
 
 def first_difference(one: Any, other: Any) -> str | None:
     """Return the path, such as `state[0].exp_avg`, to the first difference of two states."""
-    mine = {path: digest_of(leaf) for path, leaf in flatten(one).items()}
-    theirs = {path: digest_of(leaf) for path, leaf in flatten(other).items()}
+    mine = _digests(one)
+    theirs = _digests(other)
     return next((path for path in mine | theirs if mine.get(path) != theirs.get(path)), None)
+
+
+def _digests(state: Any) -> dict[str, tuple[bool, str]]:
+    """Return for each leaf whether it is a shard, and its digest. **Collective** with shards."""
+    return {path: (is_shard(leaf), digest_of(leaf)) for path, leaf in flatten(state).items()}

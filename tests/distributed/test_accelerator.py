@@ -23,7 +23,7 @@ from accel_trainer.distributed.accelerator import (
 from accel_trainer.distributed.collectives import shutdown
 from accel_trainer.distributed.machine import peak_memory_bytes
 from accel_trainer.distributed.placement import place_model
-from accel_trainer.training.compile import Compiler
+from accel_trainer.training.compile import compile_model
 
 from .. import processes, workload
 from ..joined import joined_processes
@@ -224,7 +224,7 @@ def test_a_placed_model_is_the_same_module_with_the_same_names(compiled: bool) -
     parameters = list(map(id, model.parameters()))
     placed = place_model(model, accelerator, ONE_THREAD)
     if compiled:
-        Compiler(Stopwatch()).compile(placed)
+        compile_model(placed, Stopwatch())
     assert isinstance(placed, SmallNet)
     assert list(placed.state_dict()) == names
     assert list(map(id, placed.parameters())) == parameters
