@@ -11,7 +11,7 @@ import safetensors.torch
 from torch import Tensor, nn
 
 from ..core import filesystem
-from ..core.errors import CheckpointError, ConfigError
+from ..core.errors import CheckpointError, ConfigError, listed
 from ..core.tensor_memory import make_dense
 from .format import CHECKPOINT_NAME
 from .retention import load_checkpoint
@@ -64,8 +64,7 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> s
     for word, tensors in (("skipped", theirs), ("new", mine)):
         left = [name for name in tensors if name in skipped]
         if left:
-            more = f" and {len(left) - 4} more" if len(left) > 4 else ""
-            parts.append(f"{word}: {', '.join(left[:4])}{more}")
+            parts.append(f"{word}: {listed(left)}")
     return "; ".join(parts)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, listed
 from ..core.parameters import parameters_of
 from ..core.registry import Part, Registry
 from ..core.shards import is_shard
@@ -280,11 +280,10 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
         if here != there:
             differences.append(f"{key} is {there}, here {here}")
     if differences:
-        more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
         raise CheckpointError(
             "CKPT_WEIGHTS",
             f"the checkpoint's {name} does not fit: "
-            f"{'; '.join(sorted(differences)[:5])}{more}: use the --model it was made with",
+            f"{listed(differences, separator='; ')}: use the --model it was made with",
         )
 
 

@@ -7,6 +7,7 @@ from "try again".
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import IntEnum
 
 # Control characters, which a terminal would obey.
@@ -14,6 +15,17 @@ _CONTROL = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
     r"\U000e0000-\U000e007f]+"
 )
+
+
+_MAX_LISTED_NAMES = 5
+
+
+def listed(names: Iterable[str], *, separator: str = ", ") -> str:
+    """Return the first of `names` as a text, and how many more there are."""
+    found = sorted(names)
+    text = separator.join(found[:_MAX_LISTED_NAMES])
+    num_more = len(found) - _MAX_LISTED_NAMES
+    return f"{text} and {num_more} more" if num_more > 0 else text
 
 
 class ExitCode(IntEnum):

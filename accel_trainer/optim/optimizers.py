@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, listed
 from ..core.parameters import parameters_of
 from ..core.tensor_memory import is_dense
 from ..distributed.streams import has_streams
@@ -158,8 +158,7 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     ]:
         raise ConfigError(
             "CONFIG",
-            f"the recipe's optimizer has {len(theirs)} parameters, without "
-            f"{', '.join(left_out[:3])}: "
+            f"the recipe's optimizer has {len(theirs)} parameters, without {listed(left_out)}: "
             "add them, or freeze them by --freeze or requires_grad_(False)",
         )
 

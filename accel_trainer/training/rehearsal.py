@@ -21,14 +21,14 @@ from torch.optim import Optimizer
 from ..checkpoint.serialization import decode, encode
 from ..checkpoint.state_dict import EXTRA_STATE, OptimizerState
 from ..core.digest import digest_of, flatten
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, listed
 from ..core.parameters import parameters_of
 from ..core.shards import is_shard
 from ..core.tensor_memory import sum_of_bits
 from ..core.types import Metric
 from ..distributed.collectives import differing_lines, run_on_main
 from .metrics import describe_tensor
-from .unseen_state import listed, mark_unseen
+from .unseen_state import mark_unseen
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer

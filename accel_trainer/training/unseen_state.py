@@ -8,7 +8,7 @@ import random
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,6 @@ from ..core.shards import local_part
 from ..core.tensor_memory import sum_of_bits
 from ..core.user_code import LIBRARIES
 
-_MAX_LISTED_NAMES = 5
 _MAX_ITEMS = 1000
 _MAX_BYTES = 2**16
 # Types whose `repr`, or whose `__reduce__`, shows their value.
@@ -65,14 +64,6 @@ def mark_unseen(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, M
     for name, part in parts.items():
         walk.visit(name, part)
     return walk.marks
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return the first of `names` as a text, and how many more there are."""
-    found = sorted(names)
-    text = ", ".join(found[:_MAX_LISTED_NAMES])
-    num_more = len(found) - _MAX_LISTED_NAMES
-    return f"{text} and {num_more} more" if num_more > 0 else text
 
 
 class _Walk:

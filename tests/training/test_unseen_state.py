@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from accel_trainer.core.errors import listed
 from accel_trainer.core.tensor_memory import sum_of_bits
-from accel_trainer.training.unseen_state import listed, mark_tensor, mark_unseen
+from accel_trainer.training.unseen_state import mark_tensor, mark_unseen
 
 SHARED = {"calls": 0}
 

@@ -9,8 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from ...core.errors import listed
 from ...core.json_files import read_json_object
-from ...training.unseen_state import listed
 from ..recipe.same_run import ROWS, cause_of, difference_of_runs, lost_state, rows_of
 from ..runs.run_reader import read_run
 from .runs import Ending

@@ -9,12 +9,12 @@ from typing import Any
 from ...checkpoint.format import list_checkpoints
 from ...checkpoint.retention import load_checkpoint
 from ...checkpoint.state_dict import load_all
+from ...core.errors import listed
 from ...core.filesystem import sha256_of
 from ...core.history import read_history
 from ...core.json_files import read_json_object
 from ...run.dry_run import GENERATORS, UNSEEN_FILE
 from ...training.rehearsal import first_difference
-from ...training.unseen_state import listed
 
 ROWS = "metrics.jsonl"
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, listed
 from .base import StepSums, Strategy
 
 
@@ -51,10 +51,9 @@ class PlainStrategy(Strategy):
             if parameter.requires_grad and parameter.grad is None
         ]
         if unused:
-            names = f"{', '.join(unused[:3])}{' ...' * (len(unused) > 3)}"
             raise ConfigError(
                 "UNUSED_PARAMETERS",
-                f"{names} took no part in the loss of the first step, and DDP then "
+                f"{listed(unused)} took no part in the loss of the first step, and DDP then "
                 "averages no gradients: freeze such parameters (requires_grad=False), remove them, "
                 "or set --runtime.find-unused-parameters",
             )
