@@ -1,7 +1,11 @@
-"""The parameters that an optimizer steps."""
+"""The parameters that an optimizer steps, and their values before a trial."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -9,3 +13,16 @@ from torch.optim import Optimizer
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters of all groups of `optimizer`, in their order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+@contextmanager
+def preserved_parameters(optimizer: Optimizer) -> Iterator[None]:
+    """Restore the values of the parameters, bit for bit, after the block."""
+    parameters = parameters_of(optimizer)
+    values = [parameter.detach().clone() for parameter in parameters]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in zip(parameters, values, strict=True):
+                parameter.copy_(value)

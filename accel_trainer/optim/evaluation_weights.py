@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch.optim import Optimizer
 
-from ..core.parameters import parameters_of
+from ..core.parameters import preserved_parameters
 
 
 def has_evaluation_weights(optimizer: Optimizer) -> bool:
@@ -26,13 +25,9 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
     if not has_evaluation_weights(optimizer):
         yield
         return
-    parameters = parameters_of(optimizer)
-    trained = [parameter.detach().clone() for parameter in parameters]
-    optimizer.eval()  # type: ignore[attr-defined]  # as has_evaluation_weights has found
-    try:
-        yield
-    finally:
-        optimizer.train()  # type: ignore[attr-defined]  # the same
-        with torch.no_grad():
-            for parameter, value in zip(parameters, trained, strict=True):
-                parameter.copy_(value)
+    with preserved_parameters(optimizer):
+        optimizer.eval()  # type: ignore[attr-defined]  # as has_evaluation_weights has found
+        try:
+            yield
+        finally:
+            optimizer.train()  # type: ignore[attr-defined]  # the same

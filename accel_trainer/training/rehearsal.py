@@ -22,10 +22,11 @@ from ..checkpoint.serialization import decode, encode
 from ..checkpoint.state_dict import EXTRA_STATE, OptimizerState
 from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError, listed
-from ..core.parameters import parameters_of
+from ..core.parameters import parameters_of, preserved_parameters
 from ..core.shards import is_shard
 from ..core.tensor_memory import sum_of_bits
 from ..core.types import Metric
+from ..core.user_code import describe_error
 from ..distributed.collectives import differing_lines, run_on_main
 from .metrics import describe_tensor
 from .unseen_state import mark_unseen
@@ -171,20 +172,16 @@ class Rehearsal:
         encoded = encode(state, name="optimizer")
         piece = decode(encoded.skeleton, encoded.tensors)
         name = type(fresh).__name__
-        parameters = parameters_of(fresh)
-        before = [parameter.detach().clone() for parameter in parameters]
         try:
-            fresh.load_state_dict(OptimizerState(fresh, self._model).fit(piece))
-            found = fresh.state_dict()
+            with preserved_parameters(fresh):
+                fresh.load_state_dict(OptimizerState(fresh, self._model).fit(piece))
+                found = fresh.state_dict()
         except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
             raise _inexact(
-                f"{name}.load_state_dict cannot load what {name}.state_dict returned ({reason})"
+                f"{name}.load_state_dict cannot load what {name}.state_dict returned "
+                f"({describe_error(error)})"
             ) from error
-        with torch.no_grad():
-            for parameter, value in zip(parameters, before, strict=True):
-                parameter.copy_(value)
-        addresses = {id(parameter) for parameter in parameters}
+        addresses = {id(parameter) for parameter in parameters_of(fresh)}
         if any(isinstance(each, Mapping) and addresses & each.keys() for each in found.values()):
             raise _inexact(
                 f"{name}.state_dict has the address of a parameter as a key, and it is "
