@@ -24,6 +24,7 @@ from ..core.errors import CheckpointError
 from ..core.run_dir import writes_to
 from ..core.train_state import checkpoint_name
 from ..core.types import EvalLoader, Task, eval_step_of
+from ..core.user_code import describe_error
 
 _logger = logging.getLogger(__name__)
 _EXAMPLE_SIZE = 8  # samples
@@ -134,7 +135,7 @@ class Exporter(Callback):
                 files = dict(zip(ONNX_FILES, onnx.files(weights), strict=True))
         except Exception as error:  # torch's exporter raises many types
             path = self._folder / "model.onnx"
-            reason = " ".join(str(error.__cause__ or error).split())[:200]
+            reason = describe_error(error.__cause__ or error)
             _logger.warning("no %s: torch cannot convert the model (%s)", path, reason)
             return {}
         for name, data in files.items():

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..checkpoint.format import LoadedCheckpoint
 from ..core.errors import CheckpointError
+from ..core.user_code import describe_error
 from ..data.fingerprint import is_same_data
 from ..training.trainer import Trainer
 
@@ -48,11 +49,10 @@ def restore_checkpoint(
         for stored in checkpoint.slices:
             stored.kept = None  # frees slices that this process has verified for another one
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         raise CheckpointError(
             "CKPT_STATE",
-            f"{checkpoint.name} contains state that this run cannot load ({reason}): "
-            "use another checkpoint",
+            f"{checkpoint.name} contains state that this run cannot load "
+            f"({describe_error(error)}): use another checkpoint",
         ) from error
 
 
