@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import warnings
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from ..checkpoint.state_dict import load_weights
 from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import CheckpointError
+from ..core.json_files import write_json
 from ..core.run_dir import writes_to
 from ..core.train_state import checkpoint_name
 from ..core.types import EvalLoader, Task, eval_step_of
@@ -83,7 +83,7 @@ class Exporter(Callback):
         if trainer.accelerator.is_main_process and not (self._folder / "config.json").exists():
             with writes_to(self._run_folder):
                 filesystem.make_directory(self._folder)
-                self._write_config(self._config)
+                write_json(self._folder / "config.json", self._config)
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Export the weights, unless the run was preempted and will continue."""
@@ -115,11 +115,7 @@ class Exporter(Callback):
         if self._onnx is not None:
             whole = {name: load_whole(stored) for name, stored in loaded.pieces[weights].items()}
             config |= self._export_onnx(self._onnx, whole)
-        self._write_config(config)
-
-    def _write_config(self, config: Mapping[str, Any]) -> None:
-        data = json.dumps(config, indent=1).encode()
-        filesystem.write_file_atomic(self._folder / "config.json", data)
+        write_json(self._folder / "config.json", config)
 
     def _export_onnx(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> dict[str, str]:
         """Write the ONNX file and its example, and return their hashes.

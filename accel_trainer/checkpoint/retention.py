@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from ..core import filesystem
 from ..core.errors import CheckpointError
-from ..core.json_files import dump_json, read_json_object
+from ..core.json_files import read_json_object, write_json
 from ..core.train_state import BestCheckpoint
 from .format import (
     CHECKPOINT_NAME,
@@ -138,7 +138,7 @@ def quarantine(path: Path, reason: str) -> None:
 def update_best(directory: Path, best: BestCheckpoint | None) -> None:
     """Write `best` to best.json, if its checkpoint was committed."""
     if best is not None and is_committed(directory / best.name):
-        filesystem.write_file_atomic(directory / BEST_FILE, dump_json(asdict(best), indent=1))
+        write_json(directory / BEST_FILE, asdict(best))
 
 
 def best_name(directory: Path) -> str | None:

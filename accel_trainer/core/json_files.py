@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .filesystem import read_file
+from .filesystem import read_file, write_file_atomic
 
 MAX_BYTES = 8 * 2**20
 
@@ -36,3 +36,8 @@ def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} is not an object")
     return value
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace `path` by `value` as indented JSON. Raises OSError, and ValueError as `dump_json`."""
+    write_file_atomic(path, dump_json(value, indent=1))

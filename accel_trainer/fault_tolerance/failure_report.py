@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -20,7 +19,7 @@ from ..core import filesystem
 from ..core.activity import Activity
 from ..core.errors import ExitCode, OneLineError, ProcessError, UserError
 from ..core.guards import check_not_moved
-from ..core.json_files import read_json_object
+from ..core.json_files import read_json_object, write_json
 from ..core.run_dir import writes_to
 from ..core.user_code import PeerFailed, describe_error, exit_code_of, is_lost_peer
 from ..distributed.launch_env import count_local_processes
@@ -110,9 +109,7 @@ class _Report:
         process = {"pid": os.getpid(), "host": platform.node()}
         with writes_to(self.folder):
             record = process | {"failure": failure and asdict(failure)}
-            filesystem.write_file_atomic(
-                _record_path(self.folder, self.rank), json.dumps(record).encode()
-            )
+            write_json(_record_path(self.folder, self.rank), record)
             if self.rank > 0:
                 return
             checkpoints = list_checkpoints(self.folder / "checkpoints")
@@ -123,8 +120,7 @@ class _Report:
                 "last_commit": checkpoints[-1].name if checkpoints else None,
                 "error": failure and str(failure),
             }
-            data = json.dumps(status | process, indent=1).encode()
-            filesystem.write_file_atomic(self.folder / "status.json", data)
+            write_json(self.folder / "status.json", status | process)
 
     def write_failure(self, failure: Failure) -> None:
         state = _STATES.get(ExitCode(failure.exit_code), "failed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +15,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..core import filesystem
 from ..core.buffers import BufferHistory
 from ..core.errors import DivergedError
+from ..core.json_files import write_json
 from ..core.parameters import parameters_of
 from ..core.train_state import TrainState
 from ..core.training_mode import set_training_mode
@@ -193,7 +192,7 @@ class NonfiniteGuard:
         path = self._folder / f"nonfinite-step-{record['optimizer_step']:010d}.json"
         if self._accelerator.is_main_process:
             with suppress(OSError):  # a full disk must not hide the error itself
-                filesystem.write_file_atomic(path, json.dumps(record, indent=1).encode())
+                write_json(path, record)
         samples = "no single sample"
         if ids := record["nonfinite_sample_ids"]:
             samples = f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}"

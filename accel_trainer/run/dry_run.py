@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -14,8 +13,8 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
-from ..core import filesystem
 from ..core.callback import Callback, TrainerView
+from ..core.json_files import write_json
 from ..core.types import Batch, EvalLoader, StepReport
 from ..training.unseen_state import mark_unseen
 
@@ -84,4 +83,4 @@ class UnseenRecorder(Callback):
         hashes = {
             name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in marks.items()
         }
-        filesystem.write_file_atomic(self._folder / UNSEEN_FILE, json.dumps(hashes).encode())
+        write_json(self._folder / UNSEEN_FILE, hashes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from ..core.errors import (
     UserError,
 )
 from ..core.guards import guarded, guarded_folder
+from ..core.json_files import write_json
 from ..core.run_dir import (
     prepare_directory,
     refuse_strange_entries,
@@ -101,8 +101,7 @@ def open_folder(
         if source is not None and Path(source.run) != folder:
             _copy_history(Path(source.run), folder)
         filesystem.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
-        encoded = json.dumps(environment, indent=1).encode()
-        filesystem.write_file_atomic(folder / "environment.json", encoded)
+        write_json(folder / "environment.json", environment)
         recipe_file = Path(environment["code"]["recipe"])
         if config.run.copy_recipe and recipe_file.suffix == ".py" and recipe_file.is_file():
             filesystem.write_file_atomic(folder / "recipe.py", recipe_file.read_bytes())
