@@ -1661,7 +1661,7 @@ MUTANTS = [
         "the schedule ends at --max-steps",
         "accel_trainer/run/optimization.py",
         "        total_steps=config.trainer.num_epochs * plan.steps_per_epoch,",
-        "        total_steps=count_steps(config, plan),",
+        "        total_steps=config.trainer.num_steps(plan.steps_per_epoch),",
         ("tests/run/test_optimization.py",),
     ),
     Mutant(

@@ -65,8 +65,7 @@ class ProgressBar(Callback):
         self._best = trainer.best
         self._first_step = trainer.state.optimizer_step
         self._start_s = time.monotonic()
-        num_steps = self._config.num_epochs * trainer.loader.plan.steps_per_epoch
-        self._num_steps = min(self._config.max_steps or num_steps, num_steps)
+        self._num_steps = self._config.num_steps(trainer.loader.plan.steps_per_epoch)
         self.write(self._banner)
         if trainer.is_finished and self._first_step:
             self.write(f"this run is finished: nothing left to train after step {self._first_step}")

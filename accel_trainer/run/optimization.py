@@ -41,7 +41,7 @@ def plan_optimization(
     Raises ConfigError.
     """
     _refuse_unused(config, optimizer=build_own is not None, schedule=schedule is not None)
-    num_steps = count_steps(config, plan)
+    num_steps = config.trainer.num_steps(plan.steps_per_epoch)
     if build_own is None:
         optimizer = build_optimizer(model, config.optimizer)
     else:
@@ -88,15 +88,9 @@ def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Sc
     return peak_learning_rate, schedule
 
 
-def count_steps(config: RecipeConfig, plan: BatchPlan) -> int:
-    """Return the number of steps of the whole run, up to `max_steps`."""
-    num_steps = config.trainer.num_epochs * plan.steps_per_epoch
-    return min(num_steps, config.trainer.max_steps or num_steps)
-
-
 def describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
     """Return the epochs and steps of the whole run, for its banner."""
     num_epochs = config.trainer.num_epochs
-    num_steps = count_steps(config, plan)
+    num_steps = config.trainer.num_steps(plan.steps_per_epoch)
     is_limited = num_steps < num_epochs * plan.steps_per_epoch
     return f"{num_epochs} epochs, {num_steps} steps" + " (--max-steps)" * is_limited

@@ -66,6 +66,11 @@ class TrainerConfig:
         NOT_NEGATIVE.check(self, "trainer", "num_epochs")
         INSIDE_ONE.check(self, "trainer", "ema_decay")
 
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Return the optimizer steps of the whole run, up to `max_steps`."""
+        whole = self.num_epochs * steps_per_epoch
+        return min(whole, self.max_steps or whole)
+
     def evaluates_after(self, position: TrainState, steps_per_epoch: int) -> bool:
         """Whether the run evaluates at `position`, where it has trained at least one step.
 

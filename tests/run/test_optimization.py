@@ -14,7 +14,6 @@ from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.run.config import with_defaults
 from accel_trainer.run.optimization import (
-    count_steps,
     describe_length,
     plan_learning_rate,
     plan_optimization,
@@ -41,7 +40,7 @@ def test_the_length_of_a_run_is_that_of_its_epochs_up_to_max_steps(
     max_steps: int | None, num_steps: int, said: str
 ) -> None:
     config = config_of(max_steps=max_steps)
-    assert count_steps(config, PLAN) == num_steps
+    assert config.trainer.num_steps(PLAN.steps_per_epoch) == num_steps
     assert describe_length(config, PLAN) == said
 
 
