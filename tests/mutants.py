@@ -680,20 +680,20 @@ MUTANTS = [
     ),
     Mutant(
         "a gradient that is not finite is applied",
-        "accel_trainer/fault_tolerance/nonfinite_guard.py",
+        "accel_trainer/training/nonfinite_guard.py",
         "        if not found:\n            return False\n",
         "        return False\n",
         (
-            "tests/fault_tolerance/test_nonfinite_guard.py::test_of_two_processes_both_stop_before_the_update_and_name_the_sample",
+            "tests/training/test_nonfinite_guard.py::test_of_two_processes_both_stop_before_the_update_and_name_the_sample",
         ),
     ),
     Mutant(
         "a step that is skipped keeps its running statistics",
-        "accel_trainer/fault_tolerance/nonfinite_guard.py",
+        "accel_trainer/training/nonfinite_guard.py",
         "        self._buffers.restore(steps_ago=steps_ago)\n",
         "",
         (
-            "tests/fault_tolerance/test_nonfinite_guard.py::test_a_skipped_step_leaves_no_trace_and_training_goes_on",
+            "tests/training/test_nonfinite_guard.py::test_a_skipped_step_leaves_no_trace_and_training_goes_on",
         ),
     ),
     Mutant(
@@ -1485,7 +1485,7 @@ MUTANTS = [
         "step_batch.num_samples, self.position)",
         "step_batch.num_samples)",
         (
-            "tests/fault_tolerance/test_nonfinite_guard.py"
+            "tests/training/test_nonfinite_guard.py"
             "::test_a_loss_that_depends_on_the_position_is_blamed_on_its_sample",
         ),
     ),

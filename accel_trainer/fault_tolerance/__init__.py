@@ -1,1 +1,1 @@
-"""What goes wrong beside the algorithm: signals, hangs, NaN, lack of memory."""
+"""What goes wrong beside the algorithm: signals, hangs, lack of memory."""

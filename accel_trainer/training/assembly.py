@@ -15,12 +15,12 @@ from ..core.buffers import BufferHistory
 from ..core.callback import Callback
 from ..core.learning_rate import Schedule
 from ..core.types import Loader, Task
-from ..fault_tolerance.nonfinite_guard import NonfiniteGuard
 from ..fault_tolerance.preemption import StopFlag
 from ..optim.ema import Ema
 from ..optim.optimizers import make_ready
 from .config import TrainerConfig
 from .evaluator import Evaluator
+from .nonfinite_guard import NonfiniteGuard
 from .rehearsal import Rehearsal
 from .step import OptimizerStep
 from .strategy.base import Strategy

@@ -19,7 +19,7 @@ from ..core.parameters import parameters_of
 from ..core.train_state import TrainState
 from ..core.types import Batch, StepBatch, Task
 from ..distributed.collectives import differing_lines
-from ..fault_tolerance.nonfinite_guard import NonfiniteGuard, PendingUpdate
+from .nonfinite_guard import NonfiniteGuard, PendingUpdate
 from .strategy.base import StepSums, Strategy
 from .task_output import check_output
 

@@ -26,8 +26,8 @@ from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.collectives import shutdown
 from tests import processes, workload
 from tests.checkpoint.sharded_run import newest, stored_bytes
-from tests.fault_tolerance.test_nonfinite_guard import BAD, Poisoned
 from tests.joined import FSDP
+from tests.training.test_nonfinite_guard import BAD, Poisoned
 
 ROOT = Path(__file__).parents[2]
 

@@ -42,7 +42,6 @@ from tests.changing_net import NETS as CHANGING_NETS
 from tests.checkpoint.sharded_run import KINDS
 from tests.checkpoint.test_unseen_state import Counting, Lookahead
 from tests.distributed.test_fsdp_models import NETS as SHARDED_NETS
-from tests.fault_tolerance.test_nonfinite_guard import Poisoned
 from tests.faults import training_run
 from tests.faults.elastic import KillSoonAfter
 from tests.faults.training_run import NUM_INTERRUPTIONS
@@ -50,6 +49,7 @@ from tests.optim.test_evaluation_weights import ScheduleFree
 from tests.optim.test_fused import OddNet
 from tests.training.test_compile import ManyVariants, NumberNet
 from tests.training.test_exactness import final_files
+from tests.training.test_nonfinite_guard import Poisoned
 
 # As a launcher does, the campaign ends a process that outlives its peer: in 1 of 1,000 kills, gloo
 # waits for its own timeout (torch 2.13).

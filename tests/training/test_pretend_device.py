@@ -28,8 +28,8 @@ from accel_trainer.vision import AugmentConfig, ModelConfig
 from recipes import cifar
 
 from .. import processes, workload
-from ..fault_tolerance import test_nonfinite_guard
 from ..variants import slow
+from . import test_nonfinite_guard
 from .test_exactness import final_files, largest_difference
 
 on_each_accelerator = pytest.mark.parametrize(

@@ -32,12 +32,12 @@ from accel_trainer import (
 )
 from accel_trainer.checkpoint.serialization import encode
 from accel_trainer.cli.runs import replay
-from accel_trainer.fault_tolerance.nonfinite_guard import NonfiniteGuard, skips_too_often
+from accel_trainer.training.nonfinite_guard import NonfiniteGuard, skips_too_often
 
 from .. import processes, workload
 from ..changing_net import ChangingNet
-from ..training import test_mixed_precision
-from ..training.test_exactness import final_files
+from . import test_mixed_precision
+from .test_exactness import final_files
 
 BAD = 47  # of 72 training samples; the evaluation's have ids below 37
 

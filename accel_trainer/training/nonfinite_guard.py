@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,6 +23,7 @@ from ..core.training_mode import set_training_mode
 from ..core.types import Batch, StepBatch, Task, eval_step_of
 from ..distributed.collectives import gather_rows
 from ..distributed.streams import arrival, has_streams
+from .strategy.base import Strategy
 
 _logger = logging.getLogger(__name__)
 
@@ -42,22 +42,6 @@ class PendingUpdate(NamedTuple):
     """The loss sum [] of each micro-batch."""
 
 
-class Gradients(Protocol):
-    """What the guard needs to know from a strategy."""
-
-    accelerator: Accelerator
-    has_collective_forward: bool
-
-    def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return the part of each gradient that this process holds."""
-
-    def is_found_anywhere(self, flag: Tensor) -> Tensor:
-        """Return a flag [] that is 1 on all processes if `flag` is 1 on any of them.
-
-        **Collective** with shards.
-        """
-
-
 class NonfiniteGuard:
     """Prevents updates by a gradient that is NaN or inf, and reports which samples caused it.
 
@@ -74,7 +58,7 @@ class NonfiniteGuard:
 
     def __init__(
         self,
-        strategy: Gradients,
+        strategy: Strategy,
         *,
         may_skip: bool,
         model: nn.Module,
