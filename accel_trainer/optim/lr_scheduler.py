@@ -135,7 +135,7 @@ def schedule_from_torch(
 def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
     """Return a recipe's `schedule`, with floats as learning rates.
 
-    It is tried at the first and the last of `num_steps` steps, and checked at each.
+    It is tried at the first and the last of `num_steps` steps.
 
     Raises:
         ConfigError: it raises an error, or returns something else than a number of 0 or more.
@@ -146,8 +146,7 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
             f"schedule= is torch's {type(schedule).__name__}: "
             "give schedule_from_torch(lambda optimizer: ..., learning_rate=...)",
         )
-
-    def rate_at(step: int) -> float:
+    for step in (0, max(0, num_steps - 1)):
         try:
             rate = float(schedule(step))
         except Exception as error:
@@ -162,8 +161,12 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
                 f"the recipe's schedule returns {rate:g} at step {step}: "
                 "return a learning rate of 0 or more",
             )
-        return rate
 
-    for step in (0, max(0, num_steps - 1)):
-        rate_at(step)
+    def rate_at(step: int) -> float:
+        if (rate := schedule(step)) is None:
+            raise ConfigError(
+                "SCHEDULE", f"the recipe's schedule returns None at step {step}: return a number"
+            )
+        return float(rate)
+
     return rate_at
