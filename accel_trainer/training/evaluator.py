@@ -160,8 +160,8 @@ class Evaluator:
 
         **Collective. Host sync.**
 
-        `monitored` is the number of this set that will decide the best checkpoint, such as
-        `eval/loss`; None if it is of another set. An exception of an `eval_step` or of `compute` is
+        `monitored` is the number of this set that will decide the best checkpoint, such as `loss`;
+        None if it is of another set. An exception of an `eval_step` or of `compute` is
         not an error here: some need what training leaves, and some metrics need many samples.
 
         Raises:
@@ -333,10 +333,8 @@ def _rehearse_compute(metric: Metric, sums: Tensor, monitored: str | None) -> No
             raise
         _logger.info("one batch is too few: %s", failure)
         return
-    group, _, monitored_name = (monitored or "").partition("/")
-    if monitored_name in metric.higher_is_better:
-        named = {f"{group}/{name}": value for name, value in values.items()}
-        check_monitored(named, f"{group}/{monitored_name}")
+    if monitored is not None and monitored in metric.higher_is_better:
+        check_monitored(values, monitored)
 
 
 def group_of(set_name: str, *, is_average: bool) -> str:

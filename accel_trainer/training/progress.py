@@ -39,13 +39,13 @@ class Progress:
         self.requested_stop: str | None = None
 
     def monitored_in(self, set_name: str) -> str | None:
-        """Return the number, such as `eval/loss`, of this set that decides the best checkpoint.
+        """Return the number, such as `loss`, of this set that decides the best checkpoint.
 
         None if that is a number of another set, or there is none.
         """
-        name, _ = self._monitored or ("", "")
+        group, _, name = (self._monitored or ("",))[0].partition("/")
         groups = [group_of(set_name, is_average=is_average) for is_average in (False, True)]
-        return name if name.partition("/")[0] in groups else None
+        return name if group in groups else None
 
     @property
     def end_reason(self) -> str | None:

@@ -293,7 +293,7 @@ FITS_NOT = [
     (
         having(metrics=[m.WithoutItsKey()]),
         "METRIC",
-        "eval/loss decides the best checkpoint, and the metrics computed eval/los: ...",
+        "loss decides the best checkpoint, and the metrics computed los: ...",
     ),
     (
         having(metrics=[m.ReturnsANumber()]),

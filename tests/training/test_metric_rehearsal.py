@@ -84,8 +84,7 @@ class NewSums(MeanLoss):
         ),
         (
             Renamed(),
-            "accuracy decides the best checkpoint, and the metrics computed eval_ema/acc: "
-            "name it alike in",
+            "accuracy decides the best checkpoint, and the metrics computed acc: name it alike in",
         ),
         (
             Float32Sums(),
@@ -255,7 +254,7 @@ def test_honest_metrics_pass_the_rehearsal_on_a_batch_of_any_size(batch_size: in
         evaluator = Evaluator(
             loader, task=ClassificationTask(), metrics=[metric], accelerator=accelerator
         )
-        names = [f"eval/{name}" for name in metric.higher_is_better if name != "by_class"]
+        names = [name for name in metric.higher_is_better if name != "by_class"]
         evaluator.rehearse(make_model(), monitored=next(iter(names), None))
 
 
@@ -286,7 +285,7 @@ def test_the_rehearsal_moves_no_buffer_generator_or_gradient() -> None:
     model = Counting(make_model()).double()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     states = torch.get_rng_state()
-    evaluator.rehearse(model, monitored="eval/loss")
+    evaluator.rehearse(model, monitored="loss")
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(buffer.is_inference() for buffer in model.buffers())
     assert torch.equal(torch.get_rng_state(), states)
@@ -356,7 +355,7 @@ def test_a_first_batch_without_items_says_nothing_about_the_others() -> None:
         loader, task=PaddedFirst(0, 0), metrics=[MeanLoss()], accelerator=accelerator
     )
     model = make_model().double()
-    evaluator.rehearse(model, monitored="eval/loss")
+    evaluator.rehearse(model, monitored="loss")
     assert evaluator.run(model)["loss"] > 0
 
 

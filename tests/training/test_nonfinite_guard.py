@@ -369,7 +369,7 @@ def test_replay_repeats_the_step_and_does_not_change_the_run(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     recipe.write_text(
         "from recipes import cifar\n"
-        "from tests.fault_tolerance.test_nonfinite_guard import Poisoned\n"
+        "from tests.training.test_nonfinite_guard import Poisoned\n"
         "cifar.ImageClassificationTask = lambda config, **counts: Poisoned(1000)\n"
         "cifar.main(cifar.train, cifar.Config, description='poisoned')\n"
     )

@@ -194,7 +194,7 @@ def test_the_monitored_metric_is_one_of_the_first_evaluation_set() -> None:
     config = TrainerConfig(monitor="eval_far/accuracy")
     assert choose_monitor(config, metrics) == ("eval_far/accuracy", "max")
     progress = Progress(config, metrics)
-    assert progress.monitored_in("far") == "eval_far/accuracy"
+    assert progress.monitored_in("far") == "accuracy"
     assert progress.monitored_in("near") is None
 
 
