@@ -10,7 +10,7 @@ from ...core.errors import ConfigError
 from ...core.learning_rate import Schedule
 from ...core.train_state import TrainState
 from ...run.config import RecipeConfig
-from ...run.optimization import count_steps, plan_learning_rate
+from ...run.optimization import plan_learning_rate
 
 _MAX_STEPS = 10_000_000  # more would take minutes to list
 
@@ -36,7 +36,7 @@ def plan_run(config: RecipeConfig, batch: BatchPlan) -> RunPlan:
         ConfigError: the run would refuse to start.
     """
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, batch)
-    num_steps = count_steps(config, batch)
+    num_steps = config.trainer.num_steps(batch.steps_per_epoch)
     if num_steps > _MAX_STEPS:
         raise ConfigError(
             "PLAN", f"the run has {num_steps:,} steps: plan fewer, such as with --max-steps 1000000"
