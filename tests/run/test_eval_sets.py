@@ -288,6 +288,7 @@ def test_an_eval_step_that_fails_before_training_is_one_line(
             test_set=points(4, width=7),
         )
     (line,) = [line for line in caplog.messages if "cannot be tried before training" in line]
-    assert "RuntimeError: " in line and "shapes cannot be multiplied" in line
+    assert "RuntimeError: " in line
+    assert "shapes cannot be multiplied" in line
     assert "test_eval_sets.py:" in line
     assert list(tmp_path.glob("checkpoints/*"))
