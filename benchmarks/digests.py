@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from accel_trainer import TrainerConfig
-from accel_trainer.core.digest import digest_of, samples_digest, sums_of_samples
+from accel_trainer.core.digest import digest_of, samples_digest, sum_of_samples
 
 from . import results
 from .loops import BATCH_SIZE, input_shape, make_model, make_optimizer
@@ -41,7 +41,7 @@ def measure_parts(name: str) -> dict[str, float]:
     optimizer = make_optimizer(model)
     inputs = torch.randn(BATCH_SIZE, *input_shape(name))
     targets = torch.randint(0, 10, (BATCH_SIZE,))
-    interval = TrainerConfig().log_every_n_steps
+    interval = TrainerConfig().digest_every_n_steps or 1
     ids = [(step, torch.randint(50_000, (BATCH_SIZE,))) for step in range(interval)]
 
     def step() -> None:
@@ -56,7 +56,7 @@ def measure_parts(name: str) -> dict[str, float]:
         "state_us": median_us(
             lambda: (digest_of(model.state_dict()), digest_of(optimizer.state_dict())), 15
         ),
-        "samples_us": median_us(lambda: samples_digest(*sums_of_samples(ids)), 15),
+        "samples_us": median_us(lambda: samples_digest(sum_of_samples(ids)), 15),
     }
 
 
@@ -64,8 +64,7 @@ def parts_row(name: str, repeats: int) -> results.Row:
     parts = [results.in_process("digests", "--parts", name) for _ in range(repeats)]
     config = TrainerConfig()
     shares = [
-        each["state_us"] / config.digest_every_n_steps / each["step_us"]
-        + each["samples_us"] / config.log_every_n_steps / each["step_us"]
+        (each["state_us"] + each["samples_us"]) / config.digest_every_n_steps / each["step_us"]
         for each in parts
     ]
     return {
@@ -73,7 +72,7 @@ def parts_row(name: str, repeats: int) -> results.Row:
         "weights": f"{parts[0]['num_weights']:,}",
         "step ms": statistics.median(each["step_us"] for each in parts) / 1000,
         "weights and optimizer ms": statistics.median(each["state_us"] for each in parts) / 1000,
-        "samples of a row ms": statistics.median(each["samples_us"] for each in parts) / 1000,
+        "samples ms": statistics.median(each["samples_us"] for each in parts) / 1000,
         "share of the steps %": f"{100 * statistics.median(shares):.2g}",
         "highest %": f"{100 * max(shares):.2g}",
         "n": repeats,
@@ -122,9 +121,8 @@ def main() -> None:
         "digests",
         title="Digests in the rows",
         how=f"SGD with momentum, batches of {BATCH_SIZE}, one thread, CPU time of the thread. The "
-        f"weights and the optimizer every {config.digest_every_n_steps} steps, the samples in "
-        f"each row of {config.log_every_n_steps} steps, which are the defaults. The tiny net's "
-        "loops are whole processes, interleaved; ratios within a round.",
+        f"weights, the optimizer and the samples every {config.digest_every_n_steps} steps, the "
+        "default. The tiny net's loops are whole processes, interleaved; ratios within a round.",
         tables={
             "Each by itself, beside a plain step": parts,
             "The loop of the tiny net with and without them": loops,

@@ -265,11 +265,11 @@ MUTANTS = [
         ("tests/data/test_workers.py",),
     ),
     Mutant(
-        "a saved digest of samples depends on how they were split",
-        "accel_trainer/callbacks/metric_logger.py",
-        "sums.update(zip(_SAMPLES, carry(*samples), strict=True))",
-        "sums.update(zip(_SAMPLES, samples, strict=True))",
-        ("tests/callbacks/test_metric_logger.py",),
+        "a resume on several processes counts the samples before it once for each",
+        "accel_trainer/callbacks/samples_so_far.py",
+        "(total or 0) * self._accelerator.is_main_process",
+        "total or 0",
+        ("tests/callbacks/test_samples_so_far.py",),
     ),
     Mutant(
         "a shard is logged as it is",

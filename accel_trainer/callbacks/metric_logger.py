@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..core.activity import Activity
 from ..core.callback import Callback, RunResult, TrainerView
-from ..core.digest import carry, samples_digest, sums_of_samples
+from ..core.digest import samples_digest
 from ..core.errors import ConfigError
 from ..core.history import is_number
 from ..core.run_dir import writes_to
@@ -20,13 +21,13 @@ from ..core.types import StepReport
 from ..distributed.machine import peak_memory_bytes
 from ..training.metrics import sums_device
 from .metrics_file import MetricsFile
+from .samples_so_far import SamplesSoFar
 
 Row = Mapping[str, Any]
 
 _MAX_PENDING = 256  # step reports kept before they are summed
 _ITEMS = "num_items"  # the column of what a Task divides its sums by, if not by samples
-_SAMPLES = ("samples_low", "samples_high")  # the columns of what the digest is made of
-_RESERVED = {"loss", "grad_norm", _ITEMS, *_SAMPLES}
+_RESERVED = {"loss", "grad_norm", _ITEMS}
 
 
 class MetricLogger(Callback):
@@ -50,10 +51,11 @@ class MetricLogger(Callback):
         activity: Activity,
         sinks: Sequence[Callable[[Row], None]] = (),
     ) -> None:
-        self._meters = Meters(accelerator, has_digest=digest_every_n_steps is not None)
+        self._meters = Meters(accelerator)
+        self._samples = SamplesSoFar(accelerator, is_on=digest_every_n_steps is not None)
         self._history = history
         self._every_n_steps = every_n_steps
-        self._digest_every_n_steps = digest_every_n_steps
+        self._digest_every_n_steps = digest_every_n_steps or math.inf
         self._activity = activity
         self._sinks = sinks
         self._total_s = 0.0
@@ -77,6 +79,7 @@ class MetricLogger(Callback):
         **Collective. Host sync** when it writes one.
         """
         self._meters.update(report)
+        self._samples.update(report)
         self._timed_samples += report.num_samples
         is_epoch_end = trainer.state.step_in_epoch == trainer.loader.plan.steps_per_epoch
         if is_epoch_end or report.optimizer_step % self._every_n_steps == 0:
@@ -90,12 +93,14 @@ class MetricLogger(Callback):
 
     def _write_training(self, trainer: TrainerView) -> None:
         """Write a row of the steps since the last one. **Collective. Host sync.**"""
-        is_digest_due = self._is_digest_due(trainer.state.optimizer_step)
+        step, every = trainer.state.optimizer_step, self._digest_every_n_steps
+        last_step = step - self._meters.num_steps
+        is_digest_due = step // every > last_step // every  # a multiple lies between the rows
         values = self._meters.read()  # waits for the device, so the clocks are read after it
         now_s = self._read_clocks(trainer)
         spent_s = {name: seconds - self._before_s[name] for name, seconds in now_s.items()}
         training_s = spent_s["all"] - spent_s["compile"] - spent_s["evaluation"]
-        values["optim/learning_rate"] = trainer.learning_rate_at(trainer.state.optimizer_step - 1)
+        values["optim/learning_rate"] = trainer.learning_rate_at(step - 1)
         if trainer.accelerator.scaler is not None:
             values["optim/loss_scale"] = trainer.accelerator.scaler.get_scale()
         if self._timed_samples:  # 0 if this attempt only evaluates what an earlier one trained
@@ -108,13 +113,10 @@ class MetricLogger(Callback):
             values["perf/compile_s"] = spent_s["compile"]
         if is_digest_due:
             values |= {f"digest/{part}": text for part, text in trainer.digests().items()}
+            if (samples := self._samples.total()) is not None:
+                values["digest/samples_so_far"] = samples_digest(samples)
         self._write("train", trainer, {**values, **trainer.log.read()})
         self._restart_timer(trainer)
-
-    def _is_digest_due(self, step: int) -> bool:
-        """Whether a multiple of the interval lies after the last row, up to `step`."""
-        every = self._digest_every_n_steps
-        return every is not None and step // every > (step - self._meters.num_steps) // every
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Leave the evaluation out of the throughput."""
@@ -153,16 +155,20 @@ class MetricLogger(Callback):
         self._timed_samples = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums since the last row and the length of the history.
+        """Return the sums since the last row, that of all samples, and the length of the history.
 
         **Collective. Host sync.**
         """
-        meters = self._meters.state_dict()
-        return {"meters": meters, "history_bytes": self._history.size if self._history else 0}
+        return {
+            "meters": self._meters.state_dict(),
+            "samples": self._samples.total(),
+            "history_bytes": self._history.size if self._history else 0,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the sums and cut the history back to what it held at the checkpoint."""
         self._meters.load_state_dict(state["meters"])
+        self._samples.restore(state.get("samples"))  # not in older versions
         if self._history is not None:
             self._history.truncate(state["history_bytes"])
 
@@ -180,12 +186,11 @@ class Meters:
 
     Reports are kept, and summed in float64 when the sums are read. Sums of float32 in float64 are
     exact over any realistic interval, so the means do not depend on when reports were summed or
-    saved. `has_digest`: a digest of the samples is read, too.
+    saved.
     """
 
-    def __init__(self, accelerator: Accelerator, *, has_digest: bool) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._has_digest = has_digest
         self._device = sums_device(accelerator.device)
         self._clear()
 
@@ -228,10 +233,6 @@ class Meters:
             # Every process has the same norm, and only the main process adds it to the sum.
             is_main = self._accelerator.is_main_process
             columns["grad_norm"] = norms if is_main else [torch.zeros_like(norms[0])]
-        if self._has_digest:
-            parts = [(each.optimizer_step, ids) for each in reports for ids in each.sample_ids]
-            sums = torch.tensor(sums_of_samples(parts), dtype=torch.float64)
-            columns |= {name: [each] for name, each in zip(_SAMPLES, sums, strict=True)}
         for name, column in columns.items():
             values = torch.stack(column).to(self._device).double()
             # float64 losses are rounded to 36 bits (Veltkamp's split), so that they add up exactly.
@@ -256,14 +257,11 @@ class Meters:
         sums = self._global_sums()  # must come first: it counts the pending steps
         num_items = sums.pop(_ITEMS, self._counts["num_items"])
         norm = sums.pop("grad_norm", None)
-        samples = [sums.pop(name) for name in _SAMPLES if name in sums]
         means: dict[str, Any] = {
             f"train/{name}": value / (num_items or 1) for name, value in sums.items()
         }
         if norm is not None:
             means["optim/grad_norm"] = norm / self._counts["num_updates"]
-        if samples:
-            means["digest/samples"] = samples_digest(*samples)
         if self._counts["num_skipped"]:
             means["optim/skipped_steps"] = float(self._counts["num_skipped"])
         self._clear()
@@ -271,10 +269,8 @@ class Meters:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the global sums. **Collective. Host sync.**"""
-        sums = self._global_sums()  # must come first: it counts the pending steps
-        if samples := [sums[name] for name in _SAMPLES if name in sums]:
-            sums.update(zip(_SAMPLES, carry(*samples), strict=True))
-        return {"sums": sums, **self._counts}
+        # The sums come first: they count the pending steps.
+        return {"sums": self._global_sums(), **self._counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the sums on the main process; all others start at zero.

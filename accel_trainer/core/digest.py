@@ -13,8 +13,7 @@ from torch import Tensor
 from .shards import is_shard
 
 # Odd numbers without a pattern in their bits: those of SplitMix64 (Steele, Lea and Flood, 2014).
-_FACTORS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
-_HALF = np.uint64(32)
+_ID, _STEP, _MIX = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 
 
 def digest_of(state: Any) -> str:
@@ -29,39 +28,33 @@ def digest_of(state: Any) -> str:
     for path, leaf in sorted(flatten(state).items()):
         if isinstance(leaf, Tensor):
             whole = leaf.full_tensor() if is_shard(leaf) else leaf
-            flat = whole.detach().to("cpu").reshape(-1)
-            hasher.update(f"{path} {flat.dtype} {[*whole.shape]}\n".encode())
-            hasher.update(flat.view(torch.uint8).numpy().data)
+            hasher.update(f"{path} {whole.dtype} {[*whole.shape]}\n".encode())
+            hasher.update(whole.reshape(-1).view(torch.uint8).numpy(force=True).data)
         else:
             hasher.update(f"{path} {leaf!r}\n".encode())
     return hasher.hexdigest()
 
 
-def sums_of_samples(parts: Sequence[tuple[int, Tensor]]) -> tuple[float, float]:
-    """Return two sums that identify the samples of some steps, in whatever order. **Host sync.**
+def sum_of_samples(parts: Sequence[tuple[int, Tensor]]) -> int:
+    """Return a sum of 64 bits that identifies the samples of some steps, in whatever order.
 
-    A part is a step and the ids int64 [B] of a micro-batch. The sums of several calls and processes
-    add up without rounding.
+    **Host sync.** A part is a step and the ids int64 [B] of a micro-batch. The sums of several
+    calls and processes add up modulo 2**64.
     """
-    steps = np.array([step for step, _ in parts], np.uint64)
-    ids = torch.cat([ids for _, ids in parts]).cpu().numpy().view(np.uint64)
-    step_of_each = steps.repeat([len(ids) for _, ids in parts])
-    mixed = ids * _FACTORS[0] + step_of_each * _FACTORS[1]  # modulo 2**64
-    mixed = (mixed ^ (mixed >> _HALF)) * _FACTORS[2]
-    total = int((mixed ^ (mixed >> _HALF)).sum())
-    return float(total % 2**32), float(total >> 32)
+    steps, batches = zip(*parts, strict=True)
+    mixed = torch.cat(batches).cpu().numpy().view(np.uint64) * _ID
+    keys = np.array(steps, np.uint64) * _STEP
+    mixed += keys.repeat([ids.numel() for ids in batches])
+    # In place: new memory costs more than the arithmetic.
+    mixed ^= mixed >> 32
+    mixed *= _MIX
+    mixed ^= mixed >> 32
+    return int(mixed.view(np.int64).sum())
 
 
-def samples_digest(low: float, high: float) -> str:
-    """Return the digest of samples, from the two sums over all processes."""
-    low, high = carry(low, high)
-    return f"{int(high):08x}{int(low):08x}"
-
-
-def carry(low: float, high: float) -> tuple[float, float]:
-    """Return the two sums of samples with 32 bits each, however the samples were split."""
-    carried, low = divmod(low, 2.0**32)
-    return low, (high + carried) % 2**32
+def samples_digest(total: int) -> str:
+    """Return the digest of samples, from the sum over all processes."""
+    return f"{total % 2**64:016x}"
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:

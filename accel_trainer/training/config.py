@@ -52,15 +52,22 @@ class TrainerConfig:
     log_every_n_steps: int = 50
     """Write a row of training numbers every n optimizer steps, and at the end of each epoch."""
     digest_every_n_steps: int | None = 200
-    """Add digests of the weights and the optimizer to the first row after every n optimizer steps,
-    and of the samples to every row; None: none."""
+    """Add digests of the weights, the optimizer and the samples so far to the first row after every
+    n optimizer steps; None: none."""
     check_every_n_steps: Annotated[int | None, short_flag("--check-every")] = None
     """Compute every n-th step twice before its update, and end the run if a device got other bits;
     None: none."""
 
     def __post_init__(self) -> None:
-        names = ("max_steps", "log_every_n_steps", "digest_every_n_steps", "patience")
-        AT_LEAST_ONE.check(self, "trainer", *names, "check_every_n_steps")
+        AT_LEAST_ONE.check(
+            self,
+            "trainer",
+            "max_steps",
+            "log_every_n_steps",
+            "digest_every_n_steps",
+            "check_every_n_steps",
+            "patience",
+        )
         ABOVE_ZERO.check(self, "trainer", "max_grad_norm", "max_time_s")
         _interval(self.evaluate_every)  # raises ConfigError
         NOT_NEGATIVE.check(self, "trainer", "num_epochs")

@@ -68,8 +68,8 @@ def expected(steps: range) -> dict[str, float]:
     }
 
 
-def meters(*, has_digest: bool = False) -> Meters:
-    return Meters(start_accelerator(RuntimeConfig(num_threads=1)), has_digest=has_digest)
+def meters() -> Meters:
+    return Meters(start_accelerator(RuntimeConfig(num_threads=1)))
 
 
 @pytest.mark.parametrize("num_steps", [1, 255, 256, 257, NUM_STEPS])
@@ -119,17 +119,6 @@ def test_means_of_float64_losses_do_not_depend_on_when_they_were_saved() -> None
     assert means["train/loss"] == pytest.approx(mean, rel=2**-35)
 
 
-def test_the_state_of_a_digest_does_not_depend_on_when_it_was_saved() -> None:
-    undisturbed, saved = meters(has_digest=True), meters(has_digest=True)
-    for step in range(20):
-        each = report(0)._replace(optimizer_step=step, sample_ids=[torch.arange(4 * step, 99)])
-        undisturbed.update(each)
-        saved.update(each)
-        state = saved.state_dict()
-    assert state == undisturbed.state_dict()
-    assert saved.read() == undisturbed.read()
-
-
 def test_a_state_replaces_what_was_counted_before() -> None:
     running, other = meters(), meters()
     for step in range(10):
@@ -177,7 +166,7 @@ def test_means_cover_all_processes_and_move_to_any_number_of_them(tmp_path: Path
 def count_steps(path: Path, first: int, last: int) -> None:
     """Go on from the state at `path`, by whatever number of processes it was left there."""
     with joined_processes() as accelerator:
-        running = Meters(accelerator, has_digest=False)
+        running = Meters(accelerator)
         if path.exists():
             running.load_state_dict(json.loads(path.read_text())["state"])
         accelerator.wait_for_everyone()

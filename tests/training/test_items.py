@@ -326,4 +326,4 @@ def test_a_number_with_a_name_of_the_log_is_refused(name: str) -> None:
         1, 0, 0.1, torch.ones(()), {name: torch.ones(())}, 8, None, was_skipped=False
     )
     with pytest.raises(ConfigError, match=f"a number named {name}, which is reserved: rename it"):
-        Meters(Accelerator(), has_digest=False).update(report)
+        Meters(Accelerator()).update(report)

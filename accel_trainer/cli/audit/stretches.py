@@ -10,6 +10,7 @@ from ...checkpoint.format import CHECKPOINT_NAME, is_committed, list_checkpoints
 from ...core.errors import OutputError
 from ...core.rng import epoch_permutation
 from ...training.rehearsal import first_difference
+from ..replay.proof import SINCE_LAST_ROW
 from ..replay.replay import Replay, comparable_rows
 from .evidence import Evidence, load_verified, step_named
 from .verdict import Verdict, judge
@@ -17,7 +18,7 @@ from .verdict import Verdict, judge
 # What decides the bits of a stretch. Of the rest, a resume may change what it likes.
 _SAME = ("settings", "data_fingerprint", "order", "num_processes", "num_threads", "versions")
 
-_SAMPLES = "digest/samples"
+_SAMPLES = "digest/samples_so_far"
 
 
 class Stretch(NamedTuple):
@@ -134,7 +135,7 @@ def _compare_rows(run: Path, folder: Path, stretch: Stretch) -> str | None:
             return f"training again gives no {event} row of step {step}"
         else:
             for name in dict.fromkeys([_SAMPLES, *row, *other]):
-                if row.get(name) != other.get(name):
+                if row.get(name) != other.get(name) and name != SINCE_LAST_ROW:
                     values = f"{row.get(name)} in the run, {other.get(name)} trained again"
                     fact = f"the {event} row of step {step}: {name} is {values}"
                     is_same = name != _SAMPLES and _SAMPLES in row

@@ -8,7 +8,8 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-_SAMPLES = "digest/samples"
+SINCE_LAST_ROW = "digest/samples"
+"""The samples since the row before it, in the rows of runs before `digest/samples_so_far`."""
 
 
 @dataclass(frozen=True)
@@ -75,4 +76,5 @@ def of_the_step(row: Row) -> Row:
     """Return what a row says of its step: a row of training has means since the row before."""
     if row["event"] != "train":
         return row
-    return {name: row[name] for name in row if name.startswith("digest/") and name != _SAMPLES}
+    names = [name for name in row if name.startswith("digest/")]
+    return {name: row[name] for name in names if name != SINCE_LAST_ROW}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from accel_trainer.callbacks.metrics_file import MetricsFile
 from accel_trainer.core.callback import Callback, TrainerView
-from accel_trainer.core.digest import samples_digest, sums_of_samples
+from accel_trainer.core.digest import samples_digest, sum_of_samples
 from accel_trainer.core.types import StepReport
 
 
@@ -25,5 +25,5 @@ class StepDigests(Callback):
         digests = trainer.digests()
         if self._file is not None:
             parts = [(report.optimizer_step, ids) for ids in report.sample_ids]
-            digests["samples"] = samples_digest(*sums_of_samples(parts))
+            digests["samples"] = samples_digest(sum_of_samples(parts))
             self._file.append({"optimizer_step": report.optimizer_step, **digests})

@@ -214,7 +214,7 @@ def test_a_seed_that_all_files_agree_on_is_told_by_training(
     assert code == 1
     ((what, verdict),) = found.items()
     assert re.match("steps .* to", what)
-    assert re.match("the train row of step .*: digest/samples is", verdict["detail"])
+    assert re.match("the train row of step .*: digest/samples_so_far is", verdict["detail"])
 
 
 def test_a_weight_whose_digest_agrees_is_named_by_training(
