@@ -648,14 +648,47 @@ def test_precision_and_recall_of_each_class_are_in_the_report(runs: Path) -> Non
     assert "<td>1</td><td>0</td>" not in text, "no samples"
 
 
+def equal_runs(runs: Path) -> list[RunReader]:
+    run = with_few_charts(read_run(runs / "fast"))
+    others = [replace(run, folder=runs / name) for name in ("again", "other")]
+    rows = [row | {"train/loss": row["train/loss"] + 1} for row in run.rows]
+    return [run, others[0], replace(others[1], rows=rows)]
+
+
+def test_equal_runs_are_named_and_a_curve_under_another_is_seen(runs: Path) -> None:
+    text, _ = render(equal_runs(runs))
+    assert "The curves of fast, again are equal: they lie on each other, in dashes." in text
+    assert text.count("are equal") == 1
+    drawn = re.findall(r'<path [^>]*style="([^"]*stroke: var\(--series-\d\)[^"]*)"', text)
+    dashed = [style for style in drawn if "dasharray" in style and "linejoin" not in style]
+    assert {re.findall(r"series-\d", style)[0] for style in dashed} == {"series-2"}
+
+
 @needs_chromium
-def test_a_click_on_a_head_sorts_the_table_of_runs(page_of_both: Path, tmp_path: Path) -> None:
+def test_the_table_of_runs_is_sorted_and_filtered(page_of_both: Path, tmp_path: Path) -> None:
     with browser(tmp_path / "profile") as page:
         page.open(page_of_both.as_uri())
         names = "[...document.querySelectorAll('#top td:first-child')].map((td) => td.textContent)"
+        filtered = "document.getElementById('filter')"
         click = "[...document.querySelectorAll('#top th')].at(-1).click()"
         assert page.value(names) == ["fast", "slow"]
         page.value(click)
         assert page.value(names) == ["slow", "fast"], "by the learning rate, upwards"
         page.value(click)
         assert page.value(names) == ["fast", "slow"]
+        page.value(f"{filtered}.value = ' SLOW 0.01'")
+        page.value(f"{filtered}.dispatchEvent(new Event('input'))")
+        assert page.value(f"{names.replace('td:first', 'tr:not([hidden]) td:first')}") == ["slow"]
+
+
+@needs_chromium
+def test_a_browser_dashes_a_curve_that_lies_on_another(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(render(equal_runs(runs))[0])
+    with browser(tmp_path / "profile") as page:
+        page.open((tmp_path / "page.html").as_uri())
+        dashes = "[0, 1, 2].map((n) => document.querySelector(`path[data-run='${n}']`).style)"
+        assert page.value(f"{dashes}.map((style) => style.strokeDasharray !== '')") == [
+            False,
+            True,
+            False,
+        ]

@@ -168,7 +168,7 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
                 linestyle=":",
                 zorder=0,
             )
-            _plot_run(axes, run, names, kinds, color=color)
+            _plot_run(axes, run, names, kinds, color=color, earlier=runs[:number])
         axes.set_xlim(0, last_step * 1.02)  # the same x-axis in all charts
         if top is not None:
             axes.set_ylim(top=top)
@@ -224,8 +224,12 @@ def _plot_run(
     kinds: Mapping[str, Kind],
     *,
     color: str | None,
+    earlier: Sequence[RunReader],
 ) -> None:
-    """Draw the series of one run, in one colour per run, or per kind if there is one run."""
+    """Draw the series of one run, in one colour per run, or per kind if there is one run.
+
+    A line that an `earlier` run has, too, is dashed, so that both are seen.
+    """
     colors = LIGHT.variables()
     for name in names:
         steps, values = run.series(name)
@@ -233,6 +237,8 @@ def _plot_run(
         style = dict(kind.style)
         if len(steps) > _MAX_MARKERS:
             style.pop("marker", None)
+        if copies := sum(other.series(name) == (steps, values) for other in earlier):
+            style["linestyle"] = (0, (4, 4 * copies))
         if color is None:
             label: str | None = kind.label
         else:

@@ -71,6 +71,7 @@ def write_page(
         shape=_shape(runs, curves),
         policy=policy(scripts, is_live=is_live),
         differences=differing_settings(runs),
+        equal=_equal_runs(runs),
         palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
         is_open=len(runs) <= _MAX_OPEN,
     )
@@ -80,6 +81,16 @@ def _shape(runs: Sequence[RunReader], curves: Sequence[Chart]) -> str:
     """Return a text that changes if the page needs other charts than it has."""
     names = [[str(run.folder) for run in runs], [chart.title for chart in curves]]
     return hashlib.sha256(repr((names, list(kinds_of(runs)))).encode()).hexdigest()
+
+
+def _equal_runs(runs: Sequence[RunReader]) -> list[list[str]]:
+    """Return the names of runs that have measured the same, several in each group."""
+    groups: dict[str, list[str]] = {}
+    for run in runs:
+        measured = [name for name in run.metric_names() if not name.startswith("perf/")]
+        key = repr([(name, run.series(name)) for name in measured])
+        groups.setdefault(key, []).append(run.name)
+    return [names for names in groups.values() if len(names) > 1]
 
 
 def _describe(run: RunReader, number: int) -> dict[str, Any]:

@@ -56,6 +56,8 @@
     });
   }
 
+  const isSame = (a, b) => a.length === b.length && a.every(([x, y], place) => x === b[place][0] && y === b[place][1]);
+
   function linesOf(chart) {
     const lines = [];
     runs.forEach((run, index) => {
@@ -70,7 +72,9 @@
         // Evaluations are few and the learning rate is exact: neither is noisy.
         const isSmoothed = state.smoothing > 0 && !kind.startsWith("eval") && name !== "optim/learning_rate";
         const color = `var(--${runs.length > 1 ? run.color : kinds[kind]?.color ?? "series-1"})`;
-        lines.push({ run, index, name, kind, color, raw, points: isSmoothed ? smooth(raw, state.smoothing) : raw });
+        // A line with the points of earlier ones would hide them: it is dashed.
+        const copies = lines.filter((line) => line.name === name && isSame(line.raw, raw)).length;
+        lines.push({ run, index, name, kind, color, raw, copies, points: isSmoothed ? smooth(raw, state.smoothing) : raw });
       }
     });
     return lines;
@@ -162,11 +166,12 @@
     for (const run of new Set(lines.map((line) => line.run))) {
       for (const x of run.restarts.map((step) => xAt(position(run, step)))) make("line", { x1: x, x2: x, y1: 6, y2: floor, class: "restart" }, plot);
     }
-    for (const { index, kind, color, raw, points } of lines) {
+    for (const { index, kind, color, raw, points, copies } of lines) {
       const path = (dots) => `M${dots.map(([x, y]) => `${xAt(x).toFixed(1)},${yAt(y).toFixed(1)}`).join("L")}`;
       if (points !== raw) make("path", { d: path(raw), class: "raw" }, plot).style.stroke = color;
       const curve = make("path", { d: path(points), class: kind, "data-run": index }, plot);
       curve.style.stroke = color;
+      if (copies) curve.style.strokeDasharray = `7 ${7 * copies}`;
       if (points.length > (kind.startsWith("eval") ? 40 : 1)) continue; // a single point has no line
       for (const [x, y] of points) make("circle", { cx: xAt(x), cy: yAt(y), r: 2.6 }, plot).style.fill = color;
     }
@@ -318,6 +323,7 @@
     chooseUnit();
     allowAxes();
     sortRows();
+    filterRows();
     drawAll();
   }
 
@@ -340,6 +346,22 @@
   function sortBy(cell) {
     sorted = [cell.cellIndex, sorted?.[0] === cell.cellIndex ? -sorted[1] : 1];
     sortRows();
+  }
+
+  const filter = document.getElementById("filter");
+
+  /** Hide the rows that lack one of the words. */
+  function filterRows() {
+    const words = filter ? filter.value.toLowerCase().split(/\s+/) : [];
+    for (const row of document.querySelectorAll("#top tbody tr")) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
+    }
+  }
+
+  if (filter) {
+    filter.hidden = false;
+    filter.oninput = filterRows;
   }
 
   document.addEventListener("click", (event) => {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -25,6 +26,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
 from accel_trainer.cli.watch.live_page import LivePage  # noqa: E402
+from accel_trainer.cli.watch.notebook import LiveCell  # noqa: E402
 from accel_trainer.cli.watch.server import PageServer, serving  # noqa: E402
 
 
@@ -168,3 +170,12 @@ def test_a_browser_shows_new_numbers_and_keeps_what_was_chosen(
         assert page.value("document.querySelector('#details details').open")
         assert page.value("document.querySelector('h3 button').ariaPressed") == "true"
         assert page.value("document.querySelector('svg.live').textContent").count("12,") == 1
+
+
+def test_a_cell_of_a_notebook_shows_the_live_page_until_its_end(run: Path) -> None:
+    cell = LiveCell(str(run.parent), height=300)
+    (address,) = re.findall(r'<iframe src="(.*?)" width="100%" height="300">', cell._repr_html_())
+    assert "<title>one</title>" in urllib.request.urlopen(address).read().decode()
+    cell.end()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(address)
