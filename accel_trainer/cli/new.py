@@ -20,12 +20,16 @@ _EXAMPLE = "example: accel-trainer new my-photos"
 
 
 class _Template(NamedTuple):
-    """The flags of a first training, the data it needs, and the flags and setup of a small test."""
+    """The flags of a first training, the data it needs, and the flags and setup of a small test.
+
+    `look` are commands for what it has learned.
+    """
 
     flags: str
     data: str
     test_flags: str
     test_setup: str = ""
+    look: str = ""
 
 
 _MAKE_PHOTOS = """    for index in range(16):
@@ -36,9 +40,12 @@ _MAKE_PHOTOS = """    for index in range(16):
 _PHOTOS = """Put your photos into `photos/`, in a folder for each class: `photos/cat/1.jpg`, `photos/dog/1.jpg`.
 
 ```bash
-accel-trainer data photos      # classes, sizes, duplicates and broken files
+accel-trainer data photos --val-fraction 0.1      # sizes, duplicates and broken files
 ```
 """  # noqa: E501  # lines of the new file
+_PREDICT = """accel-trainer evaluate runs/...                       # loss and accuracy
+accel-trainer predict runs/... photos/cat             # the class of each photo in a folder
+"""
 _DIGITS = """The digits of scikit-learn are there to try it. Then replace `--dataset digits`:
 `cifar10` and `cifar100` are downloaded, and a folder of small images, all of one size, is read.
 """
@@ -51,6 +58,7 @@ _TEMPLATES = {
         _PHOTOS,
         "--dataset photos --val-fraction 0.5 --image-size 64 --batch-size 2",
         _MAKE_PHOTOS,
+        _PREDICT,
     ),
     "cifar": _Template("--dataset digits", _DIGITS, "--dataset digits"),
     "minimal": _Template("", _OWN, ""),
@@ -65,7 +73,8 @@ _README = """# {name}
 ## 2. Train
 
 ```bash
-accelerate launch train.py {flags}
+accel-trainer plan train.py {flags}      # how long it will take here, in how much memory
+python train.py {flags}
 ```
 
 Each run has a folder in `runs/`. Press Ctrl-C to stop: the same command continues. `python train.py --help` shows the
@@ -75,8 +84,9 @@ everyday flags, and `--dry-run` first takes a few steps, saves and continues.
 
 ```bash
 accel-trainer runs                                    # all runs as a table
-accel-trainer report runs --open                      # their curves and pictures on a page
-accel-trainer export runs/... --to model              # the weights for plain torch, with a model card
+accel-trainer watch runs --open                       # a page that follows them while they train
+accel-trainer report runs --open                      # the same page as a file
+{look}accel-trainer export runs/... --to model              # the weights for plain torch, with a model card
 ```
 
 ## 4. Change
@@ -85,11 +95,11 @@ accel-trainer export runs/... --to model              # the weights for plain to
 training still takes a step, evaluates, saves and continues. On several GPUs:
 
 ```bash
-accelerate launch --config_file accelerate_configs/multi_gpu.yaml train.py --config config.yaml {flags}
+accel-trainer launch --config_file accelerate_configs/multi_gpu.yaml train.py --config config.yaml {flags}
 ```
 """  # noqa: E501  # lines of the new file
 
-_CONFIG = """# accelerate launch train.py --config config.yaml
+_CONFIG = """# python train.py --config config.yaml
 # `python train.py --help-all` lists all settings, and the config.yaml of a run's folder has their values.
 trainer:
   num_epochs: 10
@@ -138,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "NEW_FOLDER", f"{folder} cannot be written ({error.strerror}): choose another"
         ) from error
     flags = _TEMPLATES[options.template].flags
-    command = f"cd {shlex.quote(str(folder))} && accelerate launch train.py {flags}"
+    command = f"cd {shlex.quote(str(folder))} && python train.py {flags}"
     tell(f"created {folder}: {command.rstrip()}")
     tell("README.md says what the data looks like, and what comes next")
     return 0
@@ -146,13 +156,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _files(name: str, template: str) -> dict[str, bytes]:
     """Return the content of each file of a project, by its path."""
-    flags, data, test_flags, setup = _TEMPLATES[template]
+    flags, data, test_flags, setup, look = _TEMPLATES[template]
     recipe = _read(_template("recipes") / f"{template}.py").decode()
     imports = "from PIL import Image\n" if setup else ""
     texts = {
         "train.py": recipe.replace(f"recipes/{template}.py", "train.py"),
         "config.yaml": _CONFIG,
-        "README.md": _README.format(name=name, data=data, flags=flags).replace(" \n", "\n"),
+        "README.md": _README.format(name=name, data=data, flags=flags, look=look).replace(
+            " \n", "\n"
+        ),
         "test_train.py": _TEST.format(imports=imports, setup=setup, flags=test_flags),
         ".gitignore": "runs/\n__pycache__/\n",
     }

@@ -24,7 +24,7 @@ def test_the_test_of_a_new_project_passes(
     project = tmp_path / "mine"
     code, out, _ = run_command(capsys, ["new", project, "--template", template])
     assert code == 0
-    assert out.startswith(f"created {project}: cd {project} && accelerate launch train.py")
+    assert out.startswith(f"created {project}: cd {project} && python train.py")
     subprocess.run([sys.executable, "-m", "pytest", "-q", project], check=True, cwd=ROOT)
 
 
@@ -40,7 +40,7 @@ def test_a_new_project_has_presets_a_config_and_a_readme(
     } == presets
     readme = (project / "README.md").read_text()
     assert readme.startswith("# mine\n")
-    assert "accelerate launch train.py" in readme
+    assert "python train.py" in readme
     assert yaml.safe_load((project / "config.yaml").read_text())["batch"] == {
         "global_batch_size": 64
     }
@@ -106,9 +106,9 @@ def test_what_a_new_project_says_to_run_works_as_it_stands(
     """A folder with a space is quoted, and the command with a config names the data, too."""
     project = tmp_path / "my photos"
     _, out, _ = run_command(capsys, ["new", project, "--template", "images"])
-    assert f"cd '{project}' && accelerate launch" in out
-    commands = [
-        line for line in (project / "README.md").read_text().splitlines() if "launch" in line
-    ]
-    assert len(commands) == 2
+    assert f"cd '{project}' && python train.py" in out
+    lines = (project / "README.md").read_text().splitlines()
+    starts = ("accel-trainer plan", "python train.py", "accel-trainer launch")
+    commands = [line for line in lines if line.startswith(starts)]
+    assert len(commands) == len(starts)
     assert all("--dataset photos --val-fraction 0.1" in line for line in commands)
