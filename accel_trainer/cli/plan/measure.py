@@ -87,7 +87,8 @@ def measure(recipe: Path, flags: Sequence[str], *, num_processes: int, seconds: 
         return Measured(
             batch=BatchPlan(**times.batch),
             times=times,
-            save_s=sum(run.phase_s.get(phase, 0.0) for phase in ("save", "disk")),
+            save_s=sum(run.phase_s.get(phase, 0.0) for phase in ("save", "disk"))
+            / max(1, times.num_saves),
             end_s=end_time - times.evaluated_time + times.rest_of_test_s,
             peak_memory_bytes=int(run.result["peak_memory_bytes"]),
             total_s=end_time - trial.start_time,

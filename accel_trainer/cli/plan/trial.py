@@ -82,6 +82,7 @@ class Times:
     num_steps: int
     steps_s: float
     """Of the `num_steps` steps after the first ones."""
+    num_saves: int
     num_evaluated: int
     """Samples of all sets but the test set that one evaluation has measured."""
     evaluation_s: float
@@ -132,12 +133,15 @@ class Timer(Callback):
         self._evaluated_time = trial.start_time
         self._num_steps = 0
         self._next_look = _MIN_STEPS
+        self._num_saves = 0
         self.passes: list[Pass] = []
         """Over sets of samples, since the first step."""
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Look at the clock if it is time to. **Collective. Host sync** then."""
         self.passes.clear()  # of the evaluation that is tried before the first step
+        if report.optimizer_step == 1:
+            trainer.request_save()  # a run trains with the copy of a checkpoint in memory
         self._num_steps = report.optimizer_step - NUM_FIRST_STEPS
         if self._num_steps <= 0:
             _wait_for(trainer.accelerator.device)
@@ -151,6 +155,10 @@ class Timer(Callback):
             spent_s = self._last_time - self._first_time
             if run_on_main(lambda: spent_s >= self._trial.seconds, trainer.accelerator):
                 trainer.request_stop("the steps were timed")
+
+    def on_checkpoint(self, trainer: TrainerView, name: str) -> None:
+        """Count it."""
+        self._num_saves += 1
 
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
         """Note the time."""
@@ -168,6 +176,7 @@ class Timer(Callback):
             start_s=self._first_time - self._trial.start_time,
             num_steps=max(0, self._num_steps),
             steps_s=self._last_time - self._first_time,
+            num_saves=self._num_saves,
             num_evaluated=sum(each.num_samples for each in evaluations),
             evaluation_s=measured_s + sum(each.rest_s for each in evaluations),
             evaluated_time=self._evaluated_time,

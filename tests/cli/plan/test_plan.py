@@ -229,7 +229,13 @@ def test_a_recipe_that_fails_says_why_itself(own: Path, capfd: pytest.CaptureFix
 def measured_run(**times: Any) -> Measured:
     batch = BatchPlan(num_samples=1000, global_batch_size=10, per_device_batch_size=10)
     values = {"start_s": 20.0, "num_steps": 50, "steps_s": 100.0, "evaluation_s": 30.0, **times}
-    rest = {"device": "cpu", "num_evaluated": 512, "evaluated_time": 0.0, "rest_of_test_s": 0.0}
+    rest = {
+        "device": "cpu",
+        "num_evaluated": 512,
+        "num_saves": 2,
+        "evaluated_time": 0.0,
+        "rest_of_test_s": 0.0,
+    }
     return Measured(
         batch=batch,
         times=Times(batch={}, **{**rest, **values}),
