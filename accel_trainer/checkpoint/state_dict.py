@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..core.errors import CheckpointError, listed
 from ..core.parameters import parameters_of
-from ..core.registry import Part, Registry
+from ..core.registry import Registry, Stateful
 from ..core.shards import is_shard
 from ..core.tensor_memory import make_dense
 from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weights
@@ -25,7 +25,7 @@ from .sharded import StoredTensor, load_like, load_whole
 EXTRA_STATE = "_extra_state"
 
 
-class ModelWeights(Part):
+class ModelWeights(Stateful):
     """A model's state dict; `name` is the name of the piece."""
 
     def __init__(self, model: nn.Module, *, name: str) -> None:
@@ -85,7 +85,7 @@ class AverageWeights(ModelWeights):
         self.model.load_state_dict(self._source.state_dict())
 
 
-class OptimizerState(Part):
+class OptimizerState(Stateful):
     """The state of an optimizer.
 
     Create it before the first step: it records the settings that the run starts with.
@@ -170,7 +170,7 @@ class OptimizerState(Part):
         self._optimizer.load_state_dict(state)
 
 
-class LossScale(Part):
+class LossScale(Stateful):
     """The loss scale of fp16."""
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
@@ -187,7 +187,7 @@ class LossScale(Part):
         self._scaler.load_state_dict(settings | current)
 
 
-class UnlistedBuffers(Part):
+class UnlistedBuffers(Stateful):
     """Buffers that training changed and that no state dict has, such as a cache that grew.
 
     They are stored by the name of their model.
@@ -242,7 +242,7 @@ def training_state(
     Parts are loaded in the order in which they stand here.
     """
     models = {"model": model}
-    parts: dict[str, Part] = {"model": ModelWeights(model, name="model")}
+    parts: dict[str, Stateful] = {"model": ModelWeights(model, name="model")}
     if has_evaluation_weights(optimizer):
         parts["model"] = EvaluatedWeights(model, optimizer)
         # Loaded into the same module after "model": training continues with these weights.

@@ -8,7 +8,7 @@ from typing import Any
 from .errors import CheckpointError
 
 
-class Part:
+class Stateful:
     """A part of a run with state, such as the model.
 
     All parts are checked with `fit` before the first one is restored.
@@ -46,7 +46,7 @@ class Part:
 class Registry:
     """The parts of a run by name, the same on every process. Create it before the first step."""
 
-    def __init__(self, parts: Mapping[str, Part]) -> None:
+    def __init__(self, parts: Mapping[str, Stateful]) -> None:
         self._parts = parts
 
     def state_dict(self) -> dict[str, Any]:

@@ -144,15 +144,15 @@ def _unused_prefix(store: Store, rank: int, num_processes: int, *, timeout_s: fl
     name = uuid.uuid4().hex
     if rank > 0:
         store.set(f"here/{rank}", name)
-        part = store.get(f"part/{name}").decode()
-        store.set(f"joined/{part}/{rank}", "")
-        return PrefixStore(part, store)
+        prefix = store.get(f"prefix/{name}").decode()
+        store.set(f"joined/{prefix}/{rank}", "")
+        return PrefixStore(prefix, store)
     deadline_s = time.monotonic() + timeout_s
     missing = list(range(1, num_processes))
     while missing:
         for other in missing:
             if store.check([f"here/{other}"]):
-                store.set(f"part/{store.get(f'here/{other}').decode()}", name)
+                store.set(f"prefix/{store.get(f'here/{other}').decode()}", name)
         missing = [other for other in missing if not store.check([f"joined/{name}/{other}"])]
         if time.monotonic() > deadline_s:
             raise dist.DistStoreError(f"{len(missing)} processes are missing")

@@ -124,7 +124,7 @@ class NonfiniteGuard:
             gradients = [gradient for p in self._parameters if (gradient := p.grad) is not None]
         else:
             gradients = [grad_norm]
-        gradients = self._strategy.local_parts(gradients)
+        gradients = self._strategy.local_shards(gradients)
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
         return self._strategy.is_found_anywhere(self._found)
 

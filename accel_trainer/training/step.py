@@ -75,7 +75,7 @@ class OptimizerStep:
         self._position = position
         self._step_batch = step_batch
         self._loss_gradient = self.strategy.gradient_factor / step_batch.num_samples
-        self._parts: list[StepSums] = []
+        self._micro_sums: list[StepSums] = []
         self.strategy.begin(self.buffers)
         self.buffers.save()
 
@@ -85,7 +85,7 @@ class OptimizerStep:
         Raises:
             ConfigError: the task returned something else than a StepOutput.
         """
-        index = len(self._parts)
+        index = len(self._micro_sums)
         num_samples = len(batch)
         is_last = index == len(self._step_batch.micro_batches) - 1
         accelerator = self._accelerator
@@ -94,7 +94,7 @@ class OptimizerStep:
             with accelerator.autocast() if accelerator.native_amp else _NO_CONTEXT:
                 output = task.step(self.wrapped_model, batch.at(self._step_batch.position))
             check_output(output, num_samples, has_graph=True)
-            self._parts.append(StepSums.of(output))
+            self._micro_sums.append(StepSums.of(output))
             losses = output.losses
             del output  # so that the backward can use the memory of what only metrics read
             self._backward(losses)
@@ -129,8 +129,8 @@ class OptimizerStep:
         if self._max_grad_norm is not None:
             parameters = self.wrapped_model.parameters()
             norm = self._accelerator.clip_grad_norm_(parameters, self._max_grad_norm)
-            (grad_norm,) = self.strategy.local_parts([norm])
-        losses = [part.loss for part in self._parts]
+            (grad_norm,) = self.strategy.local_shards([norm])
+        losses = [each.loss for each in self._micro_sums]
         update = PendingUpdate(self._position, self._step_batch, losses)
         if self._accelerator.scaler is not None:
             was_skipped = self._step_scaled(update, self._accelerator.scaler)
@@ -167,7 +167,7 @@ class OptimizerStep:
         instead. A step may have no item, if every token is padding.
         """
         self._check_form()
-        sums, num_items = self.strategy.finish(self._parts)
+        sums, num_items = self.strategy.finish(self._micro_sums)
         if num_items is None:
             return sums
         # Not in bfloat16, which cannot represent 257. The guard finds the NaN of a negative number.
@@ -175,7 +175,7 @@ class OptimizerStep:
         divisor = num_items.masked_fill(num_items == 0, 1).masked_fill(num_items < 0, torch.nan)
         ratio = self._step_batch.num_samples / divisor
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        for gradient in self.strategy.local_parts(gradients):
+        for gradient in self.strategy.local_shards(gradients):
             gradient.mul_(ratio)
         return sums
 
@@ -187,18 +187,18 @@ class OptimizerStep:
         A process without them would not take part in the collectives of the others.
         """
         forms = {
-            ", ".join(["num_items"] * (part.num_items is not None) + [*part.numbers]) or "none"
-            for part in self._parts
+            ", ".join(["num_items"] * (each.num_items is not None) + [*each.numbers]) or "none"
+            for each in self._micro_sums
         }
         differing = []
         if self._form is None:
             self._form = forms
-            for part in self._parts:
+            for each in self._micro_sums:
                 # In later steps, the guard finds the NaN of the gradient.
-                if part.num_items is not None and not part.num_items >= 0:  # negative, or NaN
+                if each.num_items is not None and not each.num_items >= 0:  # negative, or NaN
                     raise ConfigError(
                         "NUM_ITEMS",
-                        f"the task returned {float(part.num_items)} as num_items: return a count",
+                        f"the task returned {float(each.num_items)} as num_items: return a count",
                     )
             if self._accelerator.num_processes > 1:
                 differing = differing_lines("; ".join(sorted(forms)), self._accelerator)

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from accel_trainer.core.errors import CheckpointError
-from accel_trainer.core.registry import Part, Registry
+from accel_trainer.core.registry import Registry, Stateful
 
 
-class Number(Part):
+class Number(Stateful):
     """A number that must not be negative."""
 
     def __init__(self, value: int) -> None:

@@ -111,20 +111,20 @@ class Strategy:
     def end_backward(self, num_samples: int) -> None:
         """End a micro-batch of `num_samples`, perhaps 0, after its backward."""
 
-    def finish(self, parts: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
-        """Complete the step's gradients, and add up the `parts` of its micro-batches.
+    def finish(self, micro_sums: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
+        """Complete the step's gradients, and add up the `micro_sums` of its micro-batches.
 
         **Collective** if items are counted.
 
         Return the sums that this process reports, which over the processes add up to those of the
         step, and the number [] of items of all processes; None if the task does not count items.
         """
-        sums = parts[0] if len(parts) == 1 else add_up(parts, torch.sum)
+        sums = micro_sums[0] if len(micro_sums) == 1 else add_up(micro_sums, torch.sum)
         if sums.num_items is None:
             return sums, None
         return sums, self.accelerator.reduce(sums.num_items, reduction="sum")
 
-    def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
+    def local_shards(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return this process's shard of each gradient or norm; whole ones as they are."""
         return gradients
 
@@ -136,14 +136,15 @@ class Strategy:
         return flag  # averaged gradients are the same on all processes
 
 
-def add_up(parts: Sequence[StepSums], add: Callable[[Tensor], Tensor]) -> StepSums:
+def add_up(micro_sums: Sequence[StepSums], add: Callable[[Tensor], Tensor]) -> StepSums:
     """Return the sums of micro-batches, of which all or none count items.
 
     `add` returns the sum [] of numbers [N].
     """
-    loss = add(torch.stack([part.loss for part in parts]))
+    loss = add(torch.stack([each.loss for each in micro_sums]))
     numbers = {
-        name: add(torch.stack([part.numbers[name] for part in parts])) for name in parts[0].numbers
+        name: add(torch.stack([each.numbers[name] for each in micro_sums]))
+        for name in micro_sums[0].numbers
     }
-    counts = [part.num_items for part in parts if part.num_items is not None]
+    counts = [each.num_items for each in micro_sums if each.num_items is not None]
     return StepSums(loss, numbers, add(torch.stack(counts)) if counts else None)

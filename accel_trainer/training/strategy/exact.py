@@ -123,7 +123,7 @@ class ExactStrategy(Strategy):
             parameter.grad = None
 
     @torch.no_grad()
-    def finish(self, parts: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
+    def finish(self, micro_sums: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
         """Return the numbers of the step on the main process, zeros on the others. **Collective.**
 
         Raises:
@@ -131,7 +131,7 @@ class ExactStrategy(Strategy):
                 forward of the first steps changed state that is not a buffer.
         """
         self._refuse_unmerged_changes()
-        sums = add_up(parts, sum_rows)
+        sums = add_up(micro_sums, sum_rows)
         num_items = sums.num_items
         numbers = [sums.loss, *sums.numbers.values()]
         if num_items is not None:

@@ -34,15 +34,15 @@ class PlainStrategy(Strategy):
                 parameter.grad = None
         return prepared, prepared_optimizer
 
-    def finish(self, parts: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
-        """Add up the `parts` of the micro-batches. **Collective** if items are counted.
+    def finish(self, micro_sums: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
+        """Add up the `micro_sums` of the micro-batches. **Collective** if items are counted.
 
         Raises:
             ConfigError: some parameter has no gradient, and DDP has therefore averaged none.
         """
         if self._unchecked_parameters:
             self._refuse_unused()
-        return super().finish(parts)
+        return super().finish(micro_sums)
 
     def _refuse_unused(self) -> None:
         unused = [

@@ -86,7 +86,7 @@ class ShardedStrategy(Strategy):
         # DDP copies them before the first forward of a step.
         copy_from_main(buffers_at(self._places), self.accelerator)
 
-    def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
+    def local_shards(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return this process's shard of each gradient or norm."""
         return [local_part(gradient) for gradient in gradients]
 
