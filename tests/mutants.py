@@ -1562,8 +1562,8 @@ MUTANTS = [
     Mutant(
         "a number of items that is NaN is accepted",
         "accel_trainer/training/step.py",
-        "not part.num_items >= 0",
-        "part.num_items < 0",
+        "not each.num_items >= 0",
+        "each.num_items < 0",
         ("tests/training/test_task_output.py",),
     ),
     Mutant(

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-class CallbackFailed(PartFailed):
-    """A callback raised an error other than a `UserError`; the message names the callback."""
-
-
 class CallbackRunner:
     """Calls hooks. An error in one ends the run: no process may skip a hook that is collective."""
 
@@ -37,7 +33,7 @@ class CallbackRunner:
                 raise
             except Exception as error:
                 text = f"callback {name}.{hook} failed ({type(error).__name__}: {error})"
-                raise CallbackFailed(text) from error
+                raise PartFailed(text) from error
 
     @contextmanager
     def errors_observed(self, trainer: TrainerView, checkpointer: Checkpointer) -> Iterator[None]:

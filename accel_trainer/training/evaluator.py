@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..core.batch_plan import parts_of_process
 from ..core.buffers import BufferCopy, buffer_places, buffers_at
-from ..core.errors import ConfigError, DataError, UserError
+from ..core.errors import ConfigError, UserError
 from ..core.history import is_number
 from ..core.pairwise import PairwiseSum
 from ..core.rng import preserved_generators, seed_evaluation
@@ -67,8 +67,6 @@ class Evaluator:
         seed: int = 0,
         has_collective_forward: bool = False,
     ) -> None:
-        if loader.num_samples < 1:
-            raise DataError("DATA_TOO_SMALL", "there are no samples to evaluate on: add some")
         for metric in metrics:
             is_higher = getattr(metric, "higher_is_better", None)
             if not (isinstance(is_higher, Mapping) and {*map(type, is_higher.values())} <= {bool}):

@@ -8,7 +8,8 @@ import pytest
 from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.core.callback import Callback, TrainerView
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.training.callback_runner import CallbackFailed, CallbackRunner
+from accel_trainer.core.user_code import PartFailed
+from accel_trainer.training.callback_runner import CallbackRunner
 
 TRAINER = cast(TrainerView, object())
 
@@ -93,7 +94,7 @@ def test_an_error_of_a_callback_names_its_class_and_hook() -> None:
     last = Counter()
     runner = CallbackRunner([Failing(ValueError("mine")), last])
     with pytest.raises(
-        CallbackFailed, match=r"callback Failing.on_step_end failed \(ValueError: mine\)"
+        PartFailed, match=r"callback Failing.on_step_end failed \(ValueError: mine\)"
     ) as caught:
         runner.notify("on_step_end", TRAINER, None)
     assert isinstance(caught.value.__cause__, ValueError)

@@ -135,7 +135,7 @@ def test_a_callback_that_fails_ends_the_run_and_is_named(tmp_path: Path) -> None
         Exception, match=r"callback Broken.on_step_end failed \(ZeroDivisionError: by zero\)"
     ):
         run(tmp_path, recorder, broken)
-    assert recorder.events[-2:] == ["step 1", "CallbackFailed"]
+    assert recorder.events[-2:] == ["step 1", "PartFailed"]
 
 
 def test_an_error_in_on_error_does_not_hide_the_one_that_ends_the_run(tmp_path: Path) -> None:
