@@ -181,10 +181,8 @@ class LossScale(Stateful):
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the scale; the settings of its growth stay those of this run."""
-        settings = self._scaler.state_dict()
-        current = {"scale": state["scale"], "_growth_tracker": state["_growth_tracker"]}
-        self._scaler.load_state_dict(settings | current)
+        """Restore the scale, and its steps without an overflow."""
+        self._scaler.load_state_dict(dict(state))
 
 
 class UnlistedBuffers(Stateful):

@@ -21,7 +21,7 @@ from accelerate.utils import (
 )
 from accelerate.utils import FullyShardedDataParallelPlugin as FsdpPlugin
 
-from ..core.config import AT_LEAST_ONE, POSITIVE, Range, short_flag
+from ..core.config import POSITIVE, Range, short_flag
 from ..core.errors import ConfigError
 from .accelerate_settings import (
     accelerates_errors,
@@ -68,9 +68,7 @@ class RuntimeConfig:
     """Let CUDA compute float32 as TF32: faster, with 10 instead of 23 bits of mantissa."""
     loss_scale: float = 65536.0
     """The initial loss scale of fp16, which keeps small gradients from becoming 0; an overflow
-    halves it."""
-    loss_scale_growth_steps: int = 2000
-    """Double the loss scale after this many steps without an overflow."""
+    halves it, and 2000 steps without one double it."""
     timeout_s: float = 600.0
     """How long a process waits for the others in a collective before it fails."""
     stuck_timeout_s: float | None = None
@@ -84,7 +82,6 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         _THREADS.check(self, "runtime", "num_threads")
-        AT_LEAST_ONE.check(self, "runtime", "loss_scale_growth_steps")
         POSITIVE.check(self, "runtime", "timeout_s", "stuck_timeout_s", "loss_scale")
 
 
@@ -143,9 +140,7 @@ def _build_accelerator(
 ) -> Accelerator:
     forget_earlier_accelerators()
     ddp = DistributedDataParallelKwargs(find_unused_parameters=config.find_unused_parameters)
-    scaler = GradScalerKwargs(
-        init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps
-    )
+    scaler = GradScalerKwargs(init_scale=config.loss_scale)
     # Without this variable accelerate sets the number of threads, with a warning. It is set later.
     with (
         accelerates_errors(),

@@ -23,7 +23,7 @@ from .runs import SMALL, hashes, kill_and_resume, train
 CASES: dict[str, tuple[str, ...]] = {
     "float32": (),
     "bf16": ("--mixed-precision", "bf16"),
-    "fp16": ("--mixed-precision", "fp16", "--runtime.loss-scale-growth-steps", "20"),
+    "fp16": ("--mixed-precision", "fp16"),
     "AdamW": ("--optimizer.name", "adamw"),
     "without workers": ("--batch.num-workers", "0"),
     "EMA and clipping": ("--ema", "0.99", "--trainer.max-grad-norm", "1"),
