@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..core.digest import digest_of
 from ..core.errors import CheckpointError, listed
 from ..core.parameters import parameters_of
 from ..core.registry import Registry, Stateful
@@ -196,7 +197,7 @@ class UnlistedBuffers(Stateful):
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         self._models = models
         self._initial = {
-            name: {key: buffer.clone() for key, buffer in unlisted_buffers(model).items()}
+            name: {key: digest_of(buffer) for key, buffer in unlisted_buffers(model).items()}
             for name, model in models.items()
         }
 
@@ -208,7 +209,7 @@ class UnlistedBuffers(Stateful):
             changed = {
                 key: buffer
                 for key, buffer in unlisted_buffers(model).items()
-                if key not in before or not equal_bits(buffer, before[key])
+                if digest_of(buffer) != before.get(key)
             }
             if changed:
                 states[name] = changed
@@ -331,10 +332,3 @@ def unlisted_buffers(module: nn.Module) -> dict[str, Tensor]:
     """
     listed = module.state_dict().keys()
     return {name: buffer for name, buffer in module.named_buffers() if name not in listed}
-
-
-def equal_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether both have the same shape, dtype and bits, also in a NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
