@@ -52,14 +52,14 @@ class BatchPlan:
             fact = f"global batch {batch_size} is larger than the {num_samples} training samples"
             largest = num_samples - num_samples % num_processes
             raise ConfigError("BATCH_SIZE", f"{fact}: set it to at most {largest}")
+        if self.reduce == "exact":
+            self._check_reducible()
         if batch_size % num_processes:
             raise ConfigError(
                 "BATCH_SIZE",
                 f"global batch {batch_size} is not divisible by {num_processes} processes: "
                 f"set --global-batch-size to a multiple of {num_processes}",
             )
-        if self.reduce == "exact":
-            self._check_reducible()
 
     def _check_reducible(self) -> None:
         """Raise ConfigError unless micro-batches and processes can be added in pairs."""

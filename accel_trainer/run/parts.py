@@ -20,6 +20,7 @@ _NEEDED = {
     "metrics": ("empty", "update", "compute"),
     "callbacks": ("on_fit_start", "on_step_end", "state_dict"),
 }
+_VALUES = ("config", "plan", "num_samples")  # the others are methods
 
 
 def check_parts(name: str, parts: Any) -> None:
@@ -37,7 +38,13 @@ def check_part(name: str, part: Any) -> None:
             "CONFIG",
             f"{name}= has the class {part.__name__}: give an instance of it, {part.__name__}()",
         )
-    missing = [needed for needed in _NEEDED[name] if not hasattr(part, needed)]
+    missing = [
+        needed
+        for needed in _NEEDED[name]
+        if not (
+            hasattr(part, needed) if needed in _VALUES else callable(getattr(part, needed, None))
+        )
+    ]
     if missing:
         raise ConfigError(
             "CONFIG",
