@@ -32,10 +32,11 @@ NAMES = (
     "cpu_cifar",
     "fine_tuning",
     "imbalance",
+    "defaults",
     "padded_lm",
     "gpu",
 )
-ON_IMAGES = ("cpu_cifar", "fine_tuning", "imbalance")
+ON_IMAGES = ("cpu_cifar", "fine_tuning", "imbalance", "defaults")
 OURS = ("ours, all on", "ours, the others' optimizer")
 SHORTEST = {
     "overhead": [
@@ -60,6 +61,7 @@ SHORTEST = {
     "cpu_cifar": ["--seeds", "1", "--max-steps", "1"],
     "fine_tuning": ["--seeds", "1", "--max-steps", "1"],
     "imbalance": ["--seeds", "1", "--max-steps", "1"],
+    "defaults": ["--seeds", "1", "--max-steps", "1"],
     "padded_lm": [
         "--seeds",
         "1",

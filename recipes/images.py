@@ -1,9 +1,9 @@
-"""Train a ResNet, or any timm model, on photos of any size.
+"""Train a ResNet or a timm model on photos; size, epochs and learning rate follow from the photos.
 
 The photos are in a folder, parquet files, tars, or a dataset on the hub.
 
-accelerate launch recipes/images.py --dataset photos/ --image-size 128 --val-fraction 0.1
-accelerate launch recipes/images.py --dataset photos/ --model timm/resnet50.a1_in1k
+accelerate launch recipes/images.py --dataset photos/ --val-fraction 0.1
+accelerate launch recipes/images.py --dataset photos/ --model resnet50 --pretrained
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from accel_trainer import (
     ConfusionMatrix,
     MeanLoss,
-    RecipeConfig,
     RunResult,
     TopKAccuracy,
     build_trainer,
@@ -21,25 +20,28 @@ from accel_trainer import (
     start_run,
 )
 from accel_trainer.vision import (
+    BY_RULE,
     ImageClassificationConfig,
     ImageClassificationTask,
     ModelConfig,
     PhotoAugmentConfig,
     PhotoConfig,
+    PhotoRecipeConfig,
     WorstMistakes,
     build_model,
     build_photo_loaders,
     load_photos,
+    settings_for,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(RecipeConfig):
+class Config(PhotoRecipeConfig):
     """The settings of `recipes/images.py`."""
 
     dataset: str = "photos"
     """A folder of photos, parquet or tars, what `save_to_disk` wrote, or OWNER/NAME on the hub."""
-    photos: PhotoConfig = field(default_factory=PhotoConfig)
+    photos: PhotoConfig = PhotoConfig(image_size=BY_RULE)
     model: ModelConfig = field(default_factory=lambda: ModelConfig(name="resnet18"))
     augment: PhotoAugmentConfig = field(default_factory=PhotoAugmentConfig)
     task: ImageClassificationConfig = field(default_factory=ImageClassificationConfig)
@@ -47,14 +49,15 @@ class Config(RecipeConfig):
 
 def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
+    photos = load_photos(
+        config.dataset,
+        image_column=config.photos.image_column,
+        label_column=config.photos.label_column,
+        val_fraction=config.photos.val_fraction,
+        cache_dir=config.run.cache_dir,
+    )
+    config, chosen = settings_for(config, photos, recipe="images")
     with start_run(config, recipe="images") as run:
-        photos = load_photos(
-            config.dataset,
-            image_column=config.photos.image_column,
-            label_column=config.photos.label_column,
-            val_fraction=config.photos.val_fraction,
-            cache_dir=config.run.cache_dir,
-        )
         image_size = [config.photos.image_size] * 2
         model = build_model(
             config.model,
@@ -67,6 +70,7 @@ def train(config: Config) -> RunResult:
         loader, eval_loader = build_photo_loaders(
             run, photos, augment=config.augment, transform=transform
         )
+        loader.description += f"\n{chosen}"
         mistakes = WorstMistakes(run.folder, eval_loader, photos.class_names)
         trainer = build_trainer(
             run,

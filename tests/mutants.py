@@ -40,6 +40,30 @@ EXACT_EVALUATION = (
 )
 
 MUTANTS = [
+    # --- settings chosen from photos ---
+    Mutant(
+        "a run that continues chooses its settings anew",
+        "accel_trainer/vision/rules.py",
+        "stored=_stored_settings(config, recipe)",
+        "stored={}",
+        (
+            "tests/vision/test_rules.py::test_a_killed_run_keeps_its_settings_though_the_rules_change",
+        ),
+    ),
+    Mutant(
+        "a rule overrides what a user gave",
+        "accel_trainer/vision/rules.py",
+        "        if attrgetter(name)(config) is not None:\n            continue\n",
+        "",
+        ("tests/vision/test_rules.py::test_a_flag_wins_and_the_rest_follows_it",),
+    ),
+    Mutant(
+        "weights are trained at the learning rate of a net from scratch",
+        "accel_trainer/vision/rules.py",
+        "peaks[facts.is_pretrained]",
+        "peaks[False]",
+        ("tests/vision/test_rules.py::test_photos_and_weights_decide_the_settings",),
+    ),
     # --- the commands that train a part of a run again ---
     Mutant(
         "a replay's rows are not compared",

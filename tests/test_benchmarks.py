@@ -28,6 +28,7 @@ LONG = (
     "cpu_cifar",
     "fine_tuning",
     "imbalance",
+    "defaults",
     "padded_lm",
     "scaling",
     "traffic",

@@ -12,6 +12,7 @@ import inspect
 import io
 import re
 import sys
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from numbers import Integral, Real
@@ -102,7 +103,9 @@ def parse_config(
         argv = ["--help"]
     if argv[:1] in (["--help"], ["--tyro-write-completion"]):
         order = "Flags override --config FILE (YAML), which overrides the defaults."
-        tyro.cli(config_class, args=argv, description=f"{description.strip()}\n\n{order}")
+        with warnings.catch_warnings():  # tyro's, of a default of another type: it is left open
+            warnings.simplefilter("ignore")
+            tyro.cli(config_class, args=argv, description=f"{description.strip()}\n\n{order}")
     return parse_config_and_origins(config_class, argv)[0]
 
 

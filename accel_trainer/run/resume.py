@@ -47,7 +47,7 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
         return run.output_dir
     if run.resume == "auto":
         for folder in sorted(run.runs_dir.glob(f"{recipe}-*"), reverse=True):
-            if not folder.is_symlink() and _is_unfinished(folder, config):
+            if not folder.is_symlink() and is_unfinished(folder, config):
                 return folder
     name = f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = run.runs_dir / name
@@ -58,7 +58,7 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
     return folder
 
 
-def _is_unfinished(folder: Path, config: RecipeConfig) -> bool:
+def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     """Whether `folder` holds a run of the same config that is neither done nor in use."""
     try:
         stored = read_plain_yaml(folder / "config.yaml")

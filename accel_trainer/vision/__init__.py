@@ -15,11 +15,13 @@ from .mistakes import WorstMistakes
 from .models.whitening import whiten
 from .models.zoo import MODEL_NAMES, ModelConfig, build_model
 from .png import to_png
+from .rules import BY_RULE, PhotoRecipeConfig, settings_for
 from .sources.find import DATASET_NAMES
 from .sources.photos import PhotoConfig, Photos, PhotoSplit, load_photos
 from .tasks import ImageClassificationConfig, ImageClassificationTask, SegmentationTask
 
 __all__ = [
+    "BY_RULE",
     "DATASET_NAMES",
     "MODEL_NAMES",
     "AugmentConfig",
@@ -38,6 +40,7 @@ __all__ = [
     "PhotoDataset",
     "PhotoEvalLoader",
     "PhotoLoader",
+    "PhotoRecipeConfig",
     "PhotoSplit",
     "Photos",
     "SegmentationTask",
@@ -47,6 +50,7 @@ __all__ = [
     "build_photo_loaders",
     "load_images",
     "load_photos",
+    "settings_for",
     "to_png",
     "whiten",
 ]

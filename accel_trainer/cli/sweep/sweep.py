@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...core import filesystem
-from ...core.config import config_to_dict, diff_config
+from ...core.config import config_to_dict, diff_config, flatten_config
 from ...core.errors import ConfigError, ExitCode, OutputError
 from ...core.run_dir import prepare_directory, writes_to
 from ...run.config import with_defaults
@@ -146,10 +146,9 @@ def _finished_run(trial: Trial) -> RunReader | None:
     except OutputError:
         return None
     changes = diff_config(run.config, config_to_dict(with_defaults(trial.config)))
-    # The folder does not matter, nor the size of the global batch, which a run fills in.
-    is_same = all(
-        name.startswith("run.") or name == "batch.global_batch_size" for name, _, _ in changes
-    )
+    # The folder does not matter, nor what is left open, which a run fills in.
+    given = dict(flatten_config(config_to_dict(trial.config)))
+    is_same = all(name.startswith("run.") or given.get(name) is None for name, _, _ in changes)
     return run if is_same and run.result.get("state") == "done" else None
 
 

@@ -13,6 +13,14 @@ from torch import nn
 from ...core.errors import ConfigError
 
 PREFIX = "timm/"
+_SIZE_OF_RESNETS = 224
+RESNETS = {
+    "resnet18": "resnet18.a1_in1k",
+    "resnet34": "resnet34.a1_in1k",
+    "resnet50": "resnet50.a1_in1k",
+    "resnet101": "resnet101.a1h_in1k",
+}
+"""Our nets whose parameters have the names and shapes of timm's, and their weights there."""
 
 
 def build_timm_net(
@@ -26,21 +34,14 @@ def build_timm_net(
 ) -> nn.Module:
     """Build `timm/NAME` with a new head.
 
-    It has pretrained weights if `pretrained` and NAME has a tag, as in resnet50.a1_in1k. They come
-    from the hub, or from its cache if they were downloaded before.
+    If `pretrained`, it has the weights of the tag in NAME, such as resnet50.a1_in1k, or else of
+    timm's default tag. They come from the hub, or from its cache if they were downloaded before.
 
     Raises:
         ConfigError: timm cannot be imported or does not know the name, or the weights cannot be
             downloaded.
     """
-    try:
-        import timm
-    except (ImportError, RuntimeError) as error:
-        # A torchvision for another version of torch raises RuntimeError.
-        fact = f"--model {name} needs timm, which cannot be imported ({str(error).splitlines()[0]})"
-        raise ConfigError(
-            "TIMM", f"{fact}: pip install timm, with the torchvision for this torch"
-        ) from error
+    timm = _import_timm(f"--model {name}", "")
     wanted = name.removeprefix(PREFIX)
     if not timm.is_model(wanted):
         known = timm.list_models(pretrained="." in wanted) + timm.list_models()
@@ -49,26 +50,81 @@ def build_timm_net(
         raise ConfigError(
             "MODEL_NAME", f"timm has no {wanted!r}: {hint}timm.list_models() lists all"
         )
-    options: dict[str, Any] = {
-        "num_classes": num_classes,
-        "in_chans": in_channels,
-        "drop_rate": dropout,
-    }
-    try:
-        model: Any = timm.create_model(wanted, pretrained=pretrained and "." in wanted, **options)
-    except OSError as error:
-        fact = f"the weights of {name} cannot be downloaded ({str(error).splitlines()[0]})"
-        fix = f"try again online, or --model {name.partition('.')[0]} with --init-from FILE"
-        raise ConfigError("TIMM", f"{fact}: {fix}") from error
-    except (RuntimeError, TypeError) as error:
-        fact = f"timm cannot build {wanted} ({str(error).splitlines()[0]})"
-        raise ConfigError("TIMM", f"{fact}: choose another model") from error
-    if pretrained and "." in wanted:
+    options = {"num_classes": num_classes, "in_chans": in_channels, "drop_rate": dropout}
+    fix = f"--model {name.partition('.')[0]}"
+    model = _create(timm, wanted, options, pretrained=pretrained, fix=fix)
+    if pretrained:
         model.weights_origin = describe_origin(name, model)
     if recompute:
         model.set_grad_checkpointing(True)
     net: nn.Module = model
     return net
+
+
+def load_timm_weights(net: nn.Module, name: str, *, in_channels: int) -> None:
+    """Load timm's weights into one of `RESNETS`, except for its head.
+
+    Raises:
+        ConfigError: timm cannot be imported, or the weights cannot be downloaded.
+    """
+    wanted = RESNETS[name]
+    fix = f"--model {name}"
+    timm = _import_timm("--pretrained", f"; or {_bring(f'{PREFIX}{wanted}', fix)}")
+    model = _create(timm, wanted, {"in_chans": in_channels}, pretrained=True, fix=fix)
+    weights = model.state_dict()
+    net.load_state_dict({key: weights[key] for key in weights if key[:3] != "fc."}, strict=False)
+    net.weights_origin = describe_origin(f"{PREFIX}{wanted}", model)  # type: ignore[assignment]
+
+
+def expected_size(name: str, *, pretrained: bool) -> int | None:
+    """Return the size in pixels of the photos that a net expects; None: it takes any size.
+
+    A net with pretrained weights expects theirs. One that timm does not know has no size here.
+
+    Raises ConfigError if timm cannot be imported.
+    """
+    if not name.startswith(PREFIX):
+        return _SIZE_OF_RESNETS if pretrained else None
+    timm = _import_timm(f"--model {name}", "")
+    try:
+        settings = timm.get_pretrained_cfg(name.removeprefix(PREFIX))
+    except RuntimeError:  # a tag that does not exist
+        settings = None
+    if settings is None or not (pretrained or settings.fixed_input_size):
+        return None
+    return int(settings.input_size[-1])
+
+
+def _import_timm(what: str, otherwise: str) -> Any:
+    try:
+        import timm
+    except (ImportError, RuntimeError) as error:
+        # A torchvision for another version of torch raises RuntimeError.
+        fact = f"{what} needs timm, which cannot be imported ({str(error).splitlines()[0]})"
+        raise ConfigError(
+            "TIMM", f"{fact}: pip install timm, with the torchvision for this torch{otherwise}"
+        ) from error
+    return timm
+
+
+def _create(
+    timm: Any, wanted: str, options: Mapping[str, Any], *, pretrained: bool, fix: str
+) -> Any:
+    try:
+        return timm.create_model(wanted, pretrained=pretrained, **options)
+    except OSError as error:
+        place = timm.get_pretrained_cfg(wanted).hf_hub_id
+        fact = f"the weights of {place} cannot be downloaded ({str(error).splitlines()[0]})"
+        raise ConfigError("TIMM", f"{fact}: {_bring(place, fix)}") from error
+    except (RuntimeError, TypeError) as error:
+        fact = f"timm cannot build {wanted} ({str(error).splitlines()[0]})"
+        raise ConfigError("TIMM", f"{fact}: choose another model") from error
+
+
+def _bring(place: str, fix: str) -> str:
+    """Return how to bring weights to a machine without network, or without timm."""
+    url = f"https://huggingface.co/{place}/resolve/main/model.safetensors"
+    return f"download {url} elsewhere, and start with {fix} --init-from model.safetensors"
 
 
 def describe_origin(name: str, model: Any) -> str:

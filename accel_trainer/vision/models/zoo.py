@@ -19,7 +19,7 @@ from .airbench import Airbench
 from .blocks import Norm
 from .resnet import BasicBlock, BottleneckBlock, ResNet, Stem
 from .resnet9 import ResNet9
-from .timm_nets import PREFIX, build_timm_net
+from .timm_nets import PREFIX, RESNETS, build_timm_net, load_timm_weights
 from .wide_resnet import WideResNet
 
 _CIFAR_BLOCKS = {f"resnet{depth}": (depth - 2) // 6 for depth in (8, 20, 32, 44, 56, 110)}
@@ -55,8 +55,10 @@ class ModelConfig:
 
     name: Annotated[str, short_flag("--model")] = "resnet20"
     """`resnet8`/20/32/44/56/110, `resnet9`, `airbench94`/96, `resnet18`/34/50/101, `wrn16_2`/4/8,
-    `wrn28_2`/10, `wrn40_2`/4, or `timm/NAME`. A timm model is pretrained if NAME has a tag, as in
-    `timm/resnet50.a1_in1k`."""
+    `wrn28_2`/10, `wrn40_2`/4, or `timm/NAME`. A timm model is pretrained with `--pretrained`, or if
+    NAME has a tag, as in `timm/resnet50.a1_in1k`."""
+    pretrained: Annotated[bool, short_flag("--pretrained")] = False
+    """Start from timm's weights for the net: a `timm/NAME`, or `resnet18`/34/50/101."""
     width: int | None = None
     """Channels of the first trained layer; every other layer scales with it. None: as in the
     paper."""
@@ -94,6 +96,8 @@ class ModelConfig:
                 "MODEL_STEM",
                 f"{self.name} has no --model.stem imagenet: set --model to one of {nets}",
             )
+        if self.pretrained and not self.name.startswith(PREFIX):
+            self._check_pretrained()
         if self.norm not in ("batch", "group"):
             raise ConfigError(
                 "MODEL_NORM", f"--model.norm is {self.norm!r}: set it to batch or group"
@@ -102,6 +106,25 @@ class ModelConfig:
             raise ConfigError(
                 "MODEL_DROPOUT",
                 f"--model.dropout is {self.dropout}: set it to 0 or more and below 1",
+            )
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Whether a new run starts from the weights of timm."""
+        return self.pretrained or (self.name.startswith(PREFIX) and "." in self.name)
+
+    def _check_pretrained(self) -> None:
+        if self.name not in RESNETS:
+            nets = ", ".join(RESNETS)
+            raise ConfigError(
+                "MODEL_PRETRAINED",
+                f"{self.name} has no pretrained weights: set --model to {nets} or timm/NAME",
+            )
+        if self.width is not None or self.stem == "cifar" or self.norm != "batch":
+            raise ConfigError(
+                "MODEL_PRETRAINED",
+                "pretrained weights do not fit another width, stem or norm: "
+                "leave out --model.width, --model.stem and --model.norm",
             )
 
     def _check_timm(self) -> None:
@@ -137,11 +160,11 @@ def build_model(
     """Build a model of images [B, C, H, W] that returns logits [B, K].
 
     C is `in_channels`, and K is `num_classes`. The `auto` stem depends on `image_size`, H and W;
-    None: the stem for small images. With `pretrained`, a timm model gets the weights that its name
-    asks for; a run that is resumed needs none.
+    None: the stem for small images. With `pretrained`, the model gets timm's weights if `config`
+    asks for them; a run that is resumed needs none.
 
     Raises:
-        ConfigError: a timm model cannot be built, or its weights cannot be downloaded.
+        ConfigError: a model of timm cannot be built, or its weights cannot be downloaded.
     """
     if config.name.startswith(PREFIX):
         return build_timm_net(
@@ -150,7 +173,7 @@ def build_model(
             num_classes=num_classes,
             dropout=config.dropout,
             recompute=config.activation_checkpointing,
-            pretrained=pretrained,
+            pretrained=pretrained and config.is_pretrained,
         )
     build = model_call(
         config,
@@ -159,6 +182,8 @@ def build_model(
         image_size=image_size,
     )
     model: nn.Module = build()
+    if pretrained and config.pretrained:
+        load_timm_weights(model, config.name, in_channels=in_channels)
     return model
 
 
@@ -219,4 +244,6 @@ def model_call(
 def _choose_stem(config: ModelConfig, image_size: Sequence[int] | None) -> Stem:
     if config.stem != "auto":
         return config.stem
+    if config.pretrained:
+        return "imagenet"
     return "imagenet" if image_size is not None and min(image_size) >= _LARGE_IMAGES else "cifar"

@@ -48,7 +48,8 @@ class PhotoConfig:
 
     def __post_init__(self) -> None:
         _check_fraction(self.val_fraction)
-        self.eval_transform()
+        if self.image_size is not None:  # left open, until the photos are known
+            self.eval_transform()
 
     def eval_transform(self, model: nn.Module | None = None) -> EvalTransform:
         """Return how photos are evaluated: with a timm model as in its pretraining, at our size."""
