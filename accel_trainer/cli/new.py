@@ -54,7 +54,7 @@ into its three marked lines.
 """
 _TEMPLATES = {
     "images": _Template(
-        "--dataset photos --val-fraction 0.1 --image-size 128",
+        "--dataset photos --val-fraction 0.1 --image-size 128 --batch-size 16",
         _PHOTOS,
         "--dataset photos --val-fraction 0.5 --image-size 64 --batch-size 2",
         _MAKE_PHOTOS,

@@ -169,7 +169,7 @@ def test_the_arithmetic_is_described_in_one_line() -> None:
             2,
             "global batch 1002 is larger than the 1000 training samples",
         ),
-        (BatchConfig(global_batch_size=1002), 3, "set it to at most 999$"),
+        (BatchConfig(global_batch_size=1002), 3, "set --global-batch-size to at most 999$"),
     ],
 )
 def test_arithmetic_that_cannot_work_says_the_values_and_the_fix(
