@@ -273,6 +273,30 @@ MUTANTS = [
         "    finally:\n        for life in []:",
         ("tests/cli/chaos/test_chaos.py",),
     ),
+    Mutant(
+        "a closer look has no end",
+        "accel_trainer/cli/chaos/closer.py",
+        " and time.monotonic() < deadline",
+        "",
+        (
+            "tests/cli/chaos/test_chaos.py::"
+            "test_state_of_a_callback_is_named_with_the_first_difference",
+        ),
+    ),
+    Mutant(
+        "a command removes the folder of a command that is running",
+        "accel_trainer/cli/common/scratch.py",
+        " and not is_in_use(folder)",
+        "",
+        ("tests/cli/common/test_scratch.py",),
+    ),
+    Mutant(
+        "what a killed command left stays",
+        "accel_trainer/cli/common/scratch.py",
+        "        if _is_abandoned(folder):\n",
+        "        if False:\n",
+        ("tests/cli/common/test_scratch.py",),
+    ),
     # --- what callbacks log themselves ---
     Mutant(
         "pending values are not in a checkpoint",
@@ -455,8 +479,8 @@ MUTANTS = [
     Mutant(
         "an audit compares no rows of what it has trained again",
         "accel_trainer/cli/audit/stretches.py",
-        "if row.get(name) != other.get(name):",
-        "if False:",
+        "if row.get(name) != other.get(name) and",
+        "if False and",
         ("tests/cli/audit/test_audit.py::test_a_changed_sample_is_told_by_the_loss",),
     ),
     Mutant(

@@ -2,7 +2,8 @@
 
 A resume builds every object again and loads a checkpoint into it. State that is not in the
 checkpoint, or cannot be loaded, is lost. State that changes only later, such as in an evaluation,
-is not found here; `--dry-run` finds more.
+is not found here; `--dry-run` finds more. It is no replay of a recorded run: nothing is recorded
+yet, and it needs no second process.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..common.output import format_table, show, tell
 from ..common.parser import CommandParser
+from ..common.scratch import scratch_folder
 from ..runs.run_reader import read_run, reading
 
 _EXAMPLE = "example: accel-trainer audit runs/first --segments 1"
@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             show(line)
             sys.stdout.flush()
 
-    with reading(options.run), tempfile.TemporaryDirectory(prefix="audit-") as temporary:
-        folder = Path(temporary) if options.keep is None else options.keep.resolve()
+    with reading(options.run), scratch_folder("audit") as temporary:
+        folder = temporary if options.keep is None else options.keep.resolve()
         verdicts = audit(
             read_run(options.run),
             options.recipe,

@@ -14,7 +14,6 @@ import json
 import os
 import shlex
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from ...distributed.machine import available_cpus
 from ..common.output import format_duration, tell
 from ..common.parser import CommandParser
 from ..common.processes import stops_noted
+from ..common.scratch import scratch_folder
 from .campaign import Recipe, Undisturbed, Verdict, judge, run_undisturbed, shrink, try_plans
 from .closer import look_closer
 from .faults import Plan, draw_plans, parse_plan, show_plan
@@ -100,8 +100,8 @@ def _check(options: Namespace) -> None:
 def _folder(kept: Path | None) -> Iterator[Path]:
     """Yield a temporary folder, or the one to keep. Raises OutputError if that is not empty."""
     if kept is None:
-        with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-            yield Path(folder)
+        with scratch_folder("chaos") as folder:
+            yield folder
         return
     kept.mkdir(parents=True, exist_ok=True)
     if any(kept.iterdir()):

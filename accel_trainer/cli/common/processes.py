@@ -95,6 +95,8 @@ def forward_signals() -> Iterator[list[int]]:
     def start_and_record(self: subprocess.Popen[Any], *args: Any, **options: Any) -> None:
         start(self, *args, **options)
         children.append(self)
+        if received:  # the signal came while another thread was starting it
+            self.terminate()
 
     def forward(number: int, frame: FrameType | None) -> None:
         is_first = number not in received

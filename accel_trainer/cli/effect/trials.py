@@ -15,6 +15,7 @@ import yaml
 from ...core.errors import OutputError
 from ...core.filesystem import read_chunks, read_lines, write_file_atomic
 from ..common.processes import forward_signals
+from ..common.scratch import scratch_folder
 from ..replay.replay import STEP_DIGESTS, STOP, Replay, comparable_rows
 
 _RATES = Path(__file__).with_name("rates.py")
@@ -114,12 +115,16 @@ class Trials:
             KeyboardInterrupt: a signal to stop came.
         """
         new = [each for each in dict.fromkeys(sets) if each not in self.known]
-        with forward_signals() as received, ThreadPoolExecutor(self._num_jobs) as pool:
+        with (
+            scratch_folder("effect") as folder,
+            forward_signals() as received,
+            ThreadPoolExecutor(self._num_jobs) as pool,
+        ):
 
             def train(names: frozenset[str]) -> Trial:
                 if received:
                     raise KeyboardInterrupt
-                return self._train(names, received)
+                return self._train(names, folder, received)
 
             self.known |= zip(new, pool.map(train, new), strict=True)
         return [self.known[each] for each in sets]
@@ -133,10 +138,10 @@ class Trials:
         """Return trials of another stretch of the same run."""
         return Trials(self.replay, self._values, after=after, until=until, num_jobs=self._num_jobs)
 
-    def _train(self, names: frozenset[str], received: list[int]) -> Trial:
+    def _train(self, names: frozenset[str], place: Path, received: list[int]) -> Trial:
         config = mixed(self.replay.run.config, self._values, names)
         error = None
-        with TemporaryDirectory(prefix="effect-") as temporary, TemporaryFile() as errors:
+        with TemporaryDirectory(dir=place) as temporary, TemporaryFile() as errors:
             folder = Path(temporary, "run")
             try:
                 self._with(config, names, folder.with_name("config.yaml")).train(

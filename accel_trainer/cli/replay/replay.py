@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 import torch
@@ -23,6 +23,7 @@ from ...core.run_dir import prepare_directory
 from ...run.extra_callbacks import VARIABLE
 from ..common.output import tell
 from ..common.processes import forward_signals, start_recipe
+from ..common.scratch import scratch_folder
 from ..runs.recorded_start import recorded_flags, recorded_recipe, recorded_start
 from ..runs.run_reader import RunReader
 
@@ -142,8 +143,8 @@ def replay_folder(keep: Path | None) -> Iterator[Path]:
     Raises OutputError if `keep` exists.
     """
     if keep is None:
-        with TemporaryDirectory(prefix="replays-") as temporary:
-            yield Path(temporary).resolve()
+        with scratch_folder("replays") as temporary:
+            yield temporary
     elif keep.exists():
         raise OutputError("OUT_DIR", f"--keep {keep} exists: name a new folder")
     else:

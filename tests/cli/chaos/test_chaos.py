@@ -137,7 +137,9 @@ def test_an_exact_recipe_is_compared_on_other_processes(
 
 def test_an_interrupt_ends_all_and_leaves_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt() -> None:
-        while not list(Path(tempfile.gettempdir()).glob("chaos-*/run-*/run/checkpoints/step-*")):
+        while not list(
+            Path(tempfile.gettempdir()).glob("accel-trainer-chaos-*/run-*/run/checkpoints/step-*")
+        ):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
