@@ -376,6 +376,7 @@ RULES = {
             "core.filesystem",
             "vision.data.cache",  # makes the folder that users name
             # These work in a temporary folder.
+            "cli.common.scratch",
             "cli.chaos.campaign",
             "cli.chaos.command",
             "cli.chaos.disk",  # half of what it stands in for
@@ -385,7 +386,6 @@ RULES = {
             "cli.recipe.dry_run",
             "cli.lr_find",
             "cli.plan.measure",
-            "cli.audit.command",
             "cli.effect.trials",
             "cli.runs.replay",
             "cli.replay.replay",
