@@ -244,6 +244,13 @@ MUTANTS = [
         "epoch_s = sum(costs.values())",
         ("tests/cli/plan/test_plan.py",),
     ),
+    Mutant(
+        "an evaluation before a signal is taken for one after it",
+        "accel_trainer/cli/share/export.py",
+        'is_evaluated = run.result.get("state") != "preempted"',
+        "is_evaluated = True",
+        ("tests/cli/test_export.py",),
+    ),
     # --- a user's own recipe among faults ---
     Mutant(
         "no fault comes",

@@ -27,6 +27,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from accel_trainer.cli.main import main as door
+from accel_trainer.cli.runs.run_reader import read_run
+from accel_trainer.cli.share.export import reported_metrics
 from accel_trainer.cli.share.plain_model import write_source
 from accel_trainer.cli.share.predict import read_image
 from accel_trainer.cli.share.verify import evaluate_apart
@@ -401,6 +403,17 @@ def test_a_better_number_in_a_run_fails(
     code, text = verify(folder, runs, capsys)
     assert code == 73
     assert "error[RUN_CHANGED]" in text
+
+
+def test_a_stopped_run_is_reported_by_the_evaluation_after_its_resume(runs: Path) -> None:
+    run = read_run(runs / "fast")
+    row = run.evaluations()[0]
+    step = row["optimizer_step"]
+    before = {"eval_ema/loss": row["eval_ema/loss"] + 1, "eval/loss": row["eval/loss"] + 1}
+    result = {"state": "preempted", "optimizer_step": step, "metrics": before}
+    weights = {"weights": f"ema of step-{step:010d}-epoch-00001"}
+    found = reported_metrics(replace(run, result=result), weights)
+    assert found["loss"] == row["eval_ema/loss"]
 
 
 def test_other_data_than_reported_on_are_refused(

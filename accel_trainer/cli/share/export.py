@@ -162,7 +162,9 @@ def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, flo
     step = int(match[1]) if match else None
     rows = [row for row in run.evaluations() if row["optimizer_step"] == step]
     claims = list(rows)
-    if run.result.get("optimizer_step") == step:
+    # A run that a signal stopped at this step may have been evaluated only before it.
+    is_evaluated = run.result.get("state") != "preempted"
+    if is_evaluated and run.result.get("optimizer_step") == step:
         claims.append(run.result.get("metrics") or {})
     match run.result.get("best"):
         case {"name": str(name), "metric": str(metric), "value": value} if name in weights:
