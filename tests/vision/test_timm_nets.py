@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -206,3 +207,41 @@ def test_weights_that_cannot_be_downloaded_are_one_line(monkeypatch: pytest.Monk
         ConfigError, match="the weights of timm/resnet18.a1_in1k cannot be downloaded"
     ):
         build_model(ModelConfig(name="timm/resnet18.a1_in1k"), in_channels=3, num_classes=2)
+
+
+# --- `--pretrained` ---
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, without network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["resnet18", "timm/resnet18"])
+def test_pretrained_means_the_weights_of_timm(name: str, timm: Any, hub_cache: Path) -> None:
+    folder = hub_cache / "models--timm--resnet18.a1_in1k"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    theirs = timm.create_model("resnet18").state_dict()
+    save_file(theirs, folder / "snapshots" / ("0" * 40) / "model.safetensors")
+    config = ModelConfig(name=name, pretrained=True)
+    model = build_model(config, in_channels=3, num_classes=7, image_size=[32, 32])
+    mine = model.state_dict()
+    assert mine["fc.weight"].shape == (7, 512)
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine if not key.startswith("fc."))
+    assert str(model.weights_origin).endswith("120 tensors loaded")
+
+
+@pytest.mark.usefixtures("hub_cache")
+@pytest.mark.parametrize("name", ["resnet18", "timm/resnet18"])
+def test_without_network_the_error_says_which_file_to_bring(name: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_model(ModelConfig(name=name, pretrained=True), in_channels=3, num_classes=7)
+    assert str(error.value).endswith(
+        "https://huggingface.co/timm/resnet18.a1_in1k/resolve/main/model.safetensors elsewhere, "
+        f"and start with --model {name} --init-from model.safetensors"
+    )
