@@ -25,9 +25,8 @@ class SamplesSoFar:
     def restore(self, total: int | None) -> None:
         """Go on from what `total` returned, on any number of processes."""
         self._is_known = total is not None
-        self._local = torch.tensor(
-            (total or 0) * self._accelerator.is_main_process, device=self._accelerator.device
-        )
+        # On the host, so that a save of one process waits for no device.
+        self._local = torch.tensor((total or 0) * self._accelerator.is_main_process)
         self._pending: list[tuple[int, Tensor]] = []
 
     def update(self, report: StepReport) -> None:
@@ -47,4 +46,7 @@ class SamplesSoFar:
         if not self._is_known:
             return None
         self._add_pending()
-        return int(self._accelerator.reduce(self._local, reduction="sum"))
+        if self._accelerator.num_processes == 1:
+            return int(self._local)
+        local = self._local.to(self._accelerator.device)
+        return int(self._accelerator.reduce(local, reduction="sum"))
