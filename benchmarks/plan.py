@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accel_trainer.cli.common.recipes import find_config_class
 from accel_trainer.cli.plan.measure import measure
-from accel_trainer.cli.plan.steps import plan_run
+from accel_trainer.cli.plan.steps import plan_run, without_open_settings
 from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.run.parser import parse_config
 
@@ -57,6 +57,7 @@ def compare(name: str, recipe: Path, flags: Sequence[str], seconds: float) -> re
     # What decodes the data for the first time needs more memory than any later start.
     measure(recipe, flags, num_processes=1, seconds=0)
     measured = measure(recipe, flags, num_processes=1, seconds=seconds)
+    config = without_open_settings(config, measured.batch.num_samples, num_processes=1)
     predicted_s = sum(measured.costs(plan_run(config, measured.batch)).values())
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
@@ -81,7 +82,7 @@ def compare(name: str, recipe: Path, flags: Sequence[str], seconds: float) -> re
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=5, help="only the first ones")
-    parser.add_argument("--seconds", type=float, default=5, help="of steps, for each plan")
+    parser.add_argument("--seconds", type=float, default=12, help="of steps, for each plan")
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="of all runs")
     options = parser.parse_args()
     started = results.environment()

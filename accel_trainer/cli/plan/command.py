@@ -20,12 +20,11 @@ from ...distributed.accelerator import uses_cpu
 from ...distributed.machine import available_cpus
 from ...run.config import RecipeConfig
 from ...run.parser import parse_config
-from ...vision.rules import PhotoFacts, PhotoRecipeConfig, choose_settings
 from ..common.output import format_duration, show
 from ..common.parser import CommandParser
 from ..common.recipes import find_config_class
 from .measure import Measured, TrialFailed, measure
-from .steps import RunPlan, plan_run
+from .steps import RunPlan, plan_run, without_open_settings
 from .trial import NUM_FIRST_STEPS
 
 _EXAMPLE = (
@@ -65,15 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seconds",
         type=float,
         metavar="S",
-        default=5,
-        help="how long to train for the measurement, after the first steps; default: 5",
+        default=12,
+        help="how long to train for the measurement, after the first steps; default: 12",
     )
     options, flags = parser.parse_known_args(argv)
     _check(options)
     config_class = RecipeConfig if recipe is None else find_config_class(recipe)
     config = parse_config(config_class, flags, description=__doc__)
     if options.num_samples is not None:
-        config = _without_open_settings(config, options.num_samples, options.num_processes)
+        config = without_open_settings(config, options.num_samples, options.num_processes)
         batch = config.batch.plan(options.num_samples, num_processes=options.num_processes)
         show("\n".join(describe(plan_run(config, batch))))
         return 0
@@ -92,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrialFailed as failure:
         return failure.exit_code
     batch = measured.batch
-    config = _without_open_settings(config, batch.num_samples, options.num_processes)
+    config = without_open_settings(config, batch.num_samples, options.num_processes)
     if not can_measure:
         batch = config.batch.plan(batch.num_samples, num_processes=options.num_processes)
     plan = plan_run(config, batch)
@@ -124,20 +123,6 @@ def _check(options: Any) -> None:
         raise ConfigError(
             "PLAN", "--num-samples measures nothing, which --hours needs: leave one of them out"
         )
-
-
-def _without_open_settings(
-    config: RecipeConfig, num_samples: int, num_processes: int
-) -> RecipeConfig:
-    """Return the config with what a recipe on photos would choose."""
-    if not isinstance(config, PhotoRecipeConfig):
-        return config
-    facts = PhotoFacts(
-        num_photos=num_samples,
-        is_pretrained=config.starts_from_weights,
-        num_processes=num_processes,
-    )
-    return choose_settings(config, facts)[0]
 
 
 def _num_devices() -> int:

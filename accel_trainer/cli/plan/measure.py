@@ -90,6 +90,6 @@ def measure(recipe: Path, flags: Sequence[str], *, num_processes: int, seconds: 
             save_s=sum(run.phase_s.get(phase, 0.0) for phase in ("save", "disk"))
             / max(1, times.num_saves),
             end_s=end_time - times.evaluated_time + times.rest_of_test_s,
-            peak_memory_bytes=int(run.result["peak_memory_bytes"]),
+            peak_memory_bytes=times.peak_memory_bytes,
             total_s=end_time - trial.start_time,
         )

@@ -11,6 +11,7 @@ from ...core.learning_rate import Schedule
 from ...core.train_state import TrainState
 from ...run.config import RecipeConfig
 from ...run.optimization import plan_learning_rate
+from ...vision.rules import PhotoFacts, PhotoRecipeConfig, choose_settings
 
 _MAX_STEPS = 10_000_000  # more would take minutes to list
 
@@ -27,6 +28,20 @@ class RunPlan:
     num_steps: int
     evaluation_steps: Sequence[int]
     save_steps: Sequence[int]
+
+
+def without_open_settings(
+    config: RecipeConfig, num_samples: int, num_processes: int
+) -> RecipeConfig:
+    """Return the config with what a recipe on photos would choose."""
+    if not isinstance(config, PhotoRecipeConfig):
+        return config
+    facts = PhotoFacts(
+        num_photos=num_samples,
+        is_pretrained=config.starts_from_weights,
+        num_processes=num_processes,
+    )
+    return choose_settings(config, facts)[0]
 
 
 def plan_run(config: RecipeConfig, batch: BatchPlan) -> RunPlan:

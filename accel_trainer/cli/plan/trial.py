@@ -12,17 +12,21 @@ import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import torch
 
+from ...checkpoint.retention import load_checkpoint
 from ...core import filesystem
 from ...core.callback import Callback, RunResult, TrainerView
 from ...core.types import Batch, EvalLoader, StepReport
 from ...distributed.collectives import run_on_main
+from ...distributed.machine import peak_memory_bytes
 from ...run import build, observers
 from ...run.config import RecipeConfig
 from ...run.data import TEST_SET, RunData, build_data, fingerprint_of
@@ -90,6 +94,8 @@ class Times:
     evaluated_time: float
     rest_of_test_s: float
     """Of the samples of the test set that were left out."""
+    peak_memory_bytes: int
+    """Of the main process, or of its GPU, as if all data were read."""
 
 
 def _run(trial: Trial) -> None:
@@ -170,6 +176,13 @@ class Timer(Callback):
             return
         evaluations = [each for each in self.passes if each.set_name != TEST_SET]
         measured_s = self._evaluated_time - evaluations[0].start_time
+        # A run whose last step ends an epoch reads its last checkpoint, to see that it is valid, in
+        # the writer's thread. A thread does not use memory that another one has freed.
+        with ThreadPoolExecutor(1) as writer:
+            writer.submit(load_checkpoint, self._trial.run / "checkpoints").result()
+        peak_bytes = peak_memory_bytes(trainer.accelerator)
+        if trainer.accelerator.device.type == "cpu":
+            peak_bytes += _unread_bytes()
         times = Times(
             batch=asdict(trainer.loader.plan),
             device=str(trainer.accelerator.device),
@@ -181,6 +194,7 @@ class Timer(Callback):
             evaluation_s=measured_s + sum(each.rest_s for each in evaluations),
             evaluated_time=self._evaluated_time,
             rest_of_test_s=sum(each.rest_s for each in self.passes if each not in evaluations),
+            peak_memory_bytes=peak_bytes,
         )
         filesystem.write_file_atomic(self._trial.times, json.dumps(asdict(times)).encode())
 
@@ -189,6 +203,17 @@ def _wait_for(device: torch.device) -> None:
     """Wait until the device has done all that it was asked to."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
+
+
+def _unread_bytes() -> int:
+    """Return the bytes of files that are mapped to be shared, and are not in memory yet.
+
+    Linux counts what was read of them as memory of the process. Elsewhere it is 0.
+    """
+    if not sys.platform.startswith("linux"):
+        return 0
+    shared = (each for each in psutil.Process().memory_maps(grouped=False) if "s" in each.perms)
+    return sum(each.size - each.rss for each in shared if Path(each.path).is_file())
 
 
 # --- evaluations ---
