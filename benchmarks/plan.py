@@ -72,9 +72,9 @@ def compare(name: str, recipe: Path, flags: Sequence[str], seconds: float) -> re
         "planned s": predicted_s,
         "happened s": happened_s,
         "time off %": 100 * (predicted_s / happened_s - 1),
-        "planned MiB": measured.peak_memory_bytes / 2**20,
+        "planned MiB": measured.times.peak_memory_bytes / 2**20,
         "happened MiB": peak_bytes / 2**20,
-        "memory off %": 100 * (measured.peak_memory_bytes / peak_bytes - 1),
+        "memory off %": 100 * (measured.times.peak_memory_bytes / peak_bytes - 1),
         "planning s": measured.total_s,
     }
 

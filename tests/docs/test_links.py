@@ -40,6 +40,7 @@ OF_OTHERS = {
     "--device",
     "--amp-dtype",
     "--photos",
+    "--cifar",
     "--logdir",
     "--backend-store-uri",
 }

@@ -145,7 +145,7 @@ def _describe_costs(measured: Measured, plan: RunPlan) -> list[str]:
     rows = [(name, _seconds(costs[name]), num_times.get(name, "")) for name in costs]
     where = "peak of the process" if times.device == "cpu" else f"peak on {times.device}"
     rows.append(("the whole run", _seconds(sum(costs.values())), ""))
-    rows.append(("memory", f"{measured.peak_memory_bytes / 2**30:.2f} GiB", where))
+    rows.append(("memory", f"{times.peak_memory_bytes / 2**30:.2f} GiB", where))
     steps = f"{times.num_steps:,} steps after the first {NUM_FIRST_STEPS}"
     samples = f"{times.num_evaluated:,} samples of evaluation"
     return [

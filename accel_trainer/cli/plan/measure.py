@@ -38,8 +38,6 @@ class Measured:
     """Of a checkpoint, from its copy until it is on the disk, while nothing trained."""
     end_s: float
     """From the last evaluation to the end of the process, with the whole test set."""
-    peak_memory_bytes: int
-    """Of the main process: of its GPU if it has one, else resident memory."""
     total_s: float
     """Of the measurement itself."""
 
@@ -90,6 +88,5 @@ def measure(recipe: Path, flags: Sequence[str], *, num_processes: int, seconds: 
             save_s=sum(run.phase_s.get(phase, 0.0) for phase in ("save", "disk"))
             / max(1, times.num_saves),
             end_s=end_time - times.evaluated_time + times.rest_of_test_s,
-            peak_memory_bytes=times.peak_memory_bytes,
             total_s=end_time - trial.start_time,
         )

@@ -182,7 +182,7 @@ def test_a_few_steps_and_samples_of_a_recipe_are_measured(own: Path) -> None:
     assert measured.times.num_steps == 3, "after the first ones"
     assert measured.times.num_evaluated == 2 * 512, "of the model, and of its EMA"
     assert measured.times.rest_of_test_s > 0
-    assert measured.peak_memory_bytes > 2**20
+    assert measured.times.peak_memory_bytes > 2**20
     assert [path.name for path in own.parent.iterdir()] == ["own.py"], "nothing is left"
 
 
@@ -235,13 +235,13 @@ def measured_run(**times: Any) -> Measured:
         "num_saves": 2,
         "evaluated_time": 0.0,
         "rest_of_test_s": 0.0,
+        "peak_memory_bytes": 2**30,
     }
     return Measured(
         batch=batch,
         times=Times(batch={}, **{**rest, **values}),
         save_s=1.0,
         end_s=4.0,
-        peak_memory_bytes=2**30,
         total_s=9.0,
     )
 
