@@ -1,9 +1,7 @@
-"""`accel-trainer rerun RUN`: train a recorded run again and compare the final weights bitwise.
+"""`accel-trainer rerun RUN`: train a recorded run again and compare the final weights bitwise."""
 
-It shares with `Replay` what a start is made of, and trains visibly, with the recipe's own output,
-trackers and exit code, where a replay is silent and needs its last step: one way for both would be
-a function of flags.
-"""
+# A start is made of the same pieces as in `Replay`. But a rerun is the whole run, and shows the
+# recipe's own output, trackers and exit code; a replay is silent, and ends after a chosen step.
 
 from __future__ import annotations
 
