@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from ..core.types import Metric
 from ..core.user_code import describe_error
 from ..distributed.collectives import differing_lines, run_on_main
 from .metrics import describe_tensor
-from .unseen_state import mark_unseen
+from .unseen_state import mark_tensor, mark_unseen
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer
@@ -277,7 +278,7 @@ def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
 def _describe(leaf: Any) -> str:
     """Return a text for a plain value, or for the bits of a tensor."""
     if isinstance(leaf, Tensor):
-        return f"{describe_tensor(leaf)} bits {int(sum_of_bits(leaf))}"
+        return f"bits {zlib.crc32(repr(mark_tensor(leaf)).encode()):08x}"
     return repr(leaf)
 
 
