@@ -97,6 +97,13 @@ class Choice(NamedTuple):
     reason: str
 
 
+def open_settings(config: RecipeConfig) -> set[str]:
+    """Return the dotted names of the settings of `config` that `choose_settings` would fill in."""
+    if not isinstance(config, PhotoRecipeConfig):
+        return set()
+    return {name for name in _RULES if attrgetter(name)(config) is None}
+
+
 def settings_for(config: C, photos: Photos, *, recipe: str) -> tuple[C, str]:
     """Return `config` with every open setting filled in for `photos`, and a line that says how.
 

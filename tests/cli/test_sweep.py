@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import statistics
@@ -13,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from accel_trainer import ConfigError
+from accel_trainer import ConfigError, main
 from accel_trainer.cli.sweep.trials import Trial, plan_trials
-from recipes import cifar
+from recipes import cifar, images
 from tests.cli.conftest import run_command
+from tests.vision.make_photos import write_classes
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,6 +123,33 @@ def test_a_sweep_tables_mean_and_spread_and_trains_no_finished_run_again(
 
     code, out, _ = run_command(capsys, [*command, "--output-dir", folder, "--lr", "0.1", "nan"])
     assert code == 64, "a wrong value ends it before any run"
+
+
+def test_a_run_with_a_setting_that_the_sweep_no_longer_gives_is_not_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = write_classes(tmp_path / "photos", ["ant", "bee"], per_class=12)
+    flags = ["--dataset", str(photos), "--val-fraction", "0.25", "--image-size", "32"]
+    flags += ["--cache-dir", str(tmp_path / "cache"), "--runtime.num-threads", "1"]
+    flags += ["--epochs", "1"]
+    place = ["--seed", "0", "--output-dir", str(tmp_path / "sweep" / "seed-0")]
+    with pytest.raises(SystemExit):
+        main(
+            images.train,
+            images.Config,
+            description="",
+            argv=[*flags, "--max-steps", "1", *place],
+        )
+    capsys.readouterr()
+
+    def seeds_to_train(*extra: str) -> list[str]:
+        recipe = ROOT / "recipes" / "images.py"
+        command = ["sweep", recipe, *flags, *extra, "--output-dir", tmp_path / "sweep", "--print"]
+        _, out, _ = run_command(capsys, [*command, "--seed", "0", "1"])
+        return re.findall(r"--seed (\d)", out)
+
+    assert seeds_to_train("--max-steps", "1") == ["1"], "what the rules have chosen is no change"
+    assert seeds_to_train() == ["0", "1"], "the run of seed 0 stopped at its first step"
 
 
 @pytest.mark.parametrize("kind", ["a link", "a pipe", "a folder"])

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...core import filesystem
-from ...core.config import config_to_dict, diff_config, flatten_config
+from ...core.config import config_to_dict, diff_config
 from ...core.errors import ConfigError, ExitCode, OutputError
 from ...core.run_dir import prepare_directory, writes_to
 from ...run.config import with_defaults
+from ...vision.rules import open_settings
 from ..common.output import format_number, format_table, tell
 from ..common.parser import CommandParser
 from ..common.processes import forward_signals, recipe_command, start_recipe
@@ -145,11 +146,16 @@ def _finished_run(trial: Trial) -> RunReader | None:
         run = read_run(trial.folder)
     except OutputError:
         return None
-    changes = diff_config(run.config, config_to_dict(with_defaults(trial.config)))
-    # The folder does not matter, nor what is left open, which a run fills in.
-    given = dict(flatten_config(config_to_dict(trial.config)))
-    is_same = all(name.startswith("run.") or given.get(name) is None for name, _, _ in changes)
-    return run if is_same and run.result.get("state") == "done" else None
+    # What is left open is filled in by a run.
+    filled_in = open_settings(trial.config)
+    if trial.config.batch.global_batch_size is None:
+        filled_in.add("batch.global_batch_size")
+    changes = [
+        name
+        for name, _, _ in diff_config(run.config, config_to_dict(with_defaults(trial.config)))
+        if not name.startswith("run.") and name not in filled_in
+    ]
+    return run if not changes and run.result.get("state") == "done" else None
 
 
 def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[dict[str, Any]]:
