@@ -72,7 +72,7 @@ def check_types(config: object, config_class: Any, prefix: str = "") -> None:
         if not _fits(value, kind):
             raise ConfigError("CONFIG", f"{prefix}{name} is {value!r}: give {_type_name(kind)}")
         if is_dataclass(kind):
-            check_types(value, kind, f"{name}.")
+            check_types(value, kind, f"{prefix}{name}.")
 
 
 def _fits(value: Any, kind: Any) -> bool:

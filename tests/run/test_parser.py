@@ -236,3 +236,24 @@ def test_a_value_that_a_program_gives_is_checked_as_one_of_a_flag(
 
 def test_the_defaults_of_all_settings_are_of_their_types() -> None:
     check_types(RecipeConfig(), RecipeConfig)
+
+
+@dataclass(frozen=True)
+class Inner:
+    width: int = 3
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner = Inner()
+
+
+@dataclass(frozen=True)
+class Own:
+    outer: Outer = Outer()
+
+
+def test_a_value_of_a_wrong_type_is_named_with_all_groups_around_it() -> None:
+    wrong: Any = "three"
+    with pytest.raises(ConfigError, match="outer.inner.width is 'three': give int"):
+        check_types(Own(Outer(Inner(wrong))), Own)
