@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ...core.errors import ConfigError
 from ..common.output import tell
 from ..common.parser import CommandParser
 from ..report.report import report_needs
 from .followed import Followed
+from .server import serving
 
 _EXAMPLE = "example: accel-trainer watch runs --open"
 
@@ -33,15 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     options = parser.parse_args(argv)
-    for folder in options.run:
-        if not folder.is_dir():
-            raise ConfigError("WATCH", f"{folder} is no folder: check the path")
+    followed = Followed(options.run)
     try:
         from .live_page import LivePage
-        from .server import serving
     except ImportError as error:
         raise report_needs(error) from error
-    page = LivePage(Followed(options.run))
+    page = LivePage(followed)
     with suppress(KeyboardInterrupt), serving(page, options.host, options.port) as server:
         tell(f"{server.url}  (Ctrl-C ends it; the runs do not notice)", flush=True)
         if options.open and not webbrowser.open(server.url):

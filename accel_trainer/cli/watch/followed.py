@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ...core.errors import OutputError
+from ...core.errors import ConfigError, OutputError
 from ...training.evaluation_file import EVALUATION_FILE
 from ...vision.mistakes import MISTAKES_FILE
 from ..runs.run_reader import MetricsReader, RunReader, read_run
@@ -31,9 +31,15 @@ class Followed:
     """The runs in some folders, of which each is a run or a folder of runs.
 
     Runs may appear and end. Of a file of rows only the new ones are read.
+
+    Raises:
+        ConfigError: one of `folders` is no folder.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            if not folder.is_dir():
+                raise ConfigError("WATCH", f"{folder} is no folder: check the path")
         self._folders = folders
         self._marks: dict[Path, object] = {}
         self._runs: dict[Path, RunReader] = {}

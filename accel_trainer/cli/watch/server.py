@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ...core.errors import OutputError, UserError
-from .live_page import LivePage
+
+if TYPE_CHECKING:
+    from .live_page import LivePage
 
 _HEARTBEAT_S = 10.0  # of an event stream, so that a reader that has gone is noticed
 _POLL_S = 0.1  # how long the end of the server may take
@@ -38,10 +40,10 @@ class PageServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(9)
         super().__init__((host, port), _Answer)
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a reader that has gone; print the traceback of everything else."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
@@ -71,10 +73,12 @@ class _Answer(BaseHTTPRequestHandler):
 
     def _send_newest(self, page: LivePage) -> None:
         try:
-            self._send_page(page.html())
-        except UserError as error:
+            newest = page.html()
+        except (UserError, OSError) as error:
             self._begin(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8")
             self.wfile.write(f"{error}\n".encode(errors="backslashreplace"))
+        else:
+            self._send_page(newest)
 
     def _send_page(self, page: bytes) -> None:
         is_packed = "gzip" in self.headers.get("Accept-Encoding", "")

@@ -12,11 +12,12 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from accel_trainer import ConfigError, OutputError
 from accel_trainer.cli.main import main as door
 from accel_trainer.cli.runs.run_reader import MetricsReader, read_run
 from accel_trainer.cli.watch.followed import Followed
@@ -179,3 +180,35 @@ def test_a_cell_of_a_notebook_shows_the_live_page_until_its_end(run: Path) -> No
     cell.end()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(address)
+
+
+def test_a_cell_of_a_missing_folder_or_without_the_extra_says_so(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="none is no folder: check the path"):
+        LiveCell(run / "none")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    for name in ("report.page", "watch.live_page"):
+        monkeypatch.delitem(sys.modules, f"accel_trainer.cli.{name}")
+    with pytest.raises(OutputError, match=r"needs jinja2: pip install 'accel-trainer\[report\]'"):
+        LiveCell(run)
+
+
+def test_a_run_that_cannot_be_read_is_one_line_and_a_mistake_of_the_server_is_printed(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(error: Exception) -> Callable[[], bytes]:
+        def html() -> bytes:
+            raise error
+
+        return html
+
+    monkeypatch.setattr(server.page, "html", fail(PermissionError(13, "Permission denied")))
+    with pytest.raises(urllib.error.HTTPError, match="500") as failed:
+        urllib.request.urlopen(server.url, timeout=60)
+    assert failed.value.read() == b"[Errno 13] Permission denied\n"
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(server.page, "html", fail(ZeroDivisionError()))
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        urllib.request.urlopen(server.url, timeout=60)
+    assert "ZeroDivisionError" in capfd.readouterr().err
