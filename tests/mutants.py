@@ -42,7 +42,7 @@ EXACT_EVALUATION = (
 MUTANTS = [
     # --- settings chosen from photos ---
     Mutant(
-        "a run that continues chooses its settings anew",
+        "a run that continues chooses its open settings again",
         "accel_trainer/vision/rules.py",
         "stored=_stored_settings(config, recipe)",
         "stored={}",

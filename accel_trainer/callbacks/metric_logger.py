@@ -93,7 +93,8 @@ class MetricLogger(Callback):
 
     def _write_training(self, trainer: TrainerView) -> None:
         """Write a row of the steps since the last one. **Collective. Host sync.**"""
-        step, every = trainer.state.optimizer_step, self._digest_every_n_steps
+        step = trainer.state.optimizer_step
+        every = self._digest_every_n_steps
         last_step = step - self._meters.num_steps
         is_digest_due = step // every > last_step // every  # a multiple lies between the rows
         values = self._meters.read()  # waits for the device, so the clocks are read after it

@@ -1,4 +1,4 @@
-"""What a run on photos chooses for itself, and what keeps it from choosing anew."""
+"""Which settings a run on photos chooses; a run that continues keeps its settings."""
 
 from __future__ import annotations
 

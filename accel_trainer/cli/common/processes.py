@@ -108,6 +108,7 @@ def forward_signals() -> Iterator[list[int]]:
                 child.send_signal(sent)
 
     previous = {number: signal.signal(number, forward) for number in RUN_SIGNALS}
+    # mypy refuses any assignment to a method; this one is undone below.
     subprocess.Popen.__init__ = start_and_record  # type: ignore[method-assign]
     try:
         yield received

@@ -73,7 +73,7 @@ def load_timm_weights(net: nn.Module, name: str, *, in_channels: int) -> None:
     model = _create(timm, wanted, {"in_chans": in_channels}, pretrained=True, fix=fix)
     weights = model.state_dict()
     net.load_state_dict({key: weights[key] for key in weights if key[:3] != "fc."}, strict=False)
-    net.weights_origin = describe_origin(f"{PREFIX}{wanted}", model)  # type: ignore[assignment]
+    net.weights_origin = describe_origin(f"{PREFIX}{wanted}", model)  # type: ignore[assignment]  # no tensor
 
 
 def expected_size(name: str, *, pretrained: bool) -> int | None:
