@@ -9,16 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from accel_trainer import (
-    ConfusionMatrix,
-    MeanLoss,
-    RecipeConfig,
-    RunResult,
-    TopKAccuracy,
-    build_trainer,
-    main,
-    start_run,
-)
+from accel_trainer import RecipeConfig, RunResult, build_trainer, main, start_run
 from accel_trainer.vision import (
     AugmentConfig,
     BadImageConfig,
@@ -28,6 +19,7 @@ from accel_trainer.vision import (
     WorstMistakes,
     build_image_loaders,
     build_model,
+    classification_metrics,
     load_images,
     whiten,
 )
@@ -68,13 +60,7 @@ def train(config: Config) -> RunResult:
             task=ImageClassificationTask(config.task, class_counts=loader.class_counts),
             train_set=loader,
             eval_sets=eval_loader,
-            metrics=[
-                MeanLoss(),
-                TopKAccuracy(1),
-                TopKAccuracy(5),
-                ConfusionMatrix(images.num_classes),
-                mistakes,
-            ],
+            metrics=[*classification_metrics(images.num_classes), mistakes],
             callbacks=[mistakes],
             data_fingerprint=images.fingerprint,
             export_config={

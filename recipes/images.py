@@ -10,15 +10,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from accel_trainer import (
-    ConfusionMatrix,
-    MeanLoss,
-    RunResult,
-    TopKAccuracy,
-    build_trainer,
-    main,
-    start_run,
-)
+from accel_trainer import RunResult, build_trainer, main, start_run
 from accel_trainer.vision import (
     BY_RULE,
     ImageClassificationConfig,
@@ -30,6 +22,7 @@ from accel_trainer.vision import (
     WorstMistakes,
     build_model,
     build_photo_loaders,
+    classification_metrics,
     load_photos,
     settings_for,
 )
@@ -78,13 +71,7 @@ def train(config: Config) -> RunResult:
             task=ImageClassificationTask(config.task, class_counts=loader.class_counts),
             train_set=loader,
             eval_sets=eval_loader,
-            metrics=[
-                MeanLoss(),
-                TopKAccuracy(1),
-                TopKAccuracy(5),
-                ConfusionMatrix(photos.num_classes),
-                mistakes,
-            ],
+            metrics=[*classification_metrics(photos.num_classes), mistakes],
             callbacks=[mistakes],
             data_fingerprint=photos.fingerprint,
             export_config={

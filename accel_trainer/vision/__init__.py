@@ -11,6 +11,7 @@ from .data.eval_transform import EvalTransform
 from .data.images import ImageDataset, ImageSplit, Normalization
 from .data.loader import ImageEvalLoader, ImageLoader, build_image_loaders
 from .data.photo_loader import PhotoDataset, PhotoEvalLoader, PhotoLoader, build_photo_loaders
+from .metrics import classification_metrics
 from .mistakes import WorstMistakes
 from .models.whitening import whiten
 from .models.zoo import MODEL_NAMES, ModelConfig, build_model
@@ -48,6 +49,7 @@ __all__ = [
     "build_image_loaders",
     "build_model",
     "build_photo_loaders",
+    "classification_metrics",
     "load_images",
     "load_photos",
     "settings_for",

@@ -125,7 +125,7 @@ def test_a_sweep_tables_mean_and_spread_and_trains_no_finished_run_again(
     assert code == 64, "a wrong value ends it before any run"
 
 
-def test_a_run_with_a_setting_that_the_sweep_no_longer_gives_is_not_finished(
+def test_a_run_with_a_setting_that_is_no_longer_given_is_not_finished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     photos = write_classes(tmp_path / "photos", ["ant", "bee"], per_class=12)

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from ...core.errors import ConfigError
 from ...core.run_dir import expand_home
-from ...core.types import Metric
 from ...distributed.accelerator import RuntimeConfig, start_accelerator
 from ...distributed.machine import available_cpus
 from ...distributed.placement import place_model
 from ...training.evaluator import Evaluator
-from ...training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
+from ...vision.metrics import classification_metrics
 from ...vision.pretrained import (
     ExportConfig,
     from_pretrained,
@@ -110,7 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell(json.dumps({**described, "class_names": class_names, "metrics": plain}))
         return 0
     tell("{model}, {weights}, on {dataset} ({split}, {num_samples:,} images)".format(**described))
-    rows = [[name, format_number(name, metrics[name])] for name in _SHOWN_METRICS]
+    shown = [name for name in _SHOWN_METRICS if name in metrics]
+    rows = [[name, format_number(name, metrics[name])] for name in shown]
     tell(format_table(["metric", "value"], rows))
     tell(format_table(["class", "images", "accuracy"], _class_rows(metrics, class_names)))
     return 0
@@ -151,16 +151,12 @@ def evaluate(
         device=accelerator.device,
     )
     model = place_model(stored.model, accelerator, runtime)
-    num_classes = len(stored.config.class_names)
-    metrics: list[Metric] = [
-        MeanLoss(),
-        TopKAccuracy(1),
-        TopKAccuracy(5),
-        ConfusionMatrix(num_classes),
-    ]
-    task = ImageClassificationTask(ImageClassificationConfig(tta=tta))
     evaluator = Evaluator(
-        data.loader, task=task, metrics=metrics, accelerator=accelerator, seed=_seed(stored)
+        data.loader,
+        task=ImageClassificationTask(ImageClassificationConfig(tta=tta)),
+        metrics=classification_metrics(len(stored.config.class_names)),
+        accelerator=accelerator,
+        seed=_seed(stored),
     )
     results = evaluator.run(model)
     return results, {

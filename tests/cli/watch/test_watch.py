@@ -194,7 +194,7 @@ def test_a_cell_of_a_missing_folder_or_without_the_extra_says_so(
         LiveCell(run)
 
 
-def test_a_run_that_cannot_be_read_is_one_line_and_a_mistake_of_the_server_is_printed(
+def test_an_unreadable_run_is_one_line_and_a_mistake_of_ours_is_shown(
     server: PageServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(error: Exception) -> Callable[[], bytes]:
