@@ -18,6 +18,7 @@ from PIL import Image, ImageCms
 from accel_trainer.callbacks.export import ONNX_FILES
 from accel_trainer.cli.share.plain_model import write_transform
 from tests.cli.conftest import run_command
+from tests.variants import slow
 from tests.vision.make_photos import encoded, photo
 
 _ORIENTATION = 0x0112
@@ -101,7 +102,7 @@ def write_pictures(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["photos", "small images"])
+@pytest.mark.parametrize("kind", ["photos", *slow(["small images"])])
 def test_the_code_of_a_card_gives_the_classes_of_predict_for_all_pictures(
     kind: str, photo_run: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
