@@ -697,6 +697,16 @@ MUTANTS = [
         (EXACT,),
     ),
     Mutant(
+        "config: the defaults that a resume compares are made by a class that refuses them",
+        "accel_trainer/run/config.py",
+        "config_to_dict(unchecked_defaults(type(config)))",
+        "config_to_dict(type(config)())",
+        (
+            "tests/run/test_config.py"
+            "::test_a_config_that_refuses_its_defaults_is_compared_with_a_stored",
+        ),
+    ),
+    Mutant(
         "exact: batch norms normalise over all processes",
         "accel_trainer/run/config.py",
         "sync_batch_norm=False, ",

@@ -6,13 +6,15 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import tyro
 
 from .errors import ConfigError
+
+C = TypeVar("C")
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,15 @@ def check_pattern(config: object, group: str, name: str) -> None:
             "CONFIG",
             f"{group}.{name} is {value!r}, which is not a regular expression ({error}): correct it",
         ) from error
+
+
+def unchecked_defaults(config_class: type[C]) -> C:
+    """Return a config with the default of each field, although its class may refuse them."""
+    config = object.__new__(config_class)
+    for field in fields(config_class):  # type: ignore[arg-type]
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        object.__setattr__(config, field.name, default)
+    return config
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:

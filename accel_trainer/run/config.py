@@ -10,7 +10,13 @@ from typing import Annotated, Any, TypeVar
 
 from ..checkpoint.manager import CheckpointConfig
 from ..core.batch_plan import BatchConfig
-from ..core.config import check_pattern, config_to_dict, flatten_config, short_flag
+from ..core.config import (
+    check_pattern,
+    config_to_dict,
+    flatten_config,
+    short_flag,
+    unchecked_defaults,
+)
 from ..core.errors import ConfigError
 from ..core.run_dir import expand_home
 from ..distributed.accelerator import RuntimeConfig
@@ -152,7 +158,7 @@ def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tu
     A setting that is not in the `stored` config had its default; a stored value for which there is
     no setting is ignored.
     """
-    defaults = flatten_config(config_to_dict(type(config)()))
+    defaults = flatten_config(config_to_dict(unchecked_defaults(type(config))))
     before = {**dict(defaults), **dict(flatten_config(stored))}
     return [
         (name, before[name], new)

@@ -14,7 +14,7 @@ import re
 import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import tyro
 import yaml
 
-from ..core.config import config_to_dict, flatten_config
+from ..core.config import config_to_dict, flatten_config, unchecked_defaults
 from ..core.errors import ConfigError
 from ..core.filesystem import read_file
 from ..core.run_dir import expand_home
@@ -224,30 +224,26 @@ def words_of(field: ConfigField, value: Any, where: str) -> list[str]:
 
 
 def _build(config_class: type[C], values: Mapping[str, Any]) -> C:
-    defaults = {
-        field.name: field.default if field.default_factory is MISSING else field.default_factory()
-        for field in fields(config_class)  # type: ignore[arg-type]
-    }
     try:
-        return config_class(**_arguments(defaults, values))
+        config: C = _with_values(unchecked_defaults(config_class), values)
+        return config
     except ConfigError:
         raise
     except ValueError as error:  # of a config class
         raise ConfigError("CONFIG", str(error)) from None
 
 
-def _arguments(
-    defaults: Mapping[str, Any], values: Mapping[str, Any], prefix: str = ""
-) -> dict[str, Any]:
-    """Return arguments of a config class: the values, by dotted name, or else the defaults."""
-    arguments = {}
-    for name, default in defaults.items():
-        arguments[name] = values.get(prefix + name, default)
-        is_group = is_dataclass(default)
-        if is_group:
-            group = {field.name: getattr(default, field.name) for field in fields(default)}
-            arguments[name] = replace(default, **_arguments(group, values, f"{prefix}{name}."))
-    return arguments
+def _with_values(config: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """Return the config with the values, which have dotted names."""
+    changes = {}
+    for field in fields(config):
+        name = prefix + field.name
+        default = getattr(config, field.name)
+        if is_dataclass(default):
+            changes[field.name] = _with_values(default, values, f"{name}.")
+        elif name in values:
+            changes[field.name] = values[name]
+    return replace(config, **changes)
 
 
 def suggest(name: str, known: Collection[str]) -> str:

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from ..core.config import config_to_dict, diff_config
+from ..core.config import config_to_dict, diff_config, unchecked_defaults
 from ..core.errors import ConfigError
 from ..distributed.machine import available_cpus
-from .parser import parse_config_and_origins
+from .parser import config_fields, parse_config_and_origins
 
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
 _GIT_TIMEOUT_S = 10
@@ -91,7 +91,8 @@ def find_origins(config: Any) -> dict[str, str]:
     try:
         parsed, origins = parse_config_and_origins(type(config), sys.argv[1:])
     except ConfigError:  # the command line of something else, such as a notebook's kernel
-        parsed, origins = parse_config_and_origins(type(config), [])
+        parsed = unchecked_defaults(type(config))
+        origins = dict.fromkeys(config_fields(type(config)), "default")
     if "ACCELERATE_MIXED_PRECISION" in os.environ and config.runtime.mixed_precision is None:
         origins["runtime.mixed_precision"] = "environment"
     changes = diff_config(config_to_dict(parsed), config_to_dict(config))

@@ -10,6 +10,7 @@ from accel_trainer.cli.recipe.short_help import short_help
 from accel_trainer.run.parser import config_fields
 from accel_trainer.vision.models.zoo import MODEL_NAMES
 from recipes import cifar, images
+from tests.run.test_config import Demanding
 
 CONFIGS = [RecipeConfig, cifar.Config, images.Config]
 
@@ -36,6 +37,10 @@ def test_every_short_flag_has_a_line_that_says_what_it_does(config: type[RecipeC
     short = {field.flags[-1] for field in config_fields(config).values() if len(field.flags) > 1}
     assert short <= set(shown)
     assert all(len(words) >= 2 for words in shown.values())
+
+
+def test_a_config_that_refuses_its_defaults_has_a_help() -> None:
+    assert "--dataset" in short_help(Demanding, description="")
 
 
 @pytest.mark.parametrize("columns", [80, 120])

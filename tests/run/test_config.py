@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,23 @@ def test_a_stored_config_of_an_earlier_version_is_no_change() -> None:
     del earlier["trainer"]["patience"]
     earlier["trainer"] |= {"gone": 3}
     assert training_changes(earlier, CONFIG) == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demanding(RecipeConfig):
+    """Refuses its own defaults."""
+
+    dataset: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dataset is None:
+            raise ValueError("--dataset is missing: give it")
+
+
+def test_a_config_that_refuses_its_defaults_is_compared_with_a_stored() -> None:
+    config = Demanding(dataset="digits")
+    assert training_changes(stored(config), config) == []
+    assert training_changes(stored(), config) == [("dataset", None, "digits")]
 
 
 def test_the_shared_config_has_no_setting_of_a_single_process() -> None:

@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from accel_trainer import RecipeConfig, RunConfig, RuntimeConfig, parse_config
 from accel_trainer.run.provenance import describe_environment, find_origins
 from tests import processes
+from tests.run.test_config import Demanding
 from tests.workload import make_config, train
 
 
@@ -155,6 +156,8 @@ def test_origins_without_a_command_line_of_the_recipe_are_from_python(
     origins = json.loads((tmp_path / "run" / "environment.json").read_text())["config_origins"]
     assert (origins["seed"], origins["optimizer.learning_rate"]) == ("python", "python")
     assert origins["optimizer.momentum"] == "default"
+    origins = find_origins(Demanding(dataset="digits"))
+    assert (origins["dataset"], origins["seed"]) == ("python", "default")
 
 
 def test_secrets_on_the_command_line_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
