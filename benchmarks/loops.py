@@ -193,6 +193,7 @@ def ours(
         OptimizerConfig,
         ScheduleConfig,
         StepBatch,
+        Trainer,
         TrainerConfig,
         build_optimizer,
         build_schedule,
@@ -200,8 +201,9 @@ def ours(
     from accel_trainer.callbacks.metric_logger import MetricLogger
     from accel_trainer.checkpoint.manager import Checkpointer
     from accel_trainer.core.activity import Activity
+    from accel_trainer.fault_tolerance.preemption import StopFlag
     from accel_trainer.run.build import prepare_checkpoints
-    from accel_trainer.training.assembly import assemble_trainer
+    from accel_trainer.training.assembly import assemble
     from accel_trainer.training.strategy.plain import PlainStrategy
 
     sample_ids = torch.arange(BATCH_SIZE, device=next(model.parameters()).device)
@@ -242,30 +244,39 @@ def ours(
     checkpointer = Checkpointer(
         Path(tempfile.mkdtemp()) / "c", config=CheckpointConfig(), metadata={}
     )
-    trainer = assemble_trainer(
-        TrainerConfig(num_epochs=1, monitor="eval/loss", monitor_mode="min"),
+    train_config = TrainerConfig(num_epochs=1, monitor="eval/loss", monitor_mode="min")
+    assembly = assemble(
+        train_config,
         strategy=PlainStrategy(accelerator, seed=0),
         model=model,
         optimizer=build_optimizer(model, config) if has_own_optimizer else make_optimizer(model),
+        task=task,
+        checkpointer=checkpointer,
+    )
+    activity = Activity()
+    trainer = Trainer(
+        train_config,
+        assembly,
+        task=task,
+        loader=loader,
+        evaluators={
+            "": Evaluator(loader, task=task, metrics=[MeanLoss()], accelerator=accelerator)
+        },
         schedule=build_schedule(
             ScheduleConfig(),
             peak_learning_rate=LEARNING_RATE,
             total_steps=num_steps,
             steps_per_epoch=num_steps,
         ),
-        task=task,
-        loader=loader,
-        evaluators={
-            "": Evaluator(loader, task=task, metrics=[MeanLoss()], accelerator=accelerator)
-        },
-        checkpointer=checkpointer,
+        stop_flag=StopFlag(),
+        activity=activity,
         callbacks=[
             MetricLogger(
                 accelerator,
                 history=None,
                 every_n_steps=50,
                 digest_every_n_steps=digest_every_n_steps,
-                activity=Activity(),
+                activity=activity,
             ),
             EveryEvent(),
         ],

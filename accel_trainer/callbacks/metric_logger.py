@@ -51,8 +51,8 @@ class MetricLogger(Callback):
         activity: Activity,
         sinks: Sequence[Callable[[Row], None]] = (),
     ) -> None:
-        self._meters = Meters(accelerator)
         self._samples = SamplesSoFar(accelerator, is_on=digest_every_n_steps is not None)
+        self._meters = Meters(accelerator, self._samples)
         self._history = history
         self._every_n_steps = every_n_steps
         self._digest_every_n_steps = digest_every_n_steps or math.inf
@@ -79,7 +79,6 @@ class MetricLogger(Callback):
         **Collective. Host sync** when it writes one.
         """
         self._meters.update(report)
-        self._samples.update(report)
         self._timed_samples += report.num_samples
         is_epoch_end = trainer.state.step_in_epoch == trainer.loader.plan.steps_per_epoch
         if is_epoch_end or report.optimizer_step % self._every_n_steps == 0:
@@ -161,7 +160,7 @@ class MetricLogger(Callback):
         **Collective. Host sync.**
         """
         return {
-            "meters": self._meters.state_dict(),
+            "meters": self._meters.state_dict(),  # adds the pending steps to the samples, too
             "samples": self._samples.total(),
             "history_bytes": self._history.size if self._history else 0,
         }
@@ -187,11 +186,12 @@ class Meters:
 
     Reports are kept, and summed in float64 when the sums are read. Sums of float32 in float64 are
     exact over any realistic interval, so the means do not depend on when reports were summed or
-    saved.
+    saved. The samples of the same reports are added to `samples`.
     """
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, samples: SamplesSoFar) -> None:
         self._accelerator = accelerator
+        self._samples = samples
         self._device = sums_device(accelerator.device)
         self._clear()
 
@@ -226,6 +226,7 @@ class Meters:
         self._pending = []
         if not reports:
             return
+        self._samples.add(reports)
         columns = {"loss": [report.loss_sum for report in reports]}
         columns |= {name: [report.sums[name] for report in reports] for name in reports[0].sums}
         if items := [report.num_items for report in reports if report.num_items is not None]:

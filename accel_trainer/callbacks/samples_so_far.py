@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 
 from ..core.digest import sum_of_samples
 from ..core.types import StepReport
-
-_MAX_PENDING = 256  # micro-batches that are kept and added together, which costs less
 
 
 class SamplesSoFar:
@@ -27,25 +26,17 @@ class SamplesSoFar:
         self._is_known = total is not None
         # On the host, so that a save of one process waits for no device.
         self._local = torch.tensor((total or 0) * self._accelerator.is_main_process)
-        self._pending: list[tuple[int, Tensor]] = []
 
-    def update(self, report: StepReport) -> None:
-        """Add a step, unless it was skipped. **Host sync** in a few steps."""
-        if self._is_known and not report.was_skipped:
-            self._pending += [(report.optimizer_step, ids) for ids in report.sample_ids]
-            if len(self._pending) >= _MAX_PENDING:
-                self._add_pending()
-
-    def _add_pending(self) -> None:
-        if self._pending:
-            self._local += sum_of_samples(self._pending)
-            self._pending = []
+    def add(self, reports: Iterable[StepReport]) -> None:
+        """Add steps that were not skipped, which costs less for many together. **Host sync.**"""
+        parts = [(report.optimizer_step, ids) for report in reports for ids in report.sample_ids]
+        if self._is_known and parts:
+            self._local += sum_of_samples(parts)
 
     def total(self) -> int | None:
         """Return the sum over all processes, None if it is not known. **Collective. Host sync.**"""
         if not self._is_known:
             return None
-        self._add_pending()
         if self._accelerator.num_processes == 1:
             return int(self._local)
         local = self._local.to(self._accelerator.device)

@@ -29,7 +29,7 @@ from ..data.fingerprint import describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions
 from ..distributed.collectives import run_on_main
 from ..optim.parameter_groups import describe_parameters, freeze
-from ..training.assembly import assemble_trainer
+from ..training.assembly import assemble
 from ..training.compile import compile_model
 from ..training.evaluator import Evaluator
 from ..training.strategy import choose_strategy
@@ -163,21 +163,25 @@ def build_trainer(
     evaluators = _build_evaluators(run, data, task, metrics_of, strategy)
     final_evaluator = evaluators.pop(TEST_SET, None)
     final_test = None if final_evaluator is None else FinalTest(run, final_evaluator)
-    trainer = assemble_trainer(
+    assembly = assemble(
         run.config.trainer,
         strategy=strategy,
         model=model,
         optimizer=optimization.optimizer,
-        schedule=optimization.schedule,
+        task=task,
+        checkpointer=checkpointer,
+    )
+    trainer = trainer_class(
+        run.config.trainer,
+        assembly,
         task=task,
         loader=data.train,
         evaluators=evaluators,
-        final_test=final_test,
-        checkpointer=checkpointer,
+        schedule=optimization.schedule,
         stop_flag=run.stop_flag,
         activity=run.activity,
         callbacks=all_callbacks,
-        trainer_class=trainer_class,
+        final_test=final_test,
     )
     trainer.metadata |= noted
     prepare_checkpoints(trainer, checkpointer)

@@ -2,49 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..checkpoint.manager import Checkpointer
 from ..checkpoint.state_dict import training_state
-from ..core.activity import Activity
 from ..core.buffers import BufferHistory
-from ..core.callback import Callback
-from ..core.learning_rate import Schedule
-from ..core.types import Loader, Task
-from ..fault_tolerance.preemption import StopFlag
+from ..core.registry import Registry
+from ..core.types import Task
 from ..optim.ema import Ema
 from ..optim.optimizers import make_ready
 from .config import TrainerConfig
-from .evaluator import Evaluator
 from .nonfinite_guard import NonfiniteGuard
 from .rehearsal import Rehearsal
 from .step import OptimizerStep
 from .strategy.base import Strategy
-from .trainer import Trainer
 
 
-def assemble_trainer(
+class Assembly(NamedTuple):
+    """What trains a model, averages it and stores it."""
+
+    model: nn.Module
+    """The plain model."""
+    step: OptimizerStep
+    average: Ema | None
+    states: Registry
+    """The parts of a checkpoint that belong to the model and its optimizer."""
+    rehearsal: Rehearsal
+    checkpointer: Checkpointer
+
+
+def assemble(
     config: TrainerConfig,
     *,
     strategy: Strategy,
     model: nn.Module,
     optimizer: Optimizer,
-    schedule: Schedule,
     task: Task,
-    loader: Loader,
-    evaluators: Mapping[str, Evaluator],
     checkpointer: Checkpointer,
-    final_test: Callable[[Trainer], Mapping[str, Any]] | None = None,
-    stop_flag: StopFlag | None = None,
-    activity: Activity | None = None,
-    callbacks: Sequence[Callback] = (),
-    trainer_class: type[Trainer] = Trainer,
-) -> Trainer:
-    """Return a trainer of `model`, placed by `strategy`, with its plain optimizer. **Collective.**
+) -> Assembly:
+    """Return the parts that train `model`, placed by `strategy`, and store it. **Collective.**
 
     The order matters:
 
@@ -93,20 +92,4 @@ def assemble_trainer(
         accelerator=strategy.accelerator,
         checkpointer=checkpointer,
     )
-    return trainer_class(
-        config,
-        model=model,
-        task=task,
-        loader=loader,
-        evaluators=evaluators,
-        step=step,
-        schedule=schedule,
-        states=states,
-        checkpointer=checkpointer,
-        average=average,
-        rehearsal=rehearsal,
-        final_test=final_test,
-        stop_flag=stop_flag,
-        activity=activity,
-        callbacks=callbacks,
-    )
+    return Assembly(model, step, average, states, rehearsal, checkpointer)

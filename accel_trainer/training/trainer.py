@@ -9,8 +9,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from ..core.activity import Activity
 from ..core.callback import Callback, RunResult
 from ..core.digest import digest_of
@@ -33,11 +31,7 @@ from .progress import Progress
 from .step_check import attempts_at
 
 if TYPE_CHECKING:
-    from ..checkpoint.manager import Checkpointer
-    from ..core.registry import Registry
-    from ..optim.ema import Ema
-    from .rehearsal import Rehearsal
-    from .step import OptimizerStep
+    from .assembly import Assembly
 
 _logger = logging.getLogger(__name__)
 
@@ -47,50 +41,44 @@ _READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model", "stat
 class Trainer:
     """Trains on the step batches of `loader`, one optimizer step each; resumes exactly.
 
-    `model` is the plain module that `step` trains, and `states` are the parts of a checkpoint that
-    belong to the model and its optimizer. `evaluators` has an evaluator for each set, by name.
-    Everything that varies is an argument; to change the algorithm itself, override `train_step`.
+    `evaluators` has an evaluator for each set, by name. Everything that varies is an argument; to
+    change the algorithm itself, override `train_step`.
     """
 
     def __init__(
         self,
         config: TrainerConfig,
+        assembly: Assembly,
         *,
-        model: nn.Module,
         task: Task,
         loader: Loader,
         evaluators: Mapping[str, Evaluator],
-        step: OptimizerStep,
         schedule: Schedule,
-        states: Registry,
-        checkpointer: Checkpointer,
-        average: Ema | None,
-        rehearsal: Rehearsal,
-        final_test: Callable[[Trainer], Mapping[str, Any]] | None,
-        stop_flag: StopFlag | None,
-        activity: Activity | None,
-        callbacks: Sequence[Callback],
+        stop_flag: StopFlag,
+        activity: Activity,
+        callbacks: Sequence[Callback] = (),
+        final_test: Callable[[Trainer], Mapping[str, Any]] | None = None,
     ) -> None:
-        self.accelerator = step.strategy.accelerator
+        self.accelerator = assembly.step.strategy.accelerator
         self.loader = loader
         self.learning_rate_at = schedule
-        self.model = model
-        self._optimizer = step.optimizer
+        self.model = assembly.model
         self._config = config
+        self._step = assembly.step
+        self._optimizer = assembly.step.optimizer
+        self._average = assembly.average
+        self._states = assembly.states
+        self._rehearsal = assembly.rehearsal
+        self._checkpointer = assembly.checkpointer
         self._task = task
         self._evaluators = evaluators
-        self._step = step
-        self._states = states
-        self._checkpointer = checkpointer
-        self._average = average
-        self._rehearsal = rehearsal
         self._final_test = final_test
-        self._run_folder = checkpointer.run_folder
+        self._run_folder = self._checkpointer.run_folder
         metrics = {name: evaluator.metrics for name, evaluator in evaluators.items()}
         self._progress = Progress(config, metrics)
         self.state = self._progress.position
-        self._stop_flag = stop_flag or StopFlag(num_processes=self.accelerator.num_processes)
-        self._activity = activity or Activity()
+        self._stop_flag = stop_flag
+        self._activity = activity
         self._activity.position = self.state
         self._data_wait = Stopwatch()
         self._callback_runner = CallbackRunner(callbacks)

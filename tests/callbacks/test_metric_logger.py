@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from accel_trainer.callbacks.metric_logger import Meters
+from accel_trainer.callbacks.samples_so_far import SamplesSoFar
 from accel_trainer.core.timing import Stopwatch
 from accel_trainer.core.types import StepReport
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
@@ -69,7 +71,11 @@ def expected(steps: range) -> dict[str, float]:
 
 
 def meters() -> Meters:
-    return Meters(start_accelerator(RuntimeConfig(num_threads=1)))
+    return meters_on(start_accelerator(RuntimeConfig(num_threads=1)))
+
+
+def meters_on(accelerator: Accelerator) -> Meters:
+    return Meters(accelerator, SamplesSoFar(accelerator, is_on=False))
 
 
 @pytest.mark.parametrize("num_steps", [1, 255, 256, 257, NUM_STEPS])
@@ -166,7 +172,7 @@ def test_means_cover_all_processes_and_move_to_any_number_of_them(tmp_path: Path
 def count_steps(path: Path, first: int, last: int) -> None:
     """Go on from the state at `path`, by whatever number of processes it was left there."""
     with joined_processes() as accelerator:
-        running = Meters(accelerator)
+        running = meters_on(accelerator)
         if path.exists():
             running.load_state_dict(json.loads(path.read_text())["state"])
         accelerator.wait_for_everyone()

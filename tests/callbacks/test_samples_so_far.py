@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from accel_trainer.callbacks.metric_logger import Meters
 from accel_trainer.callbacks.samples_so_far import SamplesSoFar
 from accel_trainer.core.types import StepReport
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
@@ -34,10 +35,13 @@ def report(step: int, *, num_processes: int = 1, process_index: int = 0) -> Step
 
 
 def counted(first: int = 0, last: int = NUM_STEPS, *, total: int | None = 0) -> int | None:
-    samples = SamplesSoFar(start_accelerator(RuntimeConfig(num_threads=1)), is_on=True)
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    samples = SamplesSoFar(accelerator, is_on=True)
     samples.restore(total)
+    meters = Meters(accelerator, samples)
     for step in range(first, last):
-        samples.update(report(step))
+        meters.update(report(step))
+    meters.read()
     return samples.total()
 
 
@@ -67,8 +71,10 @@ def count_samples(path: Path, first: int, last: int) -> None:
             "num_processes": accelerator.num_processes,
             "process_index": accelerator.process_index,
         }
+        meters = Meters(accelerator, samples)
         for step in range(first, last):
-            samples.update(report(step, **where))
+            meters.update(report(step, **where))
+        meters.read()
         total = samples.total()
         if accelerator.is_main_process:
             path.write_text(json.dumps(total))

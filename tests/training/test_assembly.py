@@ -6,33 +6,22 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from accel_trainer import CheckpointConfig, ClassificationTask, Evaluator, Trainer, TrainerConfig
-from accel_trainer.checkpoint.manager import Checkpointer
+from accel_trainer import Trainer, TrainerConfig
 from accel_trainer.core.callback import TrainerView
-from accel_trainer.training.assembly import assemble_trainer
-from accel_trainer.training.strategy.plain import PlainStrategy
 
-from .test_trainer_paths import Batches, learning_rate_at, make_model
+from .test_trainer_paths import Batches, make_model, make_trainer
 
 
-def assemble(
-    folder: Path, *, ema_decay: float | None = None, trainer_class: type[Trainer] = Trainer
-) -> Trainer:
+def assemble(folder: Path, *, ema_decay: float | None = None) -> Trainer:
     accelerator = Accelerator(cpu=True)
     model = make_model(dropout=0.0)
-    loader = Batches(2)
-    task = ClassificationTask()
-    return assemble_trainer(
+    return make_trainer(
         TrainerConfig(num_epochs=1, ema_decay=ema_decay),
-        strategy=PlainStrategy(accelerator, seed=0),
+        folder,
+        accelerator=accelerator,
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9),
-        schedule=learning_rate_at,
-        task=task,
-        loader=loader,
-        evaluators={"": Evaluator(loader, task=task, metrics=[], accelerator=accelerator)},
-        checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
-        trainer_class=trainer_class,
+        loader=Batches(2),
     )
 
 
@@ -58,10 +47,3 @@ def test_an_assembled_trainer_has_what_a_callback_may_read_of_it(tmp_path: Path)
         for name in vars(TrainerView)
         if not name.startswith("_") and not hasattr(trainer, name)
     ] == []
-
-
-def test_an_assembled_trainer_is_of_the_class_that_is_asked_for(tmp_path: Path) -> None:
-    class Own(Trainer):
-        pass
-
-    assert type(assemble(tmp_path, trainer_class=Own)) is Own

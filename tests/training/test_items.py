@@ -36,6 +36,7 @@ from accel_trainer import (
     start_run,
 )
 from accel_trainer.callbacks.metric_logger import Meters
+from accel_trainer.callbacks.samples_so_far import SamplesSoFar
 from accel_trainer.core.rng import epoch_permutation
 from accel_trainer.core.types import StepReport
 
@@ -326,4 +327,4 @@ def test_a_number_with_a_name_of_the_log_is_refused(name: str) -> None:
         1, 0, 0.1, torch.ones(()), {name: torch.ones(())}, 8, None, was_skipped=False
     )
     with pytest.raises(ConfigError, match=f"a number named {name}, which is reserved: rename it"):
-        Meters(Accelerator()).update(report)
+        Meters(Accelerator(), SamplesSoFar(Accelerator(), is_on=False)).update(report)

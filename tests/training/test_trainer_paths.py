@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from accel_trainer import (
     Batch,
@@ -18,10 +19,13 @@ from accel_trainer import (
     ClassificationTask,
     Evaluator,
     StepBatch,
+    Trainer,
     TrainerConfig,
 )
 from accel_trainer.checkpoint.manager import Checkpointer
-from accel_trainer.training.assembly import assemble_trainer
+from accel_trainer.core.activity import Activity
+from accel_trainer.fault_tolerance.preemption import StopFlag
+from accel_trainer.training.assembly import assemble
 from accel_trainer.training.strategy.plain import PlainStrategy
 
 BATCH_SIZE = 16
@@ -76,6 +80,37 @@ def make_model(*, dropout: float) -> nn.Module:
     )
 
 
+def make_trainer(
+    config: TrainerConfig,
+    folder: Path,
+    *,
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: Optimizer,
+    loader: Batches,
+) -> Trainer:
+    """Return a trainer without a run, which evaluates nothing."""
+    task = ClassificationTask()
+    assembly = assemble(
+        config,
+        strategy=PlainStrategy(accelerator, seed=5),
+        model=model,
+        optimizer=optimizer,
+        task=task,
+        checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
+    )
+    return Trainer(
+        config,
+        assembly,
+        task=task,
+        loader=loader,
+        evaluators={"": Evaluator(loader, task=task, metrics=[], accelerator=accelerator)},
+        schedule=learning_rate_at,
+        stop_flag=StopFlag(),
+        activity=Activity(),
+    )
+
+
 def train(
     folder: Path,
     *,
@@ -89,18 +124,14 @@ def train(
     if way == "with a scaler":  # a power of two: scaling is exact
         accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model = make_model(dropout=dropout)
-    task = ClassificationTask()
     loader = Batches(num_steps, accumulation=accumulation)
-    trainer = assemble_trainer(
+    trainer = make_trainer(
         TrainerConfig(num_epochs=1, evaluate_every="2epochs", max_grad_norm=max_grad_norm),
-        strategy=PlainStrategy(accelerator, seed=5),
+        folder,
+        accelerator=accelerator,
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-3),
-        schedule=learning_rate_at,
-        task=task,
         loader=loader,
-        evaluators={"": Evaluator(loader, task=task, metrics=[], accelerator=accelerator)},
-        checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
     )
     step = trainer._step
     assert step.bypass_accelerate == (way != "with a scaler")
