@@ -1489,13 +1489,6 @@ MUTANTS = [
         ("tests/optim/test_config.py",),
     ),
     Mutant(
-        "a group with a larger learning rate decays faster",
-        "accel_trainer/optim/parameter_groups.py",
-        "config.weight_decay / scale if decays",
-        "config.weight_decay if decays",
-        ("tests/optim/test_parameter_groups.py",),
-    ),
-    Mutant(
         "a checkpoint is complete without its mark",
         "accel_trainer/checkpoint/format.py",
         "        return filesystem.read_file(path / COMMIT, max_bytes=MAX_BYTES)\n",

@@ -17,7 +17,6 @@ from ..core.config import (
     BELOW_ONE,
     INSIDE_ONE,
     NOT_NEGATIVE,
-    POSITIVE,
     check_pattern,
     short_flag,
 )
@@ -48,11 +47,6 @@ class OptimizerConfig:
     """How the learning rate scales with global batch size / `base_batch_size`."""
     base_batch_size: int = 256
     """The global batch size that `learning_rate` was tuned for; used only for the scaling."""
-    bias_learning_rate_scale: float = 1.0
-    """Factor on the learning rate of vectors and scalars. Their weight decay is divided by it,
-    which cancels out."""
-    linear_learning_rate_scale: float = 1.0
-    """The same for the weight matrices of linear layers, such as the head."""
     momentum: float = 0.9
     """Momentum of `sgd`."""
     filter_momentum: float = 0.6
@@ -83,7 +77,6 @@ class OptimizerConfig:
         optimizer_class_of(self.name)
         NOT_NEGATIVE.check(self, "optimizer", "learning_rate", "eps", "weight_decay")
         BELOW_ONE.check(self, "optimizer", "momentum", "filter_momentum", "betas")
-        POSITIVE.check(self, "optimizer", "bias_learning_rate_scale", "linear_learning_rate_scale")
         AT_LEAST_ONE.check(self, "optimizer", "base_batch_size")
         INSIDE_ONE.check(self, "optimizer", "layer_decay")
         check_pattern(self, "optimizer", "freeze")

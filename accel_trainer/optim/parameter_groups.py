@@ -32,8 +32,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
             height = max(depths.values()) - depths[name]
             scales[name] = scales.get(name, 1.0) * config.layer_decay**height
         if name in scales:
-            scale = settings.get("learning_rate_scale", 1.0)
-            settings["learning_rate_scale"] = scale * scales[name]
+            settings["learning_rate_scale"] = scales[name]
         settings["weight_decay"] = decays.get(name, settings["weight_decay"])
         empty = {"params": [], "param_names": [], **settings}
         group = groups.setdefault(tuple(settings.items()), empty)
@@ -71,16 +70,8 @@ def _settings(num_dimensions: int, config: OptimizerConfig) -> dict[str, Any]:
             "nesterov": False,
             "filter_momentum": config.filter_momentum,
         }
-    scale = 1.0
-    if num_dimensions < 2:
-        scale = config.bias_learning_rate_scale
-    elif num_dimensions == 2:
-        scale = config.linear_learning_rate_scale
     decays = num_dimensions > 1 or config.decay_norms_and_biases
-    return {
-        "weight_decay": config.weight_decay / scale if decays else 0.0,
-        "learning_rate_scale": scale,
-    }
+    return {"weight_decay": config.weight_decay if decays else 0.0, "learning_rate_scale": 1.0}
 
 
 def layer_depths(names: Iterable[str]) -> dict[str, int]:

@@ -247,9 +247,11 @@ def _with_values(config: Any, values: Mapping[str, Any], prefix: str = "") -> An
 
 
 def suggest(name: str, known: Collection[str]) -> str:
-    """Return a hint: the name of this flag in our package, or else the most similar name."""
+    """Return a hint: advice or the name of this flag in our package, else the most similar name."""
     plain = name.lstrip("-").replace("_", "-").lower()
-    table = plain_yaml.read_plain_yaml(FAMILIAR_FLAGS) if name.startswith("-") else {}
+    table = plain_yaml.read_plain_yaml(FAMILIAR_FLAGS)
+    if not name.startswith("-"):  # a key of a file, for which no flag stands in
+        table = {ours: names for ours, names in table.items() if not ours.startswith("--")}
     theirs = {plain, re.sub(r"^(trainer|model|data)\.", "", plain)}  # as LightningCLI writes them
     rows = [ours for ours, names in table.items() if theirs & set(names.split())]
     if rows:

@@ -117,24 +117,6 @@ def test_a_loss_scale_changes_nothing() -> None:
         torch.testing.assert_close(mine, theirs[name], rtol=1e-9, atol=1e-12)
 
 
-def test_groups_of_muon_scale_the_learning_rate_and_decay_alike() -> None:
-    config = OptimizerConfig(
-        weight_decay=0.2,
-        bias_learning_rate_scale=4.0,
-        linear_learning_rate_scale=0.5,
-        decay_norms_and_biases=True,
-    )
-    groups = build_optimizer(small_net(), config).param_groups
-    found = {
-        group["learning_rate_scale"]: (group["weight_decay"], group["param_names"])
-        for group in groups
-    }
-    assert found[1.0] == (0.2, ["layers.0.weight", "layers.3.weight"])
-    assert found[0.5] == (0.4, ["layers.9.weight"])
-    assert found[4.0][0] == 0.05
-    assert {name.split(".")[1] for name in found[4.0][1]} == {"1", "4", "9"}
-
-
 @pytest.mark.slow
 def test_resume_after_every_step_is_bitwise_equal(tmp_path: Path) -> None:
     arguments = (tmp_path / "run", "muon", 0.9, 1, None, [*ONCE, ALWAYS])

@@ -108,19 +108,6 @@ def test_a_pattern_that_finds_no_trained_parameter_is_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_a_group_with_a_larger_learning_rate_decays_as_before() -> None:
-    config = OptimizerConfig(
-        weight_decay=0.1, linear_learning_rate_scale=4, bias_learning_rate_scale=2
-    )
-    groups = parameter_groups(make_net(), config)
-    found = {
-        n: (g["learning_rate_scale"], g["weight_decay"]) for g in groups for n in g["param_names"]
-    }
-    assert found["layers.0.weight"] == (1, 0.1)
-    assert found["layers.9.weight"] == (4, 0.1 / 4)
-    assert found["layers.9.bias"] == (2, 0)
-
-
 def test_the_group_of_muon_has_the_filters_alone() -> None:
     groups = parameter_groups(make_net(), OptimizerConfig(name="muon", filter_momentum=0.5))
     (filters,) = [group for group in groups if "filter_momentum" in group]

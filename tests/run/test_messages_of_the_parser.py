@@ -109,7 +109,12 @@ FILES: list[tuple[str, str]] = [
     ("trainer: [1]", "unknown key trainer: see --help"),
     ("trainer: {a: {b: {c: {d: 1}}}}", "unknown key trainer.a.b.c.d: see --help"),
     ("sead:", "unknown key sead: did you mean seed?"),
-    ("num_classes: 3", "unknown key num_classes: see --help"),
+    ("num_classes: 3", "unknown key num_classes: their number comes from the data"),
+    (
+        "optimizer: {bias_learning_rate_scale: 64}",
+        "unknown key optimizer.bias_learning_rate_scale: "
+        "write learning_rate_scales: [bias=FACTOR] and weight_decays: [bias=DECAY/FACTOR]",
+    ),
     ("1: 2", "unknown key 1: see --help"),
     ("'': 2", "unknown key : see --help"),
     ("- 1", "expected names with values, got a value of type list"),
