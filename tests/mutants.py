@@ -1101,15 +1101,15 @@ MUTANTS = [
     Mutant(
         "the best is deleted with the old",
         "accel_trainer/checkpoint/retention.py",
-        "kept = {newest, best_name(directory), *(",
-        "kept = {newest, *(",
+        "kept = {best_name(directory), *(",
+        "kept = {*(",
         ("tests/checkpoint/test_retention.py::test_the_last_the_best_and_the_permanent_are_kept",),
     ),
     Mutant(
         "one fewer is kept than asked for",
         "accel_trainer/checkpoint/retention.py",
-        "committed[-keep_last_n:]",
-        "committed[-keep_last_n + 1 :]",
+        "committed[: -config.keep_last_n]",
+        "committed[: 1 - config.keep_last_n]",
         ("tests/checkpoint/test_retention.py::test_the_last_the_best_and_the_permanent_are_kept",),
     ),
     Mutant(
@@ -1393,8 +1393,8 @@ MUTANTS = [
     Mutant(
         "another folder may stand in the place of a guarded one",
         "accel_trainer/core/guards.py",
-        "os.path.samestat(os.lstat(self.path), self.expected)",
-        "os.lstat(self.path)",
+        "os.path.samestat(os.lstat(place), expected)",
+        "os.lstat(place)",
         ("tests/core/test_guards.py",),
     ),
     Mutant(

@@ -20,7 +20,7 @@ from ..core.run_dir import free_bytes, writes_to
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..distributed.collectives import SINGLE_PROCESS, Peers
 from . import retention
-from .format import commit_mark, list_checkpoints, write_checkpoint
+from .format import commit_mark, is_committed, list_checkpoints, write_checkpoint
 from .serialization import Encoded, copy_metadata, encode, first_nonfinite
 from .sharded import local_slices
 from .staging import Snapshot
@@ -250,9 +250,11 @@ class Checkpointer:
                         f"{self.last_committed} stays the newest: lower the learning rate and "
                         "resume from it",
                     )
-            return self.peers.process_index == 0 and retention.has_valid(
-                path, self._metadata, trust_slices=name == self.last_committed
-            )
+            if self.peers.process_index > 0:
+                return False
+            # This process has written the newest: reading all of it again would tell nothing.
+            is_newest = name == self.last_committed and is_committed(path)
+            return is_newest or retention.has_valid(path, self._metadata)
 
         if not self.peers.agree(check)[0]:
             write_checkpoint(
@@ -269,14 +271,7 @@ class Checkpointer:
         try:
             retention.update_best(self.directory, best)
             if saved is not None:
-                retention.apply_retention(
-                    self.directory,
-                    saved,
-                    self.config.keep_last_n,
-                    self.config.keep_every_n_steps,
-                    self.config.keep_for_replay,
-                    self._own,
-                )
+                retention.apply_retention(self.directory, saved, self.config, self._own)
         except OSError as error:
             # The checkpoint is safe; the next save tidies up again.
             _logger.warning("cannot tidy up %s: %s", self.directory, error.strerror)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from ..core import filesystem
 from ..core.errors import CheckpointError
@@ -25,6 +26,9 @@ from .format import (
     read_files,
     step_of,
 )
+
+if TYPE_CHECKING:
+    from .manager import CheckpointConfig
 
 _logger = logging.getLogger(__name__)
 
@@ -103,12 +107,12 @@ def _read(path: Path, *, trust_slices: bool) -> tuple[Files, LoadedCheckpoint]:
         time.sleep(delay_s)  # until the content of a network file arrives
 
 
-def has_valid(path: Path, metadata: Mapping[str, object], *, trust_slices: bool = False) -> bool:
+def has_valid(path: Path, metadata: Mapping[str, object]) -> bool:
     """Whether a valid checkpoint of this run is at `path`; any other one there is quarantined."""
     if not os.path.lexists(path):
         return False
     try:
-        manifest = _read(path, trust_slices=trust_slices)[1].manifest
+        manifest = _read(path, trust_slices=False)[1].manifest
     except CheckpointError as error:
         _logger.warning("%s", error)
         quarantine(path, "damaged")
@@ -151,19 +155,13 @@ def best_name(directory: Path) -> str | None:
 
 
 def apply_retention(
-    directory: Path,
-    newest: str,
-    keep_last_n: int,
-    keep_every_n_steps: int | None,
-    keep_for_replay: int,
-    own: Collection[bytes | None],
+    directory: Path, newest: str, config: CheckpointConfig, own: Collection[bytes | None]
 ) -> None:
     """Delete old checkpoints once `newest` is committed.
 
-    Kept are the last `keep_last_n`, the best one, those at multiples of `keep_every_n_steps`, and
-    `keep_for_replay` of the older ones, evenly spread.
-    Only complete checkpoints whose commit mark is in `own` are counted and deleted. Checkpoints
-    later than `newest` date from before the run resumed from an older one: they are quarantined.
+    Kept are those that `config` asks for, and the best one. Only complete checkpoints whose commit
+    mark is in `own` are counted and deleted. Checkpoints later than `newest` date from before the
+    run resumed from an older one: they are quarantined.
     """
     candidates = list_checkpoints(directory)
     for path in candidates:
@@ -177,12 +175,11 @@ def apply_retention(
         for path in candidates
         if path.name <= newest and commit_mark(path) in own and is_committed(path)
     ]
-    kept = {newest, best_name(directory), *(path.name for path in committed[-keep_last_n:])}
-    older = committed[:-keep_last_n]
-    kept |= {path.name for path in spread(older, keep_for_replay)}
-    if keep_every_n_steps is not None:
-        kept |= {path.name for path in committed if step_of(path) % keep_every_n_steps == 0}
-    filesystem.remove_directories(path for path in committed if path.name not in kept)
+    older = committed[: -config.keep_last_n]
+    kept = {best_name(directory), *(path.name for path in spread(older, config.keep_for_replay))}
+    if config.keep_every_n_steps is not None:
+        kept |= {path.name for path in older if step_of(path) % config.keep_every_n_steps == 0}
+    filesystem.remove_directories(path for path in older if path.name not in kept)
     filesystem.sweep(directory)
 
 

@@ -92,9 +92,8 @@ class OptimizerState(Stateful):
     Create it before the first step: it records the settings that the run starts with.
     """
 
-    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._model = model
         self._initial_groups = [_settings(group) for group in optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,7 +141,7 @@ class OptimizerState(Stateful):
         they train.
         """
         own = self._optimizer.state_dict()["param_groups"]
-        if len(own) != len(stored) or not all(map(self._fits_group, own, stored)):
+        if len(own) != len(stored) or not all(map(_fits_group, own, stored)):
             raise CheckpointError(
                 "CKPT_OPTIMIZER",
                 "the checkpoint's optimizer has other parameters: start with the options that it "
@@ -157,14 +156,6 @@ class OptimizerState(Stateful):
             }
             groups.append(theirs | changed)
         return groups
-
-    def _fits_group(self, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-        """Whether a stored group has the parameters and at least the settings of this run's."""
-        return (
-            mine.keys() <= theirs.keys()
-            and mine.get("param_names") == theirs.get("param_names")
-            and len(mine["params"]) == len(theirs["params"])
-        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `fit` returned."""
@@ -246,7 +237,7 @@ def training_state(
         parts["model"] = EvaluatedWeights(model, optimizer)
         # Loaded into the same module after "model": training continues with these weights.
         parts["training_weights"] = TrainedWeights(model, name="training_weights")
-    parts["optimizer"] = OptimizerState(optimizer, model)
+    parts["optimizer"] = OptimizerState(optimizer)
     if average is not None:
         models["ema"] = average
         parts["ema"] = AverageWeights(average, model)
@@ -290,6 +281,15 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group, such as its weight decay."""
     dropped = ("params", "lr", "param_names")
     return {name: value for name, value in group.items() if name not in dropped}
+
+
+def _fits_group(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether a stored group has the parameters and at least the settings of this run's."""
+    return (
+        mine.keys() <= theirs.keys()
+        and mine.get("param_names") == theirs.get("param_names")
+        and len(mine["params"]) == len(theirs["params"])
+    )
 
 
 def _fitted_state(values: Any, parameter: Tensor | None) -> Any:

@@ -9,33 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from . import platform
 from .errors import CheckpointError
 
 
-@dataclass(frozen=True)
-class _Guard:
-    """Writes to `folder` are refused unless the file `expected` is still at `path`."""
-
-    folder: Path
-    path: Path
-    expected: os.stat_result
-
-    def check(self) -> None:
-        try:
-            if os.path.samestat(os.lstat(self.path), self.expected):
-                return
-            fact = f"the folder is gone, and another {self.path} is in its place"
-        except (FileNotFoundError, NotADirectoryError):
-            fact = f"the folder is gone: there is no {self.path}"
-        fix = "put it back, or give its new path to --output-dir, and start again"
-        raise CheckpointError("RUN_FOLDER", f"{fact}. Nothing is written there: {fix}")
-
-
-_guards: list[_Guard] = []
+# Writes to a folder are refused unless a path still leads to the same file.
+_guards: list[tuple[Path, Path, os.stat_result]] = []
 
 
 @contextmanager
@@ -45,8 +26,8 @@ def guarded(folder: Path, path: Path, descriptor: int) -> Iterator[None]:
     The open descriptor keeps the inode number from being reused. File systems without stable inode
     numbers are not guarded.
     """
-    guard = _Guard(folder, path, os.fstat(descriptor))
-    if not os.path.samestat(os.lstat(path), guard.expected):
+    guard = (folder, path, os.fstat(descriptor))
+    if not os.path.samestat(os.lstat(path), guard[2]):
         yield
         return
     _guards.append(guard)
@@ -71,6 +52,14 @@ def guarded_folder(folder: Path) -> Iterator[None]:
 
 def check_not_moved(path: Path) -> None:
     """Raise CheckpointError if `path` lies in a guarded folder that was moved or replaced."""
-    for guard in list(_guards):
-        if path.is_relative_to(guard.folder):
-            guard.check()
+    for folder, place, expected in list(_guards):
+        if not path.is_relative_to(folder):
+            continue
+        try:
+            if os.path.samestat(os.lstat(place), expected):
+                continue
+            fact = f"the folder is gone, and another {place} is in its place"
+        except (FileNotFoundError, NotADirectoryError):
+            fact = f"the folder is gone: there is no {place}"
+        fix = "put it back, or give its new path to --output-dir, and start again"
+        raise CheckpointError("RUN_FOLDER", f"{fact}. Nothing is written there: {fix}")

@@ -99,17 +99,12 @@ def preserved_generators(device: torch.device) -> Iterator[None]:
     """Restore the generators of Python, numpy, torch and `device` after the block."""
     python = random.getstate()
     numpy = np.random.get_state()
-    cpu = torch.get_rng_state()
-    module = None if device.type == "cpu" else torch.get_device_module(device)
-    state = None if module is None else module.get_rng_state(device)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if module is not None:
-            module.set_rng_state(state, device)
+    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def seed_everything(seed: int) -> None:

@@ -6,6 +6,7 @@ A run is resumed exactly if the stream itself is deterministic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -22,6 +23,7 @@ from .dataloader import DeviceCopy, read_steps
 from .workers import Collate, SampleError, make_batch
 
 
+@dataclass
 class StreamLoader:
     """Training batches of the samples that `stream(epoch)` yields, in their order.
 
@@ -30,20 +32,12 @@ class StreamLoader:
     every call. The stream itself must shuffle, depending on the epoch.
     """
 
-    def __init__(
-        self,
-        stream: Callable[[int], Iterable[Any]],
-        plan: BatchPlan,
-        *,
-        device: torch.device,
-        collate: Collate = default_collate,
-        process_index: int = 0,
-    ) -> None:
-        self.plan = plan
-        self._stream = stream
-        self._device = device
-        self._collate = collate
-        self._process_index = process_index
+    stream: Callable[[int], Iterable[Any]]
+    plan: BatchPlan
+    _: KW_ONLY
+    device: torch.device
+    collate: Collate = default_collate
+    process_index: int = 0
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch` from `first_step` on.
@@ -51,44 +45,42 @@ class StreamLoader:
         Raises DataError if the stream ends early.
         """
         order = torch.arange(self.plan.num_samples)
-        read = partial(_read_batches, self._stream(epoch), collate=self._collate)
-        to_device = DeviceCopy(self._device)
+        read = partial(_read_batches, self.stream(epoch), collate=self.collate)
+        to_device = DeviceCopy(self.device)
         yield from read_steps(
-            self.plan, order, first_step, self._process_index, read=read, to_device=to_device
+            self.plan, order, first_step, self.process_index, read=read, to_device=to_device
         )
 
 
+@dataclass
 class StreamEvalLoader:
     """Evaluation batches of the first `num_samples` of `stream()`.
 
     Each process has a contiguous slice of the samples.
     """
 
-    def __init__(
-        self,
-        stream: Callable[[], Iterable[Any]],
-        num_samples: int,
-        *,
-        batch_size: int,
-        device: torch.device,
-        collate: Collate = default_collate,
-        num_processes: int = 1,
-        process_index: int = 0,
-        num_parts: int | None = None,
-    ) -> None:
-        self.num_samples = num_samples
-        self._stream = stream
-        self._device = device
-        self._collate = collate
-        self._batches = split_evenly(
-            range(num_samples), batch_size, num_processes, process_index, num_parts=num_parts
-        )
+    stream: Callable[[], Iterable[Any]]
+    num_samples: int
+    _: KW_ONLY
+    batch_size: int
+    device: torch.device
+    collate: Collate = default_collate
+    num_processes: int = 1
+    process_index: int = 0
+    num_parts: int | None = None
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's samples, in order. Raises DataError if the stream ends early."""
-        positions = [torch.arange(batch.start, batch.stop) for batch in self._batches]
-        batches = _read_batches(self._stream(), positions, collate=self._collate)
-        yield from map(DeviceCopy(self._device), batches)
+        ranges = split_evenly(
+            range(self.num_samples),
+            self.batch_size,
+            self.num_processes,
+            self.process_index,
+            num_parts=self.num_parts,
+        )
+        positions = [torch.arange(batch.start, batch.stop) for batch in ranges]
+        batches = _read_batches(self.stream(), positions, collate=self.collate)
+        yield from map(DeviceCopy(self.device), batches)
 
 
 def build_stream_loaders(

@@ -176,7 +176,7 @@ class Rehearsal:
         name = type(fresh).__name__
         try:
             with preserved_parameters(fresh):
-                fresh.load_state_dict(OptimizerState(fresh, self._model).fit(piece))
+                fresh.load_state_dict(OptimizerState(fresh).fit(piece))
                 found = fresh.state_dict()
         except Exception as error:
             raise _inexact(

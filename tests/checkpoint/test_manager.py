@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from accel_trainer.checkpoint import retention
 from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
@@ -162,6 +163,16 @@ def test_a_valid_checkpoint_at_the_same_position_is_kept(directory: Path) -> Non
     inode = (directory / name_at(1)).stat().st_ino
     save(make(directory), 1)
     assert (directory / name_at(1)).stat().st_ino == inode
+
+
+def test_the_last_save_is_not_read_again_where_a_run_ends(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1)
+    monkeypatch.setattr(retention, "read_files", lambda path: pytest.fail(f"{path} is read"))
+    save(checkpointer, 1)
+    assert names(directory) == [name_at(1)]
 
 
 @pytest.mark.parametrize(("cause", "label"), [("bytes", "damaged"), ("config", "superseded")])

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -53,14 +54,9 @@ class DeletesFirst(Checkpointer):
     def _commit(
         self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]
     ) -> None:
-        retention.apply_retention(
-            self.directory,
-            name,
-            keep_last_n=KEEP_LAST_N - 1,
-            keep_every_n_steps=None,
-            keep_for_replay=0,
-            own=self._own,
-        )
+        config = copy(self.config)
+        vars(config)["keep_last_n"] = KEEP_LAST_N - 1  # which a config refuses
+        retention.apply_retention(self.directory, name, config, self._own)
         super()._commit(name, pieces, header)
 
 
