@@ -14,7 +14,6 @@ from pathlib import Path
 from . import platform
 from .errors import CheckpointError
 
-
 # Writes to a folder are refused unless a path still leads to the same file.
 _guards: list[tuple[Path, Path, os.stat_result]] = []
 
