@@ -1,6 +1,6 @@
 """The public names of the package."""
 
-from .checkpoint.manager import CheckpointConfig
+from .checkpoint.config import CheckpointConfig
 from .cli.recipe.main import main
 from .core.batch_plan import BatchConfig, BatchPlan
 from .core.callback import Callback, RunResult

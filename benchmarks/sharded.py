@@ -19,7 +19,8 @@ import torch
 from accelerate import Accelerator
 
 from accel_trainer import RuntimeConfig, launch
-from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
+from accel_trainer.checkpoint.config import CheckpointConfig
+from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.checkpoint.state_dict import training_state
 from accel_trainer.core.train_state import TrainState
 from accel_trainer.distributed.accelerator import start_accelerator

@@ -7,19 +7,19 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 
 from ..core import filesystem
-from ..core.config import AT_LEAST_ONE, NOT_NEGATIVE, Range, short_flag
 from ..core.errors import CheckpointError, DivergedError
 from ..core.run_dir import free_bytes, writes_to
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..distributed.collectives import SINGLE_PROCESS, Peers
 from . import retention
+from .config import CheckpointConfig
 from .format import commit_mark, is_committed, list_checkpoints, write_checkpoint
 from .serialization import Encoded, copy_metadata, encode, first_nonfinite
 from .sharded import local_slices
@@ -28,40 +28,6 @@ from .staging import Snapshot
 _logger = logging.getLogger(__name__)
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """When checkpoints are saved, and which are kept."""
-
-    every_n_steps: Annotated[int | None, short_flag("--checkpoint-every-n-steps")] = None
-    """Save every n optimizer steps; None: only at the end of epochs."""
-    every_n_epochs: int = 1
-    """Save at the end of every n-th epoch."""
-    keep_last_n: int = 2
-    """How many of the newest checkpoints to keep: at least 2, in case the newest is damaged."""
-    keep_every_n_steps: int | None = None
-    """Also keep, for good, the checkpoints at multiples of this many optimizer steps; None: no
-    others."""
-    keep_for_replay: int = 0
-    """Also keep up to this many older checkpoints, evenly spread over the run: commands that train
-    a part of the run again begin at the nearest one."""
-    max_failed_saves: int = 3
-    """End the run after this many failed saves in a row; until then a failed save is a warning."""
-
-    def __post_init__(self) -> None:
-        names = ("every_n_steps", "every_n_epochs", "keep_every_n_steps", "max_failed_saves")
-        AT_LEAST_ONE.check(self, "checkpoint", *names)
-        NOT_NEGATIVE.check(self, "checkpoint", "keep_for_replay")
-        at_least_two = Range("to 2 or more", lambda number: number >= 2)
-        at_least_two.check(self, "checkpoint", "keep_last_n")
-
-    def is_due(self, position: TrainState) -> bool:
-        """Whether a checkpoint is due at `position`."""
-        step = position.optimizer_step
-        is_epoch_due = position.step_in_epoch == 0 and position.epoch % self.every_n_epochs == 0
-        is_step_due = self.every_n_steps is not None and step % self.every_n_steps == 0
-        return step > 0 and (is_epoch_due or is_step_due)
 
 
 class Checkpointer:

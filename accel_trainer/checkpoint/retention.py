@@ -9,12 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from ..core import filesystem
 from ..core.errors import CheckpointError
 from ..core.json_files import read_json_object, write_json
 from ..core.train_state import BestCheckpoint
+from .config import CheckpointConfig
 from .format import (
     CHECKPOINT_NAME,
     Files,
@@ -26,9 +26,6 @@ from .format import (
     read_files,
     step_of,
 )
-
-if TYPE_CHECKING:
-    from .manager import CheckpointConfig
 
 _logger = logging.getLogger(__name__)
 

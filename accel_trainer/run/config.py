@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from ..checkpoint.manager import CheckpointConfig
+from ..checkpoint.config import CheckpointConfig
 from ..core.batch_plan import BatchConfig
 from ..core.config import (
     check_pattern,

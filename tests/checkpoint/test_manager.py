@@ -12,8 +12,9 @@ import safetensors.torch
 import torch
 
 from accel_trainer.checkpoint import retention
+from accel_trainer.checkpoint.config import CheckpointConfig
 from accel_trainer.checkpoint.format import list_checkpoints
-from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
+from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.core.errors import CheckpointError, ConfigError, DivergedError
 from accel_trainer.core.train_state import TrainState, checkpoint_name

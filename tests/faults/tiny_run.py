@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from accel_trainer.checkpoint.config import CheckpointConfig
 from accel_trainer.checkpoint.format import decode_files, list_checkpoints, read_files
-from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
+from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.checkpoint.serialization import encode
 from accel_trainer.checkpoint.sharded import load_whole
