@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ PRELOADED = [
     "pytest",
 ]
 context.set_forkserver_preload(PRELOADED)
+# torch's warning where no name server can be reached.
+_WITHOUT_NAMES = re.compile(r"\[W.*The hostname of the client socket cannot be retrieved.*\n")
 
 
 @dataclass
@@ -48,8 +51,8 @@ class Job:
         return codes
 
     def output(self, rank: int = 0) -> str:
-        """Return what a rank wrote to stdout and stderr."""
-        return (self.folder / f"rank-{rank}.log").read_text()
+        """Return what a rank wrote to stdout and stderr, without what the machine adds."""
+        return _WITHOUT_NAMES.sub("", (self.folder / f"rank-{rank}.log").read_text())
 
 
 def like_torchrun(rank: int, num_processes: int) -> dict[str, str]:
