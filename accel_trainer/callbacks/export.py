@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +24,7 @@ from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import CheckpointError
 from ..core.json_files import write_json
 from ..core.run_dir import writes_to
-from ..core.train_state import checkpoint_name
+from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.types import EvalLoader, Task, eval_step_of
 from ..core.user_code import describe_error
 
@@ -90,30 +92,15 @@ class Exporter(Callback):
         if trainer.accelerator.is_main_process and result.state != "preempted":
             with writes_to(self._run_folder):
                 filesystem.make_directory(self._folder)
-                if not self._export_best(result):
-                    source = f"{self._weights} after step {result.position.optimizer_step}"
-                    self._export(source, checkpoint_name(result.position), self._weights)
+                load = partial(load_checkpoint, self._run_folder / "checkpoints")
+                self._export(*load_best(load, result.best, result.position, self._weights))
 
-    def _export_best(self, result: RunResult) -> bool:
-        """Export the best weights; return whether the run has them."""
-        if result.best is None:
-            return False
-        name = result.best.name
-        weights = result.best.weights
-        try:
-            self._export(f"{weights} of the best checkpoint {name}", name, weights)
-        except CheckpointError:
-            return False  # a branch does not have the best checkpoint of the run that it left
-        return True
-
-    def _export(self, source: str, checkpoint: str, weights: str) -> None:
-        loaded = load_checkpoint(self._run_folder / "checkpoints", checkpoint)
-        assert loaded is not None
+    def _export(self, source: str, weights: Mapping[str, Any]) -> None:
         path = self._folder / "model.safetensors"
-        filesystem.replace_file(path, stream_tensors(loaded.pieces[weights]))
+        filesystem.replace_file(path, stream_tensors(weights))
         config = {**self._config, "weights": source, "sha256": filesystem.sha256_of(path)}
         if self._onnx is not None:
-            whole = {name: load_whole(stored) for name, stored in loaded.pieces[weights].items()}
+            whole = {name: load_whole(stored) for name, stored in weights.items()}
             config |= self._export_onnx(self._onnx, whole)
         write_json(self._folder / "config.json", config)
 
@@ -137,6 +124,26 @@ class Exporter(Callback):
         for name, data in files.items():
             filesystem.write_file_atomic(self._folder / name, data)
         return {ONNX_FILES[name]: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def load_best(
+    load: Callable[[str], Any],
+    best: BestCheckpoint | None,
+    position: TrainState,
+    otherwise: Literal["model", "ema"],
+) -> tuple[str, Mapping[str, Any]]:
+    """Return the best weights of a run, or else the last, and first a text that says which.
+
+    `load` reads a checkpoint by its name. `otherwise` are the weights that are taken if no
+    evaluation was the best, at the last `position`.
+    """
+    if best is not None:
+        # A branch does not have the best checkpoint of the run that it left.
+        with suppress(CheckpointError):
+            weights = load(best.name).pieces[best.weights]
+            return f"{best.weights} of the best checkpoint {best.name}", weights
+    weights = load(checkpoint_name(position)).pieces[otherwise]
+    return f"{otherwise} after step {position.optimizer_step}", weights
 
 
 def _to_onnx(

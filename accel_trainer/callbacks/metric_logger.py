@@ -118,10 +118,6 @@ class MetricLogger(Callback):
         self._write("train", trainer, {**values, **trainer.log.read()})
         self._restart_timer(trainer)
 
-    def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Leave the evaluation out of the throughput."""
-        self._restart_timer(trainer)
-
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Write what is left: what was logged after the last row, and the test set's numbers."""
         if result.state != "preempted" and (left := trainer.log.read()):

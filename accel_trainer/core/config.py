@@ -80,6 +80,11 @@ def config_to_dict(config: Any) -> dict[str, Any]:
     return dict(json.loads(json.dumps(asdict(config), default=str)))
 
 
+def config_values(config: Any) -> dict[str, Any]:
+    """Return the plain value of each setting, by its dotted name."""
+    return dict(flatten_config(config_to_dict(config)))
+
+
 def diff_config(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return `(dotted name, old, new)` for each value that differs; a missing value is None."""
     before = dict(flatten_config(old))

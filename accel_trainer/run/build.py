@@ -32,6 +32,7 @@ from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.assembly import assemble
 from ..training.compile import compile_model
 from ..training.evaluator import Evaluator
+from ..training.metrics import describe_tensor
 from ..training.strategy import choose_strategy
 from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
@@ -292,7 +293,7 @@ def _describe_model(model: nn.Module) -> str:
     """Return the class of `model`, and a line for each parameter and buffer."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     lines = (
-        f"{name} {list(tensor.shape)} {tensor.dtype}" + " trained" * tensor.requires_grad
+        f"{name} {describe_tensor(tensor)}" + " trained" * tensor.requires_grad
         for name, tensor in tensors
     )
     return "\n".join([type(model).__qualname__, *lines])

@@ -12,7 +12,7 @@ from ..checkpoint.config import CheckpointConfig
 from ..core.batch_plan import BatchConfig
 from ..core.config import (
     check_pattern,
-    config_to_dict,
+    config_values,
     flatten_config,
     short_flag,
     unchecked_defaults,
@@ -158,8 +158,7 @@ def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tu
     A setting that is not in the `stored` config had its default; a stored value for which there is
     no setting is ignored.
     """
-    defaults = flatten_config(config_to_dict(unchecked_defaults(type(config))))
-    before = {**dict(defaults), **dict(flatten_config(stored))}
+    before = config_values(unchecked_defaults(type(config))) | dict(flatten_config(stored))
     return [
         (name, before[name], new)
         for name, new in decisive_values(config).items()
@@ -172,14 +171,14 @@ def describe_shared(config: RecipeConfig) -> str:
     decisive = decisive_values(config)
     return "\n".join(
         f"{name}: {value}"
-        for name, value in flatten_config(config_to_dict(config))
+        for name, value in config_values(config).items()
         if name in decisive or not name.startswith(_PER_PROCESS)
     )
 
 
 def check_allowed_changes(config: RecipeConfig) -> None:
     """Raise ConfigError for a name in `--allow-change` that is no setting."""
-    known = {"data", *dict(flatten_config(config_to_dict(config)))}
+    known = {"data", *config_values(config)}
     for name in config.run.allow_change:
         if name.replace("-", "_") not in known:
             choices = ", ".join(["data", *decisive_values(config)])
@@ -190,10 +189,9 @@ def check_allowed_changes(config: RecipeConfig) -> None:
 
 def decisive_values(config: RecipeConfig) -> dict[str, Any]:
     """Return the settings that decide the training, by dotted name."""
-    values = flatten_config(config_to_dict(config))
     pinned = _PINNED_IF_EXACT if config.batch.reduce == "exact" else ()
     return {
         name: value
-        for name, value in values
+        for name, value in config_values(config).items()
         if name in pinned or not name.startswith(MUTABLE_ON_RESUME)
     }

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..callbacks.export import load_best
 from ..checkpoint.state_dict import ModelWeights
-from ..core.errors import CheckpointError
-from ..core.train_state import checkpoint_name
 from ..training.evaluator import Evaluator
 from ..training.trainer import Trainer
 from .resume import Source, load_for_all
@@ -36,7 +35,9 @@ class FinalTest:
         live = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         part = ModelWeights(model, name="model")
         try:
-            part.load_state_dict(part.fit(self._load(trainer)))
+            config = self.run.config.trainer
+            _, weights = load_best(self._load, trainer.best, trainer.state, config.last_weights)
+            part.load_state_dict(part.fit(weights))
             values = self.evaluator.run(
                 model, position=trainer.position, stop_flag=self.run.stop_flag
             )
@@ -44,21 +45,8 @@ class FinalTest:
             model.load_state_dict(live)
         return {f"test/{name}": value for name, value in values.items()}
 
-    def _load(self, trainer: Trainer) -> Any:
-        """Return the weights to evaluate, on every process. **Collective.**"""
-        if trainer.best is not None:
-            try:
-                return self._read(trainer.best.name)[trainer.best.weights]
-            except CheckpointError:
-                pass  # a branch does not have the best checkpoint of the run that it left
-        weights = "model" if self.run.config.trainer.ema_decay is None else "ema"
-        return self._read(checkpoint_name(trainer.state))[weights]
-
-    def _read(self, name: str) -> Any:
-        loaded = load_for_all(
-            Source(str(self.run.folder), name),
-            self.run.accelerator,
-            timeout_s=self.run.config.runtime.timeout_s,
-        )
-        assert loaded is not None
-        return loaded.pieces
+    def _load(self, name: str) -> Any:
+        """Return a checkpoint, on every process. **Collective.**"""
+        source = Source(str(self.run.folder), name)
+        timeout_s = self.run.config.runtime.timeout_s
+        return load_for_all(source, self.run.accelerator, timeout_s=timeout_s)

@@ -61,7 +61,7 @@ def build_callbacks(
         own.append(TimeLimit(run.stop_flag, max_seconds=config.max_time_s))
     exporter = Exporter(
         run.folder,
-        weights="model" if config.ema_decay is None else "ema",
+        weights=config.last_weights,
         config=export_config,
         onnx=onnx,
     )

@@ -73,6 +73,11 @@ class TrainerConfig:
         NOT_NEGATIVE.check(self, "trainer", "num_epochs")
         INSIDE_ONE.check(self, "trainer", "ema_decay")
 
+    @property
+    def last_weights(self) -> Literal["model", "ema"]:
+        """The weights of the last step that count: the average, if there is one."""
+        return "model" if self.ema_decay is None else "ema"
+
     def num_steps(self, steps_per_epoch: int) -> int:
         """Return the optimizer steps of the whole run, up to `max_steps`."""
         whole = self.num_epochs * steps_per_epoch

@@ -18,6 +18,7 @@ from ..core.buffers import BufferHistory
 from ..core.errors import DivergedError
 from ..core.json_files import write_json
 from ..core.parameters import parameters_of
+from ..core.shards import local_part
 from ..core.train_state import TrainState
 from ..core.training_mode import set_training_mode
 from ..core.types import Batch, StepBatch, Task, eval_step_of
@@ -121,10 +122,9 @@ class NonfiniteGuard:
         """
         # The norm is NaN or inf if any gradient is.
         if grad_norm is None:
-            gradients = [gradient for p in self._parameters if (gradient := p.grad) is not None]
+            gradients = [local_part(p.grad) for p in self._parameters if p.grad is not None]
         else:
             gradients = [grad_norm]
-        gradients = self._strategy.local_shards(gradients)
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
         return self._strategy.is_found_anywhere(self._found)
 

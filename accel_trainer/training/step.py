@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
@@ -16,6 +14,7 @@ from torch.optim import Optimizer
 from ..core.buffers import BufferHistory
 from ..core.errors import ConfigError
 from ..core.parameters import parameters_of
+from ..core.shards import local_part
 from ..core.train_state import TrainState
 from ..core.types import Batch, StepBatch, Task
 from ..distributed.collectives import differing_lines
@@ -54,7 +53,7 @@ class OptimizerStep:
         self.wrapped_model = wrapped_model
         self._accelerator = strategy.accelerator
         self.buffers = buffers
-        self._guard = guard
+        self.guard = guard
         self._max_grad_norm = max_grad_norm
         self._parameters = parameters_of(optimizer)
         # `_loss_gradient` for each sample, [B] on the device; batches may have ever other sizes.
@@ -129,13 +128,13 @@ class OptimizerStep:
         if self._max_grad_norm is not None:
             parameters = self.wrapped_model.parameters()
             norm = self._accelerator.clip_grad_norm_(parameters, self._max_grad_norm)
-            (grad_norm,) = self.strategy.local_shards([norm])
+            grad_norm = local_part(norm)
         losses = [each.loss for each in self._micro_sums]
         update = PendingUpdate(self._position, self._step_batch, losses)
         if self._accelerator.scaler is not None:
             was_skipped = self._step_scaled(update, self._accelerator.scaler)
         else:
-            was_skipped = self._guard.must_skip(update, grad_norm)
+            was_skipped = self.guard.must_skip(update, grad_norm)
             if not was_skipped:
                 self._effective_optimizer.step()
         # As `zero_grad` does, without its profiler hooks, which add 7 % to the step of a tiny
@@ -143,21 +142,6 @@ class OptimizerStep:
         for parameter in self._parameters:
             parameter.grad = None
         return sums, grad_norm, was_skipped
-
-    def check_last_gradient(self) -> None:
-        """Read the guard's flag of the last step, if that was deferred. **Host sync.**
-
-        Raises DivergedError if the last gradient was NaN or inf.
-        """
-        self._guard.flush()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the latest skipped steps."""
-        return {"skipped_steps": self._guard.skipped_steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._guard.skipped_steps = state["skipped_steps"]
 
     def _reduce(self) -> StepSums:
         """Complete the gradients of the step, and return the sums to report. **Collective.**
@@ -174,9 +158,9 @@ class OptimizerStep:
         num_items = num_items.to(torch.promote_types(self._parameters[0].dtype, torch.float))
         divisor = num_items.masked_fill(num_items == 0, 1).masked_fill(num_items < 0, torch.nan)
         ratio = self._step_batch.num_samples / divisor
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        for gradient in self.strategy.local_shards(gradients):
-            gradient.mul_(ratio)
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                local_part(parameter.grad).mul_(ratio)
         return sums
 
     def _check_form(self) -> None:
@@ -223,9 +207,9 @@ class OptimizerStep:
             return False
         self.buffers.restore()
         if scaler.get_scale() < _MIN_LOSS_SCALE:
-            self._guard.report(update, must_stop=True)
+            self.guard.report(update, must_stop=True)
         # NaN or inf in a loss of some process, which no loss scale fixes.
         is_bad = ~torch.isfinite(torch.stack([*update.losses])).all()
         if self._accelerator.reduce(is_bad.float()) > 0:
-            self._guard.report(update)
+            self.guard.report(update)
         return True

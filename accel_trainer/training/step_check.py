@@ -44,7 +44,7 @@ def attempts_at(
     if every is None or number % every:
         yield batch
         return
-    step.check_last_gradient()
+    step.guard.flush()
     batch = batch._replace(micro_batches=[*batch.micro_batches])
     first = yield from _attempt(model, batch)
     step.buffers.restore()

@@ -165,7 +165,7 @@ class Trainer:
                 break
             if state.step_in_epoch >= steps_per_epoch:
                 continue
-            if self._config.evaluates_after(state, steps_per_epoch):
+            if self._is_evaluation_due:
                 self._evaluate_within_epoch()
                 if self._stop_flag.agreed or self._progress.requested_stop:
                     break
@@ -245,7 +245,7 @@ class Trainer:
         """Pass a checkpoint of the current position to the writer. **Collective.**"""
         self._stop_flag.is_save_agreed = False
         self._saved_best = self.best
-        self._step.check_last_gradient()
+        self._step.guard.flush()
         with self._activity.during("disk"):
             self._checkpointer.wait()
         with self._activity.during("save"):
@@ -270,7 +270,7 @@ class Trainer:
         progress = pieces["trainer"]
         self._progress.load_state_dict(progress, changes=changes)
         self._saved_best = self.best
-        self._step.load_state_dict(progress)
+        self._step.guard.skipped_steps = progress["skipped_steps"]
         self._callback_runner.load_state_dict(progress["callbacks"])
         self.log.pending = progress.get("log", {})  # not in older versions
         if self.accelerator.is_main_process:
@@ -290,7 +290,7 @@ class Trainer:
         """
         progress = {
             **self._progress.state_dict(),
-            **self._step.state_dict(),
+            "skipped_steps": self._step.guard.skipped_steps,
             "callbacks": self._callback_runner.state_dict(),
             "log": self.log.settle(),
         }

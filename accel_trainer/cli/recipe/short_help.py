@@ -12,7 +12,7 @@ import textwrap
 from dataclasses import is_dataclass
 from typing import Any
 
-from ...core.config import config_to_dict, flatten_config, unchecked_defaults
+from ...core.config import config_values, unchecked_defaults
 from ...run.parser import config_fields
 
 _MAX_COLUMNS = 120
@@ -25,7 +25,7 @@ def short_help(config_class: Any, *, description: str) -> str:
     """Return the flags with a short name, with defaults and texts; the recipe's own are first."""
     columns = min(shutil.get_terminal_size((_MAX_COLUMNS, 0)).columns, _MAX_COLUMNS)
     lines = [description.strip(), "The everyday flags, which override --config FILE (YAML):"]
-    defaults = dict(flatten_config(config_to_dict(unchecked_defaults(config_class))))
+    defaults = config_values(unchecked_defaults(config_class))
     own = inspect.get_annotations(config_class)
     known = config_fields(config_class)
     for name in sorted(known, key=lambda name: name.partition(".")[0] not in own):

@@ -124,10 +124,6 @@ class Strategy:
             return sums, None
         return sums, self.accelerator.reduce(sums.num_items, reduction="sum")
 
-    def local_shards(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return this process's shard of each gradient or norm; whole ones as they are."""
-        return gradients
-
     def is_found_anywhere(self, flag: Tensor) -> Tensor:
         """Return a flag [] that is 1 on all processes if `flag` is 1 on any of them.
 

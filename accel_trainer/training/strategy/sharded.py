@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from ...core.buffers import BufferHistory, buffer_places, buffers_at
 from ...core.errors import ConfigError
-from ...core.shards import local_part
 from ...distributed import fsdp
 from ...distributed.collectives import SINGLE_PROCESS, Peers, copy_from_main, join_peers
 from ...distributed.placement import place_model
@@ -85,10 +84,6 @@ class ShardedStrategy(Strategy):
         """Copy the main process's buffers, which a checkpoint stores, to all. **Collective.**"""
         # DDP copies them before the first forward of a step.
         copy_from_main(buffers_at(self._places), self.accelerator)
-
-    def local_shards(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return this process's shard of each gradient or norm."""
-        return [local_part(gradient) for gradient in gradients]
 
     def is_found_anywhere(self, flag: Tensor) -> Tensor:
         """Return a flag [] that is 1 on all processes if `flag` is 1 on any. **Collective.**"""

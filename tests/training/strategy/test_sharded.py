@@ -48,12 +48,6 @@ def test_shards_stay_shards_for_a_checkpoint_of_shards(shard: Any) -> None:
     )
 
 
-def test_the_local_shards_of_shards_are_plain_tensors(shard: Any) -> None:
-    (part,) = make("FULL_STATE_DICT").local_shards([shard])
-    assert type(part) is Tensor
-    assert part.shape == (3, 2)
-
-
 def test_an_option_that_needs_whole_weights_is_refused_with_shards() -> None:
     strategy = make("FULL_STATE_DICT")
     strategy.refuse({"--compile": False})
