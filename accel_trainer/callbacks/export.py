@@ -58,7 +58,7 @@ class OnnxExport(NamedTuple):
 class Exporter(Callback):
     """Writes `model.safetensors` and `config.json` into `export/` when a run has ended.
 
-    For the main process; on the others it does nothing.
+    For the main process.
 
     `config` is what is needed to build the model. It is in `export/config.json` from the start, for
     commands that use a checkpoint. If no evaluation was the best, `weights` says which weights of
@@ -82,14 +82,14 @@ class Exporter(Callback):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Write what builds the model, unless the run has ended before and exported it."""
-        if trainer.accelerator.is_main_process and not (self._folder / "config.json").exists():
+        if not (self._folder / "config.json").exists():
             with writes_to(self._run_folder):
                 filesystem.make_directory(self._folder)
                 write_json(self._folder / "config.json", self._config)
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Export the weights, unless the run was preempted and will continue."""
-        if trainer.accelerator.is_main_process and result.state != "preempted":
+        if result.state != "preempted":
             with writes_to(self._run_folder):
                 filesystem.make_directory(self._folder)
                 load = partial(load_checkpoint, self._run_folder / "checkpoints")

@@ -18,10 +18,10 @@ _STEPS = 10
 
 
 class Profile(Callback):
-    """Traces steps 6 to 15 of an attempt on the main process into `trace.json` in `folder`.
+    """Traces steps 6 to 15 of an attempt into `trace.json` in `folder`.
 
-    Profiling does not change the bits of the weights. `show` gets a line that says where the trace
-    is.
+    For the main process. Profiling does not change the bits of the weights. `show` gets a line that
+    says where the trace is.
     """
 
     def __init__(self, folder: Path, *, show: Callable[[str], None]) -> None:
@@ -31,7 +31,7 @@ class Profile(Callback):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Start the profiler, which does not record the first steps."""
-        if trainer.is_finished or not trainer.accelerator.is_main_process:
+        if trainer.is_finished:
             return
         filesystem.make_directory(self._folder)
         schedule = {"wait": _WARMUP_STEPS - 1, "warmup": 1, "active": _STEPS, "repeat": 1}

@@ -214,6 +214,7 @@ def _choose_strategy(run: Run, plan: BatchPlan) -> Strategy:
     strategy = choose_strategy(plan, run.accelerator, seed=run.config.seed)
     strategy.refuse(
         {
+            "--reduce exact": plan.reduce == "exact",
             "--compile": run.config.runtime.compile,
             "--optimizer.name muon": run.config.optimizer.name == "muon",
             "--mixed-precision fp16": run.accelerator.scaler,

@@ -143,7 +143,7 @@ def _undone_if_refused(folder: Path, stop_flag: StopFlag, *, is_new: bool) -> It
         with suppress(OSError, UserError):
             if stored is not None and set(checkpoints.glob("step-*")) <= before:
                 filesystem.write_file_atomic(path, stored)
-            elif stored is None and is_new and stop_flag.is_starting:
+            elif is_new and stop_flag.is_starting:
                 _remove_refused(folder)
         raise
 

@@ -59,14 +59,14 @@ def build_callbacks(
         own.append(EarlyStopping(patience=config.patience))
     if config.max_time_s is not None:
         own.append(TimeLimit(run.stop_flag, max_seconds=config.max_time_s))
-    exporter = Exporter(
-        run.folder,
-        weights=config.last_weights,
-        config=export_config,
-        onnx=onnx,
-    )
-    own += [progress, exporter]
+    own.append(progress)
     if is_main:
+        exporter = Exporter(
+            run.folder,
+            weights=config.last_weights,
+            config=export_config,
+            onnx=onnx,
+        )
         result = ResultWriter(
             run.folder,
             log=log,
@@ -74,7 +74,7 @@ def build_callbacks(
             activity=run.activity,
             nondeterministic=run.nondeterministic,
         )
-        own.append(result)
-    if run.config.run.profile:
+        own += [exporter, result]
+    if run.config.run.profile and is_main:
         own.append(Profile(run.folder / "profile", show=progress.write))
     return [*own, *callbacks, *extra_callbacks(), log, *trackers]

@@ -34,20 +34,20 @@ def restore_checkpoint(
     Raises:
         CheckpointError: the data or the task has changed, or this run cannot load the state.
     """
-    changes = _find_changes(checkpoint.manifest, metadata, allowed)
-    task = metadata["task_fingerprint"]
-    if checkpoint.manifest.get("task_fingerprint", task) != task:
+    stored = {**metadata, **checkpoint.manifest}  # those of older versions have less
+    changes = _find_changes(stored, metadata, allowed)
+    if stored["task_fingerprint"] != metadata["task_fingerprint"]:
         raise CheckpointError(
             "TASK_CHANGED",
             "the task is not what this run was trained with, such as its class weights or its "
             "teacher: restore it, or choose another --output-dir",
         )
-    _warn_of_changes(checkpoint, metadata)
+    _warn_of_changes(checkpoint.name, stored, metadata)
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
         trainer.metadata.update(checkpoint.manifest.get("metadata", {}))
-        for stored in checkpoint.slices:
-            stored.kept = None  # frees slices that this process has verified for another one
+        for each in checkpoint.slices:
+            each.kept = None  # frees slices that this process has verified for another one
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             "CKPT_STATE",
@@ -64,17 +64,16 @@ def _find_changes(
     `config.yaml` does not say it: an attempt that was killed before its first save has changed it.
     Raises CheckpointError if the data has changed, other than by `batch.order`, and may not.
     """
-    settings = stored.get("settings", {})
     changes = [
-        name for name, value in now["settings"].items() if settings.get(name, value) != value
+        name
+        for name, value in now["settings"].items()
+        if stored["settings"].get(name, value) != value
     ]
-    after = now["num_samples"]
-    before = stored.get("num_samples", after)
-    old = stored.get("data_fingerprint", "")
+    old = stored["data_fingerprint"]
     new = now["data_fingerprint"]
-    if before != after:
-        change = f"{tuple(before)} -> {tuple(after)} samples"
-    elif stored.get("order", now["order"]) != now["order"] and "batch.order" not in changes:
+    if stored["num_samples"] != now["num_samples"]:
+        change = f"{tuple(stored['num_samples'])} -> {tuple(now['num_samples'])} samples"
+    elif stored["order"] != now["order"] and "batch.order" not in changes:
         change = "other samples are left out, or have other weights or labels"
     elif not is_same_data(old, new):
         change = f"{old[:16]} -> {new[:16]}"
@@ -89,17 +88,15 @@ def _find_changes(
     )
 
 
-def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) -> None:
+def _warn_of_changes(checkpoint: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Warn if libraries, threads or processes have changed: the last bits may differ."""
-    names = [*metadata["versions"], "num_processes", "num_threads"]
-    if metadata["reduce"] == "exact":
+    names = [*now["versions"], "num_processes", "num_threads"]
+    if now["reduce"] == "exact":
         names.remove("num_processes")
-    before = {**checkpoint.manifest, **checkpoint.manifest.get("versions", {})}
-    now = {**metadata, **metadata["versions"]}
+    after = {**now, **now["versions"]}
+    before = {**after, **stored, **stored["versions"]}
     if changed := [
-        f"{name} {before[name]} -> {now[name]}"
-        for name in names
-        if before.get(name, now[name]) != now[name]
+        f"{name} {before[name]} -> {after[name]}" for name in names if before[name] != after[name]
     ]:
         text = "changed since %s was saved: %s; the results may differ in the last bits"
-        _logger.warning(text, checkpoint.name, ", ".join(changed))
+        _logger.warning(text, checkpoint, ", ".join(changed))

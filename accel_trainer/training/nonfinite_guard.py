@@ -144,12 +144,12 @@ class NonfiniteGuard:
             if flag:
                 self.report(update, steps_ago=steps_ago)
 
-    def report(self, update: PendingUpdate, *, must_stop: bool = False, steps_ago: int = 0) -> None:
+    def report(self, update: PendingUpdate, *, steps_ago: int = 0) -> None:
         """Undo and record a step whose gradient is NaN or inf; then warn, or end the run.
 
         **Collective. Host sync.**
 
-        `must_stop` ends the run even if it may skip. `steps_ago` is 1 if the next step has begun.
+        `steps_ago` is 1 if the next step has begun.
 
         Raises:
             DivergedError: the run must end.
@@ -158,7 +158,7 @@ class NonfiniteGuard:
         record = self._build_record(update)
         fact = self._write(record)
         self.skipped_steps = [*self.skipped_steps, record["optimizer_step"]][-_MAX_RECENT:]
-        if must_stop or not self._may_skip:
+        if not self._may_skip:
             raise DivergedError(
                 "NONFINITE",
                 f"{fact}: fix the data, lower the learning rate, "

@@ -206,10 +206,8 @@ class OptimizerStep:
         if scaler.get_scale() >= scale:
             return False
         self.buffers.restore()
-        if scaler.get_scale() < _MIN_LOSS_SCALE:
-            self.guard.report(update, must_stop=True)
         # NaN or inf in a loss of some process, which no loss scale fixes.
         is_bad = ~torch.isfinite(torch.stack([*update.losses])).all()
-        if self._accelerator.reduce(is_bad.float()) > 0:
+        if self._accelerator.reduce(is_bad.float()) > 0 or scaler.get_scale() < _MIN_LOSS_SCALE:
             self.guard.report(update)
         return True

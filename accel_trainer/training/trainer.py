@@ -144,7 +144,6 @@ class Trainer:
         """Train on what is left of the epoch, until something stops the run."""
         set_training_mode(self._step.wrapped_model)
         state = self.state
-        steps_per_epoch = self.loader.plan.steps_per_epoch
         max_steps = self._config.max_steps
         left = None if max_steps is None else max_steps - state.optimizer_step
         step_batches = islice(self.loader.step_batches(state.epoch, state.step_in_epoch), left)
@@ -163,7 +162,7 @@ class Trainer:
             yield report
             if self._stop_flag.poll() or self._progress.requested_stop:
                 break
-            if state.step_in_epoch >= steps_per_epoch:
+            if self._is_epoch_end:
                 continue
             if self._is_evaluation_due:
                 self._evaluate_within_epoch()

@@ -51,7 +51,7 @@ class Other:
         return getattr(self._accelerator, name)
 
 
-ALWAYS = ["ProgressBar", "Exporter"]
+OF_MAIN = ["ProgressBar", "Exporter", "ResultWriter"]
 # A row has what the user's hooks logged at its step.
 LAST = ["Callback", "MetricLogger"]
 
@@ -59,13 +59,13 @@ LAST = ["Callback", "MetricLogger"]
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, [*ALWAYS, "ResultWriter", *LAST]),
+        ({}, [*OF_MAIN, *LAST]),
         (
             {"patience": 2, "max_time_s": 60.0},
-            ["EarlyStopping", "TimeLimit", *ALWAYS, "ResultWriter", *LAST],
+            ["EarlyStopping", "TimeLimit", *OF_MAIN, *LAST],
         ),
-        ({"run": {"profile": True}}, [*ALWAYS, "ResultWriter", "Profile", *LAST]),
-        ({"is_main": False, "patience": 2}, ["EarlyStopping", *ALWAYS, *LAST]),
+        ({"run": {"profile": True}}, [*OF_MAIN, "Profile", *LAST]),
+        ({"is_main": False, "patience": 2}, ["EarlyStopping", "ProgressBar", *LAST]),
     ],
 )
 def test_the_callbacks_of_a_run_are_those_that_its_config_asks_for(

@@ -452,7 +452,7 @@ def test_a_loss_scale_is_refused() -> None:
 def test_fsdp_is_refused(tmp_path: Path) -> None:
     job = processes.start(train_sharded, tmp_path / "run", num_processes=2, folder=tmp_path / "log")
     assert job.wait() == [1, 1]
-    assert "--reduce exact does not work with FSDP: remove one of them" in job.output()
+    assert "error[FSDP]: --reduce exact does not work with FSDP: leave it out" in job.output()
 
 
 def train_sharded(folder: Path) -> None:
