@@ -99,7 +99,8 @@ def preserved_generators(device: torch.device) -> Iterator[None]:
     """Restore the generators of Python, numpy, torch and `device` after the block."""
     python = random.getstate()
     numpy = np.random.get_state()
-    with torch.random.fork_rng([] if device.type == "cpu" else [device]):
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type=device.type):
         try:
             yield
         finally:
