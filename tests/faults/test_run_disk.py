@@ -199,7 +199,7 @@ def train_on_other_data(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "difference"),
     [
-        ("model", "model on 1 (layers.1.running_mean [8] torch.float32; process 0: nothing)"),
+        ("model", "model on 1 (layers.1.running_mean float32 [8]; process 0: nothing)"),
         ("optimizer", "optimizer on 1 (Adam; process 0: SGD)"),
         ("metrics", "metrics on 1 (MeanLoss; process 0: TopKAccuracy)"),
         ("schedule", "schedule on 1 (step 0: 0.1; process 0: step 0: 0.2)"),
