@@ -39,16 +39,14 @@ def as_tensor_if_long(value: Any) -> Any:
 
     Numbers in a list of lists are counted together.
     """
-    if not isinstance(value, list) or not value:
-        return value
-    num_columns = len(value[0]) if isinstance(value[0], list) else 1
-    if len(value) * num_columns <= _MAX_LISTED_NUMBERS:
+    if not isinstance(value, list):
         return value
     try:
         array = np.array([math.nan if each is None else each for each in value])
     except ValueError:  # lists of different lengths
         return value
-    return torch.from_numpy(array) if array.dtype.kind in "if" else value
+    is_long = array.size > _MAX_LISTED_NUMBERS and array.dtype.kind in "if"
+    return torch.from_numpy(array) if is_long else value
 
 
 def write_details(folder: Path, results: Mapping[str, Any], *, optimizer_step: int) -> None:

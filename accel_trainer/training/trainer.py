@@ -180,7 +180,7 @@ class Trainer:
         step = self._step
         learning_rate = self.learning_rate_at(state.optimizer_step)
         set_learning_rate(self._optimizer, learning_rate)
-        step_batch = StepBatch(step_batch.micro_batches, step_batch.num_samples, self.position)
+        step_batch = step_batch._replace(position=self.position)
         every = self._config.check_every_n_steps
         number = state.optimizer_step + 1
         for attempt in attempts_at(number, step, self.model, step_batch, every=every):
@@ -362,7 +362,8 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         """Evaluate if due, and move to the next epoch unless a signal ends the evaluation."""
-        next_epoch = replace(self.state, epoch=self.state.epoch + 1, step_in_epoch=0)
+        next_epoch = replace(self.state)
+        next_epoch.finish_epoch()
         if self._is_evaluation_due and not self._evaluate_at(next_epoch):
             return  # `_finish` saves the position as not yet evaluated: a resume evaluates it
         self.state.finish_epoch()
