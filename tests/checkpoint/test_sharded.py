@@ -77,7 +77,7 @@ def test_a_run_interrupted_twice_ends_with_the_same_bytes(tmp_path: Path, name: 
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("victim", "num_changes"), slow([(1, 70), (1, 110), (0, 130), (0, 260)]))
+@pytest.mark.parametrize(("victim", "num_changes"), slow([(1, 70), (1, 110), (0, 170), (0, 260)]))
 def test_a_kill_of_one_process_in_a_sharded_save_leaves_the_same_bytes(
     tmp_path: Path, victim: int, num_changes: int, undisturbed: Path
 ) -> None:
