@@ -79,7 +79,7 @@ class ProgressBar(Callback):
         if self._is_quiet:
             return
         self._stop_flag.on_interrupt = self._say_interrupted
-        if sys.stderr.isatty() and terminal_columns():
+        if sys.stderr and sys.stderr.isatty() and terminal_columns():
             # Log messages are printed above the bar.
             self._terminal.enter_context(logging_redirect_tqdm())
             self._bar = tqdm(

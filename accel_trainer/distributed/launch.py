@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -134,7 +135,8 @@ def _run(
     code = 0
     try:
         result = action()
-        pipes[rank].send(None if rank else result)
+        # `send` would pass tensors as handles to shared memory, which ends with this process.
+        pipes[rank].send_bytes(pickle.dumps(None if rank else result))
     except SystemExit as error:  # from a recipe's `main`, which has printed the reason
         code = error.code if isinstance(error.code, int) else 1
     except (Exception, Preempted) as error:
@@ -143,8 +145,8 @@ def _run(
             print_error(error)
             error = ProcessError("PROCESS", f"rank {rank}: {describe_error(error)}", rank, code)
         pipes[rank].send(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed
+        stream.flush()
     os._exit(code)  # without the exit handlers, which belong to the parent
 
 

@@ -57,6 +57,15 @@ def test_launch_takes_any_function_and_processes_know_their_place() -> None:
     assert not {"RANK", "WORLD_SIZE"} & os.environ.keys()
 
 
+def test_a_tensor_comes_back_from_a_process_that_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # it was closed, which the processes inherit
+    monkeypatch.setattr(sys, "stderr", None)
+    found = launch(lambda: [torch.arange(3), torch.zeros(1000, 1000)], num_processes=2)
+    assert (found[0].tolist(), found[1].shape) == ([0, 1, 2], (1000, 1000))
+
+
 def sum_by_accelerate() -> list[float]:
     return Accelerator().reduce(torch.tensor([1.0, 10.0]), "sum").tolist()
 
