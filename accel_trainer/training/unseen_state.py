@@ -53,21 +53,22 @@ def mark_unseen(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, M
     These values are:
 
     - attributes of the parts, and of objects of the user's classes in them,
-    - attributes of their classes,
+    - attributes of their classes, and the state of optimizers inside of them,
     - globals of the files that define these classes.
 
     Left out are the model's tensors, attributes that libraries set, tensors that autograd has
     computed, and names in the `unsaved_attributes` of an object, class or file, which no resume
     needs.
     """
-    walk = _Walk(model)
+    walk = _Walk(model, parts)
     for name, part in parts.items():
         walk.visit(name, part)
     return walk.marks
 
 
 class _Walk:
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, parts: Mapping[str, object]) -> None:
+        self._parts = parts.values()
         self.marks: dict[str, Mark] = {}
         self._seen = {id(tensor) for tensor in itertools.chain(model.parameters(), model.buffers())}
 
@@ -91,6 +92,8 @@ class _Walk:
             self._visit_all(name, value, dict(itertools.chain(parameters, buffers, children)))
             if type(value).get_extra_state is not nn.Module.get_extra_state:
                 return  # it stores its attributes itself
+        if isinstance(value, Optimizer) and not any(value is part for part in self._parts):
+            self.visit(f"{name}.state", value.state)
         if is_users:
             own = {key: each for key, each in vars(value).items() if key not in _SET_BY_LIBRARIES}
             self._visit_all(name, value, own)

@@ -349,6 +349,17 @@ class HiddenCounter(SGD):
         super().step()
 
 
+class InnerMomentum(SGD):
+    """Leaves the update to another optimizer, whose state is in no state dict."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.inner = AdamW(self.param_groups[0]["params"], lr=0.1)
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
 NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "attribute": ({"model": CountingNet}, "model.calls"),
     "class attribute": ({"model": ClassCounter}, "ClassCounter.calls"),
@@ -359,6 +370,7 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "own generator": ({"task": OwnGenerator}, "task.generator"),
     "generator of numpy": ({"task": NumpyGenerator}, "task.generator"),
     "optimizer attribute": (of(HiddenCounter), "optimizer.k"),
+    "optimizer inside": (of(InnerMomentum), "optimizer.inner.state"),
 }
 
 
