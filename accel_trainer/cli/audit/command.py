@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...core import console
 from ..common.output import format_table, show, tell
 from ..common.parser import CommandParser
 from ..common.scratch import scratch_folder
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def say(line: str) -> None:
         if not options.json:
             show(line)
-            sys.stdout.flush()
+            console.flush()
 
     with reading(options.run), scratch_folder("audit") as temporary:
         folder = temporary if options.keep is None else options.keep.resolve()

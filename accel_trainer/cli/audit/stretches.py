@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...checkpoint.format import CHECKPOINT_NAME, is_committed, list_checkpoints, step_of
-from ...core.errors import OutputError
+from ...core.errors import ExitCode
 from ...core.rng import epoch_permutation
 from ...training.rehearsal import first_difference
 from ..replay.proof import SINCE_LAST_ROW
-from ..replay.replay import Replay, comparable_rows
+from ..replay.replay import Replay, ReplayError, comparable_rows
 from .evidence import Evidence, load_verified, step_named
 from .verdict import Verdict, judge
 
 # What decides the bits of a stretch. Of the rest, a resume may change what it likes.
 _SAME = ("settings", "data_fingerprint", "order", "num_processes", "num_threads", "versions")
+
+# How a recipe ends if what is here does not fit the run. Other errors, such as missing data, only
+# mean that nothing could be compared.
+_DOES_NOT_FIT = (ExitCode.USAGE, ExitCode.CHECKPOINT, ExitCode.DIVERGED)
 
 _SAMPLES = "digest/samples_so_far"
 
@@ -93,6 +97,7 @@ def check_stretch(
     `doubts` are reasons for which the bits may differ: a difference then proves nothing.
     """
     what = f"steps {stretch.start + 1} to {stretch.end}"
+    start = replay.checkpoint_at(stretch.start)
     try:
         replay.train(
             folder,
@@ -101,8 +106,11 @@ def check_stretch(
             callbacks=(),
             flags=("--trainer.max-time-s", "None"),
         )
-    except OutputError as error:
-        return Verdict(what, "DIFFERS", error.message)
+    except ReplayError as error:
+        # A run that still trains may have removed the checkpoint.
+        is_there = start is None or is_committed(start)
+        is_proof = error.exit_code in _DOES_NOT_FIT and is_there and not doubts
+        return Verdict(what, "DIFFERS" if is_proof else "not checked", error.message)
     differences = [_compare_rows(evidence.run.folder, folder, stretch)]
     compared = "their rows"
     if stretch.checkpoint is not None:

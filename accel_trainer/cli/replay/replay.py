@@ -34,6 +34,16 @@ STEP_DIGESTS = _HERE / "step_digests.py"
 """Callbacks that write the digests after each step into `steps.jsonl` of the replay."""
 
 
+class ReplayError(OutputError):
+    """The recipe failed when it was trained again, with `exit_code`."""
+
+    def __init__(self, fact: str, exit_code: int) -> None:
+        super().__init__("REPLAY", f"{fact} ended with exit code {exit_code}: see its error above")
+        # A process that a signal has killed has none.
+        known = exit_code in [*ExitCode]
+        self.exit_code = ExitCode(exit_code) if known else ExitCode.INTERNAL
+
+
 @dataclass(frozen=True)
 class Replay:
     """How a run is trained again: what it recorded of its start, and the recipe to run."""
@@ -75,7 +85,7 @@ class Replay:
         `forward_signals` whose list of signals is `received`; None: this call forwards them.
 
         Raises:
-            OutputError: the recipe failed; it has said why.
+            ReplayError: the recipe failed; it has said why.
         """
         checkpoint = self.checkpoint_at(until - 1 if after is None else after)
         command = [
@@ -101,8 +111,7 @@ class Replay:
         if stopped:
             raise KeyboardInterrupt
         if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
-            fact = f"training {self.run.folder} again ended with exit code {code}"
-            raise OutputError("REPLAY", f"{fact}: see its error above")
+            raise ReplayError(f"training {self.run.folder} again", code)
         return self.start_of(checkpoint)
 
     def checkpoint_at(self, step: int) -> Path | None:

@@ -274,6 +274,22 @@ def test_a_changed_sample_that_a_resume_hashes_ends_the_replay(
     assert "ended with exit code 74: see its error above" in shown.out
 
 
+def test_a_stretch_that_cannot_be_trained_again_is_not_a_difference(
+    run: Path, samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wider = tmp_path / "recipe.py"
+    wider.write_text(RECIPE.read_text().replace("nn.Linear(8, 8)", "nn.Linear(8, 8, bias=False)"))
+    code, found = audit(run, capsys, "--segments", "1", "--recipe", str(wider))
+    assert (code, "exit code 74" in str(found)) == (0, True)
+    samples.rename(samples.with_suffix(".gone"))
+    try:
+        code, found = audit(run, capsys, "--segments", "1")
+    finally:
+        samples.with_suffix(".gone").rename(samples)
+    assert (code, "exit code 80" in str(found)) == (0, True)
+    assert {each["outcome"] for each in found.values()} == {"not checked"}
+
+
 def test_no_program_of_the_folder_is_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit_json(
         run / "environment.json",

@@ -70,5 +70,6 @@ def test_another_processor_gpu_or_version_is_named(run: RunReader) -> None:
 
 
 def test_a_replay_that_fails_says_so(run: RunReader, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="ended with exit code 64"):
+    with pytest.raises(OutputError, match="ended with exit code 64") as caught:
         Replay.of(run, None).train(tmp_path / "failed", until=6, flags=["--seed", "5"])
+    assert caught.value.exit_code == 64, "the command ends as the recipe did"
