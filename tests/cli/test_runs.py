@@ -62,6 +62,23 @@ def test_a_text_in_a_status_is_one_line(
     assert [line for line in out.splitlines() if line.startswith("state")] == ["state: failed"]
 
 
+def test_the_status_of_a_killed_run_has_the_step_that_it_reached(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(runs / "fast", tmp_path / "killed")
+    status = json.loads((folder / "status.json").read_text())
+    status |= {"state": "running", "optimizer_step": 0, "last_commit": None}
+    (folder / "status.json").write_text(json.dumps(status))
+    _, out, _ = run_command(capsys, ["status", folder])
+    newest = max(path.name for path in (folder / "checkpoints").glob("step-*"))
+    assert out.splitlines()[:4] == [
+        "exit_code: 70",
+        "state: killed",
+        "optimizer_step: 46",
+        f"last_commit: {newest}",
+    ]
+
+
 def test_a_run_that_was_killed_before_its_first_row_is_in_the_table(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, ExitCode
+from ...core.history import read_history
 from ...core.json_files import read_json_object
 from ...core.run_dir import is_in_use
 from ..common.output import show
@@ -24,8 +26,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     status = require_status(options.run)
+    if status["state"] in ("running", "killed"):
+        status |= _written_so_far(options.run)
     show("\n".join(f"{name}: {value}" for name, value in status.items() if value is not None))
     return (status["exit_code"] or 0) if options.exit_code else 0
+
+
+def _written_so_far(run: Path) -> dict[str, Any]:
+    """Return the newest step and checkpoint of a run whose `status.json` is of its start."""
+    found: dict[str, Any] = {}
+    with suppress(OSError, ValueError, LookupError, TypeError):  # no rows yet, or a stranger's
+        found["optimizer_step"] = max(int(row["optimizer_step"]) for row in read_history(run))
+    commits = run.glob("checkpoints/step-*/COMMIT")
+    found["last_commit"] = max((commit.parent.name for commit in commits), default=None)
+    return found
 
 
 def require_status(run: Path) -> dict[str, Any]:
