@@ -40,6 +40,35 @@ EXACT_EVALUATION = (
 )
 
 MUTANTS = [
+    # --- what only odd circumstances show ---
+    Mutant(
+        "an optimizer inside of another is not looked at",
+        "accel_trainer/training/unseen_state.py",
+        'self.visit(f"{name}.state", value.state)',
+        "pass",
+        ("tests/training/test_rehearsal.py",),
+    ),
+    Mutant(
+        "a stretch without its data counts as a difference",
+        "accel_trainer/cli/audit/stretches.py",
+        '"DIFFERS" if is_proof else "not checked"',
+        '"DIFFERS"',
+        ("tests/cli/audit/test_audit.py",),
+    ),
+    Mutant(
+        "a replay that fails has an exit code of its own",
+        "accel_trainer/cli/replay/replay.py",
+        "ExitCode(exit_code) if known",
+        "ExitCode.OUTPUT if known",
+        ("tests/cli/replay/test_replay.py::test_a_replay_that_fails_says_so",),
+    ),
+    Mutant(
+        "the status of a killed run is of its start",
+        "accel_trainer/cli/runs/status.py",
+        'status["state"] in ("running", "killed")',
+        'status["state"] in ()',
+        ("tests/cli/test_runs.py",),
+    ),
     # --- settings chosen from photos ---
     Mutant(
         "a run that continues chooses its open settings again",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...checkpoint.format import is_committed, list_checkpoints, step_of
-from ...core import filesystem
+from ...core import console, filesystem
 from ...core.errors import ConfigError, ExitCode, OutputError
 from ...core.run_dir import prepare_directory, writes_to
 from ..common.output import show, tell
@@ -133,7 +132,7 @@ def _train(replay: Replay, step: int, folder: Path, *, is_quiet: bool) -> Proof:
     start = replay.start_of(replay.checkpoint_at(step - 1))
     if not is_quiet:
         show(f"training {step - start} steps of {run.name} again, from step {start}, in {folder}")
-        sys.stdout.flush()
+        console.flush()
     note_changes(run)
     try:
         start = replay.train(folder.resolve(), until=step)

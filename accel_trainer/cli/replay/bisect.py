@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...core import console
 from ...core.filesystem import write_file_atomic
 from ..common.output import show, tell
 from ..common.parser import CommandParser
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         said.append(line)
         if not options.json:
             show(line)
-            sys.stdout.flush()
+            console.flush()
 
     with reading(options.run), replay_folder(options.keep) as folder:
         replay = Replay.of(run, options.recipe)

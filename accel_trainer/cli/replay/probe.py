@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ...core import console
 from ...core.errors import ConfigError
 from ...core.filesystem import write_file_atomic
 from ...core.run_dir import writes_to
@@ -92,7 +92,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _say(line: str) -> None:
     show(line)
-    sys.stdout.flush()
+    console.flush()
 
 
 def _names(run: RunReader, rows: Iterable[Row]) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ...core import console
 from ...core.history import is_number
 from ..common.output import format_number, show, tell
 from ..common.parser import CommandParser
@@ -71,7 +71,7 @@ def _show_effect(first: RunReader, second: RunReader, options: Namespace) -> int
     def say(line: str) -> None:
         if not options.json:
             show(line)
-            sys.stdout.flush()
+            console.flush()
 
     with reading(*options.run):
         found = find_effects(

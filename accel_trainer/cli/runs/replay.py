@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...core import console
 from ...core.errors import ExitCode
 from ...core.json_files import read_json_object
 from ...core.run_dir import prepare_directory
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     replay = Replay.of(read_run(options.run), options.recipe)
     show(f"repeating step {options.step} with {replay.recipe}")
-    sys.stdout.flush()
+    console.flush()
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = prepare_directory(Path(temporary) / "run")
         replay.train(folder, until=options.step, flags=["--on-nonfinite", "skip"])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...checkpoint.format import list_checkpoints, read_manifest, step_of
+from ...core import console
 from ...core.errors import CheckpointError, ExitCode
 from ..common.output import show, tell
 from ..common.parser import CommandParser
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = [str(recipe), *recorded_flags(run), *_flags(run, folder)]
     start = recorded_start(run)
     show(f"training {run.name} again in {folder}, with {recipe}")
-    sys.stdout.flush()
+    console.flush()
     with forward_signals(), start_recipe(command, **start) as process:
         _warn_as_it_starts(run, folder, process)
         code = process.wait()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...core import console
 from ...core.filesystem import write_file_atomic
 from ..common.output import show, tell
 from ..common.parser import CommandParser
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def say(line: str) -> None:
         show(line)
-        sys.stdout.flush()
+        console.flush()
 
     with reading(*options.run):
         found = why(
