@@ -1457,8 +1457,8 @@ MUTANTS = [
     Mutant(
         "the next epoch begins at the step where the last one ended",
         "accel_trainer/core/train_state.py",
-        "        self.step_in_epoch = 0\n",
-        "",
+        "epoch=self.epoch + 1, step_in_epoch=0",
+        "epoch=self.epoch + 1",
         ("tests/core/test_train_state.py",),
     ),
     Mutant(

@@ -241,9 +241,7 @@ def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
 
 
 def _name_of(manifest: dict[str, Any]) -> str:
-    position = TrainState()
-    position.load_state_dict(manifest)
-    return checkpoint_name(position)
+    return checkpoint_name(TrainState.from_dict(manifest))
 
 
 def _read(path: Path, *, max_bytes: int) -> bytes:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +154,7 @@ class Checkpointer:
             name: local_slices(encode(value, name=name), index) for name, value in pieces.items()
         }
         copies, wait_for_copies = self._snapshot.take(encoded)
-        header = {**self._metadata, "metadata": copy_metadata(metadata), **asdict(position)}
+        header = {**self._metadata, "metadata": copy_metadata(metadata), **position._asdict()}
         name = checkpoint_name(position)
 
         def commit() -> None:

@@ -13,7 +13,7 @@ from .train_state import TrainState
 class Activity:
     """What a process is doing, as read by the watchdog's thread and by error reports.
 
-    The trainer sets `position` once, and counts `num_forwards`. `phase_s` holds the seconds spent
+    The trainer sets `position` and counts `num_forwards`. `phase_s` holds the seconds spent
     in each phase so far, without the current stay in `phase`. `compilation` counts the seconds of
     compiling the model. `couples_batch` is that of the task.
     """

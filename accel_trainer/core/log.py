@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from . import filesystem
+from .activity import Activity
 from .errors import ConfigError
 from .run_dir import writes_to
 from .shards import is_shard
-from .train_state import TrainState
 
 _NUM_BINS = 64
 # The engine writes the groups that come first. A name is also the name of a file.
@@ -39,7 +39,7 @@ class Log:
     """
 
     folder: Path
-    position: TrainState
+    activity: Activity
     is_main_process: bool
     pending: dict[str, Any] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ class Log:
         fix = "give the bytes of a PNG, such as accel_trainer.vision.to_png(picture)"
         name = _row_name(name, png, is_png, fix)
         if self.is_main_process:
-            file = f"{name.replace('/', '=')}-step-{self.position.optimizer_step:010d}.png"
+            file = f"{name.replace('/', '=')}-step-{self.activity.position.optimizer_step:010d}.png"
             path = f"pictures/{file}"
             with writes_to(self.folder):
                 filesystem.make_directory(self.folder / "pictures")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 
-@dataclass(slots=True)
-class TrainState:
+class TrainState(NamedTuple):
     """The position of a run, the same on every process and for any number of processes.
 
     `optimizer_step` counts completed steps, including skipped fp16 steps, whose data was consumed.
@@ -23,25 +23,23 @@ class TrainState:
     step_in_epoch: int = 0
     samples_seen: int = 0
 
-    def advance(self, num_samples: int) -> None:
-        """Count one finished optimizer step over `num_samples` samples."""
-        self.optimizer_step += 1
-        self.step_in_epoch += 1
-        self.samples_seen += num_samples
+    def after_step(self, num_samples: int) -> TrainState:
+        """Return the position after one more optimizer step, over `num_samples` samples."""
+        return TrainState(
+            self.optimizer_step + 1,
+            self.epoch,
+            self.step_in_epoch + 1,
+            self.samples_seen + num_samples,
+        )
 
-    def finish_epoch(self) -> None:
-        """Move to the start of the next epoch."""
-        self.epoch += 1
-        self.step_in_epoch = 0
+    def after_epoch(self) -> TrainState:
+        """Return the start of the next epoch."""
+        return self._replace(epoch=self.epoch + 1, step_in_epoch=0)
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the position as plain integers."""
-        return asdict(self)
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the position from `state`. Raises KeyError if a field is missing."""
-        for field in fields(self):
-            setattr(self, field.name, int(state[field.name]))
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainState:
+        """Return the position that `values` has by name. Raises KeyError if a part is missing."""
+        return cls(*(int(values[name]) for name in cls._fields))
 
 
 def checkpoint_name(position: TrainState) -> str:

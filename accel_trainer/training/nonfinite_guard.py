@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,7 +105,6 @@ class NonfiniteGuard:
             self._optimizer.found_inf = found  # type: ignore[attr-defined]  # as GradScaler does
             self.flush(steps_ago=1)
             flag = self._found.to("cpu", non_blocking=True, copy=True)
-            update = update._replace(position=replace(update.position))  # the position moves on
             self._pending = (update, flag, arrival(self._found.device))
             return False
         if not found:
@@ -206,7 +204,7 @@ class NonfiniteGuard:
         total = float(self._accelerator.reduce(torch.stack([*update.losses]).sum()))
         return {
             "optimizer_step": update.position.optimizer_step + 1,
-            "position": asdict(update.position),
+            "position": update.position._asdict(),
             "loss_sum": total if math.isfinite(total) else str(total),
             "nonfinite_sample_ids": sorted(blamed[:, 0].tolist()),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,14 +89,12 @@ class Progress:
             state, reason = "done", self.end_reason
         elif stop.is_preemption:
             state = "preempted"
-        return RunResult(
-            state, reason, replace(self.position), self.metrics, self.best, folder=folder
-        )
+        return RunResult(state, reason, self.position, self.metrics, self.best, folder=folder)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return {
-            "position": self.position.state_dict(),
+            "position": self.position._asdict(),
             "best": None if self.best is None else asdict(self.best),
             "metrics": {
                 name: value for name, value in self.metrics.items() if not is_detail(value)
@@ -111,9 +109,9 @@ class Progress:
         `changes` are the settings that have been changed on purpose since. With any, the requested
         stop is dropped; some of them restart the epoch.
         """
-        self.position.load_state_dict(state["position"])
+        self.position = TrainState.from_dict(state["position"])
         if RESTARTS_EPOCH & set(changes):
-            self.position.step_in_epoch = 0
+            self.position = self.position._replace(step_in_epoch=0)
         self.metrics = state["metrics"]
         self.evaluated_step = state["evaluated_step"]
         self.requested_stop = None if changes else state["requested_stop"]

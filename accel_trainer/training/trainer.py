@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model", "state"}
+_READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model"}
 
 
 class Trainer:
@@ -76,13 +76,11 @@ class Trainer:
         self._run_folder = self._checkpointer.run_folder
         metrics = {name: evaluator.metrics for name, evaluator in evaluators.items()}
         self._progress = Progress(config, metrics)
-        self.state = self._progress.position
         self._stop_flag = stop_flag
         self._activity = activity
-        self._activity.position = self.state
         self._data_wait = Stopwatch()
         self._callback_runner = CallbackRunner(callbacks)
-        self.log = Log(self._run_folder, self.state, self.accelerator.is_main_process)
+        self.log = Log(self._run_folder, activity, self.accelerator.is_main_process)
         self._saved_best: BestCheckpoint | None = None
         self.metadata: dict[str, Any] = {}
         """Plain JSON values that every checkpoint stores; those of the main process count."""
@@ -191,11 +189,11 @@ class Trainer:
                 sample_ids.append(batch.sample_ids)
                 step.accumulate(self._task, batch)
         sums, grad_norm, was_skipped = step.finish()
-        state.advance(step_batch.num_samples)
+        self._move_to(state.after_step(step_batch.num_samples))
         if self._average is not None and not was_skipped:
-            self._average.update(optimizer_step=state.optimizer_step)
+            self._average.update(optimizer_step=number)
         return StepReport(
-            optimizer_step=state.optimizer_step,
+            optimizer_step=number,
             epoch=state.epoch,
             learning_rate=learning_rate,
             loss_sum=sums.loss,
@@ -268,6 +266,7 @@ class Trainer:
         self._states.load_state_dict(pieces, changes=changes)
         progress = pieces["trainer"]
         self._progress.load_state_dict(progress, changes=changes)
+        self._move_to(self.state)
         self._saved_best = self.best
         self._step.guard.skipped_steps = progress["skipped_steps"]
         self._callback_runner.load_state_dict(progress["callbacks"])
@@ -301,6 +300,11 @@ class Trainer:
         **Collective** with shards. **Host sync.**
         """
         return {name: digest_of(state) for name, state in self._states.state_dict().items()}
+
+    @property
+    def state(self) -> TrainState:
+        """How far training has come."""
+        return self._progress.position
 
     @property
     def best(self) -> BestCheckpoint | None:
@@ -338,6 +342,10 @@ class Trainer:
             or self._stop_flag.is_save_agreed
         )
 
+    def _move_to(self, position: TrainState) -> None:
+        self._progress.position = position
+        self._activity.position = position
+
     @property
     def position(self) -> Position:
         """The place of the next step in the whole training."""
@@ -362,11 +370,10 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         """Evaluate if due, and move to the next epoch unless a signal ends the evaluation."""
-        next_epoch = replace(self.state)
-        next_epoch.finish_epoch()
+        next_epoch = self.state.after_epoch()
         if self._is_evaluation_due and not self._evaluate_at(next_epoch):
             return  # `_finish` saves the position as not yet evaluated: a resume evaluates it
-        self.state.finish_epoch()
+        self._move_to(next_epoch)
         self._notify("on_epoch_end")
         if self._is_save_due:
             self._save()

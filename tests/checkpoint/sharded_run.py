@@ -41,7 +41,7 @@ class ComparesResume(Callback):
         live["ema"] = trainer._average.model.state_dict()
         stored = {name: loaded.pieces[name] for name in live}
         stored["optimizer"] = stored["optimizer"]["state"]
-        assert trainer.state.state_dict().items() <= loaded.manifest.items()
+        assert trainer.state._asdict().items() <= loaded.manifest.items()
         mine, theirs = flat(live), flat(stored)
         assert mine == theirs
         print(f"resumed at step {trainer.state.optimizer_step} with the same {len(mine)} tensors")

@@ -26,7 +26,7 @@ from tests.faults.tiny_run import METADATA, is_state_at, name_at, pieces_at, pos
 def write(directory: Path, step: int) -> Path:
     directory.mkdir(exist_ok=True)
     pieces = {name: encode(value, name=name) for name, value in pieces_at(step).items()}
-    header = {**position_at(step).state_dict(), **METADATA}
+    header = {**position_at(step)._asdict(), **METADATA}
     write_checkpoint(directory / name_at(step), pieces, header=header, before_commit=lambda: None)
     return directory / name_at(step)
 
@@ -35,7 +35,7 @@ def test_a_written_checkpoint_is_read_back_with_its_position(directory: Path) ->
     path = write(directory, 3)
     loaded = decode_files(read_files(path), path)
     assert loaded.name == path.name
-    assert position_at(3).state_dict().items() <= loaded.manifest.items()
+    assert position_at(3)._asdict().items() <= loaded.manifest.items()
     assert is_state_at(loaded.pieces, 3)
     assert is_committed(path)
 
@@ -62,7 +62,7 @@ def test_a_checkpoint_that_fails_before_its_commit_does_not_exist(directory: Pat
         assert list_checkpoints(directory) == []
         raise OSError("the history cannot be synced")
 
-    header = {**position_at(1).state_dict(), **METADATA}
+    header = {**position_at(1)._asdict(), **METADATA}
     pieces = {"model": encode({"w": torch.ones(2)}, name="model")}
     with pytest.raises(OSError, match="cannot be synced"):
         write_checkpoint(directory / name_at(1), pieces, header=header, before_commit=fail)

@@ -40,7 +40,7 @@ def test_what_was_saved_is_loaded_exactly(directory: Path) -> None:
     loaded = load_checkpoint(directory)
     assert loaded is not None
     assert loaded.name == name_at(3)
-    assert position_at(3).state_dict().items() <= loaded.manifest.items()
+    assert position_at(3)._asdict().items() <= loaded.manifest.items()
     assert is_state_at(loaded.pieces, 3)
     assert loaded.manifest["num_processes"] == 1
 
@@ -156,7 +156,7 @@ def test_a_name_is_a_position_and_no_clock_changes_the_order(
     assert checkpoint_name(after) == names(directory)[1]
     loaded = load_checkpoint(checkpointer.directory, checkpoint_name(after))
     assert loaded is not None
-    assert after.state_dict().items() <= loaded.manifest.items()
+    assert after._asdict().items() <= loaded.manifest.items()
 
 
 def test_a_valid_checkpoint_at_the_same_position_is_kept(directory: Path) -> None:

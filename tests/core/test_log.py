@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from accel_trainer import ConfigError
+from accel_trainer.core.activity import Activity
 from accel_trainer.core.log import Log
 from accel_trainer.core.train_state import TrainState
 
@@ -21,7 +22,9 @@ PNG = b"\x89PNG\r\n\x1a\nand so on"
 
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
-    return Log(tmp_path, TrainState(optimizer_step=12), is_main_process=True)
+    activity = Activity()
+    activity.position = TrainState(optimizer_step=12)
+    return Log(tmp_path, activity, is_main_process=True)
 
 
 def test_a_row_has_the_mean_of_what_was_logged_since_the_last_one(log: Log) -> None:
@@ -41,12 +44,12 @@ def test_a_mean_is_the_same_wherever_it_was_saved_and_loaded(tmp_path: Path) -> 
     for value in values:
         expected += value
     for _ in range(10):
-        log = Log(tmp_path, TrainState(), is_main_process=True)
+        log = Log(tmp_path, Activity(), is_main_process=True)
         for value in values:
             log("x", torch.tensor(value, dtype=torch.float64))
             if chance.random() < 0.1:
                 state = json.loads(json.dumps(log.settle()))  # plain values
-                log = Log(tmp_path, TrainState(), is_main_process=True)
+                log = Log(tmp_path, Activity(), is_main_process=True)
                 log.pending = state
         assert log.read() == {"log/x": expected / len(values)}
 
@@ -77,7 +80,7 @@ def test_a_logged_loss_keeps_no_graph(log: Log) -> None:
 
 
 def test_other_processes_keep_nothing(tmp_path: Path) -> None:
-    log = Log(tmp_path, TrainState(), is_main_process=False)
+    log = Log(tmp_path, Activity(), is_main_process=False)
     log("a", 1.0)
     log.histogram("b", torch.ones(2))
     log.picture("c", PNG)
@@ -153,7 +156,7 @@ def test_a_picture_that_is_no_png_is_told_what_to_give(log: Log, picture: Any) -
 def test_a_name_of_the_engine_or_a_strange_one_is_one_line(
     tmp_path: Path, name: str, is_main: bool
 ) -> None:
-    log = Log(tmp_path, TrainState(), is_main_process=is_main)
+    log = Log(tmp_path, Activity(), is_main_process=is_main)
     calls: list[Any] = [(log, 1.0), (log.histogram, torch.ones(1))]
     for call, value in [*calls, (log.picture, PNG)]:
         with pytest.raises(ConfigError, match=r"^\[?.*nothing can be logged as .*: give ") as error:

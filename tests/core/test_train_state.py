@@ -6,21 +6,23 @@ from accel_trainer.core.train_state import TrainState, checkpoint_name
 
 
 def test_a_position_advances_by_a_step_and_by_an_epoch() -> None:
-    position = TrainState()
-    position.advance(16)
-    position.advance(9)
+    position = TrainState().after_step(16).after_step(9)
     assert position == TrainState(optimizer_step=2, epoch=0, step_in_epoch=2, samples_seen=25)
-    position.finish_epoch()
-    assert position == TrainState(optimizer_step=2, epoch=1, step_in_epoch=0, samples_seen=25)
+    assert position.after_epoch() == TrainState(
+        optimizer_step=2, epoch=1, step_in_epoch=0, samples_seen=25
+    )
+
+
+def test_no_callback_moves_a_run() -> None:
+    with pytest.raises(AttributeError):
+        TrainState().epoch = 7  # type: ignore[misc]
 
 
 def test_a_stored_position_is_restored_and_none_of_it_may_be_missing() -> None:
     position = TrainState(optimizer_step=7, epoch=2, step_in_epoch=1, samples_seen=99)
-    restored = TrainState()
-    restored.load_state_dict(position.state_dict())
-    assert restored == position
+    assert TrainState.from_dict({**position._asdict(), "more": 1}) == position
     with pytest.raises(KeyError, match="samples_seen"):
-        TrainState().load_state_dict({"optimizer_step": 7, "epoch": 2, "step_in_epoch": 1})
+        TrainState.from_dict({"optimizer_step": 7, "epoch": 2, "step_in_epoch": 1})
 
 
 def test_the_names_of_checkpoints_sort_as_their_positions_do() -> None:

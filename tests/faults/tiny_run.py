@@ -41,7 +41,7 @@ def pieces_at(step: int) -> dict[str, object]:
             "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}],
         },
         "trainer": {
-            "position": position_at(step).state_dict(),
+            "position": position_at(step)._asdict(),
             "history_bytes": ROW_BYTES * step,
             "big": 2**100 + step,
             "best": float("-inf"),

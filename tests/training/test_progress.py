@@ -44,7 +44,7 @@ def make(**config: Any) -> Progress:
 
 
 def evaluate(progress: Progress, step: int, loss: float | None) -> None:
-    progress.position.optimizer_step = step
+    progress.position = TrainState(step)
     progress.record_evaluation({"eval/loss": loss}, f"step-{step}")
 
 
@@ -111,13 +111,12 @@ def test_a_result_is_done_only_if_the_last_weights_are_evaluated(
     progress.evaluated_step = 5 if is_evaluated else 4
     result = progress.result(stop, Path())
     assert (result.state, result.stop_reason) == expected
-    progress.position.advance(8)
-    assert result.position.optimizer_step == 5, "the result is of the end, whatever follows"
+    assert result.position.optimizer_step == 5
 
 
 def test_progress_that_is_stored_is_restored_without_lists() -> None:
     progress = make()
-    progress.position.advance(16)
+    progress.position = TrainState().after_step(16)
     progress.record_evaluation({"eval/loss": 0.5, "eval/matrix": [[1]]}, "step-1")
     progress.requested_stop = "early stopping"
     stored = progress.state_dict()

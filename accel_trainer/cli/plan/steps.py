@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...core.batch_plan import BatchPlan
 from ...core.errors import ConfigError
@@ -63,7 +63,7 @@ def plan_run(config: RecipeConfig, batch: BatchPlan) -> RunPlan:
         if config.trainer.evaluates_after(position, batch.steps_per_epoch):
             evaluation_steps.add(position.optimizer_step)
         if position.step_in_epoch == batch.steps_per_epoch:
-            position.finish_epoch()
+            position = position.after_epoch()
         if config.checkpoint.is_due(position):
             save_steps.add(position.optimizer_step)
     return RunPlan(
@@ -85,9 +85,9 @@ def _positions(config: RecipeConfig, batch: BatchPlan) -> Iterator[TrainState]:
     """Yield the position of the run after each step, before the next epoch begins."""
     position = TrainState()
     while position.epoch < config.trainer.num_epochs:
-        position.advance(batch.step_batch_size(position.step_in_epoch))
-        yield replace(position)
+        position = position.after_step(batch.step_batch_size(position.step_in_epoch))
+        yield position
         if position.step_in_epoch == batch.steps_per_epoch:
-            position.finish_epoch()
+            position = position.after_epoch()
         if position.optimizer_step == config.trainer.max_steps:
             return
