@@ -58,8 +58,8 @@ MUTANTS = [
     Mutant(
         "a replay that fails has an exit code of its own",
         "accel_trainer/cli/replay/replay.py",
-        "ExitCode(exit_code) if known",
-        "ExitCode.OUTPUT if known",
+        "error.exit_code = ExitCode(code)",
+        "pass",
         ("tests/cli/replay/test_replay.py::test_a_replay_that_fails_says_so",),
     ),
     Mutant(
@@ -1264,7 +1264,7 @@ MUTANTS = [
     Mutant(
         "what gloo raises is taken for an error of this process",
         "accel_trainer/core/user_code.py",
-        'is_from_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)',
+        'is_from_gloo = isinstance(cause, RuntimeError) and "gloo" in str(cause)',
         "is_from_gloo = False",
         ("tests/fault_tolerance/test_failure_report.py",),
     ),

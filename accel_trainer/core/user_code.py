@@ -41,8 +41,9 @@ def is_lost_peer(error: BaseException) -> bool:
     gloo has no exception type for that: it raises a RuntimeError that names one of its source files
     (torch 2.13).
     """
-    is_from_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
-    return is_from_gloo or isinstance(error, (PeerFailed, dist.DistError))
+    cause = _cause(error)
+    is_from_gloo = isinstance(cause, RuntimeError) and "gloo" in str(cause)
+    return is_from_gloo or isinstance(cause, dist.DistError) or isinstance(error, PeerFailed)
 
 
 def exit_code_of(error: BaseException) -> ExitCode:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from accel_trainer import ConfigError, DataError, ProcessError
 from accel_trainer.core.activity import Activity
 from accel_trainer.core.train_state import TrainState
-from accel_trainer.core.user_code import PeerFailed
+from accel_trainer.core.user_code import PartFailed, PeerFailed
 from accel_trainer.fault_tolerance.failure_report import failures_reported
 from accel_trainer.fault_tolerance.preemption import StopFlag
 from accel_trainer.fault_tolerance.watchdog import Watchdog
@@ -69,6 +69,13 @@ def failure(rank: int, error: str, *, time_s: float) -> dict[str, Any]:
     }
 
 
+def failed_callback(error: Exception) -> PartFailed:
+    """Return what a run ends with if another process is gone while a callback waits for it."""
+    failed = PartFailed(f"callback MetricLogger.on_step_end failed ({error})")
+    failed.__cause__ = error
+    return failed
+
+
 @pytest.mark.parametrize(
     ("phase", "exit_code"), [("done", 0), ("stopped", 0), ("preempted", 75), ("diverged", 79)]
 )
@@ -98,7 +105,14 @@ def test_an_error_of_this_process_is_in_status_json_and_its_record(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "error", [LOST, GLOO_LOST, PeerFailed("a metric failed on another process")]
+    "error",
+    [
+        LOST,
+        GLOO_LOST,
+        PeerFailed("a metric failed on another process"),
+        failed_callback(LOST),
+        failed_callback(GLOO_LOST),
+    ],
 )
 def test_of_several_failures_the_first_is_named_by_who_lost_its_peers(
     tmp_path: Path, error: Exception

@@ -157,9 +157,9 @@ def _refuse_other_files(out: Path) -> None:
     """Raise OutputError if `out` has files and no settings of a pack; nothing in it is changed."""
     if (out / _SETTINGS).exists():
         return
-    temporary = f".tmp-{_SETTINGS}-"  # of a pack that was killed at its start
-    others = (entry.name for entry in out.iterdir() if not entry.name.startswith(temporary))
-    if found := sorted(name for name in others if name != _LOCK):
+    names = (entry.name for entry in out.iterdir() if entry.name != _LOCK)
+    # A pack that was killed at its start leaves temporaries.
+    if found := sorted(name for name in names if not filesystem.TEMPORARY_NAME.fullmatch(name)):
         fact = f"{out} holds {found[0]}, which pack did not write"
         raise OutputError("PACK_OUT", f"{fact}: {_FIX}")
 

@@ -35,13 +35,7 @@ STEP_DIGESTS = _HERE / "step_digests.py"
 
 
 class ReplayError(OutputError):
-    """The recipe failed when it was trained again, with `exit_code`."""
-
-    def __init__(self, fact: str, exit_code: int) -> None:
-        super().__init__("REPLAY", f"{fact} ended with exit code {exit_code}: see its error above")
-        # A process that a signal has killed has none.
-        known = exit_code in [*ExitCode]
-        self.exit_code = ExitCode(exit_code) if known else ExitCode.INTERNAL
+    """The recipe failed when it was trained again; `exit_code` is what it ended with."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +105,11 @@ class Replay:
         if stopped:
             raise KeyboardInterrupt
         if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
-            raise ReplayError(f"training {self.run.folder} again", code)
+            fact = f"training {self.run.folder} again ended with exit code {code}"
+            error = ReplayError("REPLAY", f"{fact}: see its error above")
+            if code in [*ExitCode]:  # not by a signal, or by another program
+                error.exit_code = ExitCode(code)
+            raise error
         return self.start_of(checkpoint)
 
     def checkpoint_at(self, step: int) -> Path | None:

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _written_so_far(run: Path) -> dict[str, Any]:
     """Return the newest step and checkpoint of a run whose `status.json` is of its start."""
     found: dict[str, Any] = {}
-    with suppress(OSError, ValueError, LookupError, TypeError):  # no rows yet, or a stranger's
+    with suppress(Exception):  # there is no row yet, or a stranger has written them
         found["optimizer_step"] = max(int(row["optimizer_step"]) for row in read_history(run))
     commits = run.glob("checkpoints/step-*/COMMIT")
     found["last_commit"] = max((commit.parent.name for commit in commits), default=None)
