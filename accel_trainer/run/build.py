@@ -86,22 +86,6 @@ def build_trainer(
     the manifest of every checkpoint stores; a run that continues keeps those of its checkpoint, and
     adds what they lack. `trainer_class` is a subclass that overrides `train_step`.
 
-    The order matters:
-
-    1. Parts and data are checked first: nothing has been changed yet.
-    2. Initial weights are loaded, parameters are frozen, and the model is copied for the ONNX
-       export, all on the CPU.
-    3. The model is moved to its device and compiled. Everything built later refers to the tensors
-       on the device.
-    4. The optimizer is built from these parameters, and the learning rate of every step is known.
-    5. What must be the same on all processes is compared before any of them waits for the others
-       in training.
-    6. The checkpointer and the callbacks are built. What they open is closed with the run.
-    7. The trainer is assembled, which wraps the model.
-    8. A trial shows that a checkpoint can be stored and has room on the disk.
-    9. The checkpoint that the run continues from is restored last: everything that it is loaded
-       into is complete. A new run tries the metrics of the test set instead.
-
     Raises:
         ConfigError: an argument has the wrong type, `metadata` is not plain JSON, some processes
             have other data than the main process, a setting has no effect, or a step splits the
@@ -109,13 +93,11 @@ def build_trainer(
         CheckpointError: the checkpoint to continue from does not fit, or the disk has no room for a
             checkpoint.
     """
-    check_part("run", run)
-    check_part("model", model)
-    check_part("task", task)
-    check_parts("callbacks", callbacks)
+    # The order matters.
+    # 1. Parts and data are checked first: nothing has been changed yet.
+    _check_arguments(run, model, task, callbacks)
     noted = copy_metadata(metadata)
     export_config = copy_metadata(export_config, "export_config")
-    _refuse_wrapped(model)
     data = build_data(run, train_set, eval_sets, test_set, options)
     check_coupling(task, data.plan)
     run.activity.couples_batch = getattr(task, "couples_batch", False)
@@ -123,27 +105,24 @@ def build_trainer(
     strategy = _choose_strategy(run, data.plan)
     identity = data.identify(run, data_fingerprint)
 
+    # 2. Initial weights are loaded, parameters are frozen, and the model is copied for the ONNX
+    # export, all on the CPU.
     origin = _load_weights(run, model)
     onnx = _copy_for_onnx(run, model, task, data)
 
+    # 3. Everything built from here on refers to the tensors on the device.
     model = strategy.place(model, run.config.runtime)
     if run.config.runtime.compile:
         compile_model(model, run.activity.compilation)
 
+    # 4. The optimizer has these parameters, and the learning rate of every step is known.
     optimization = plan_optimization(run.config, model, data.plan, optimizer, schedule)
+
+    # 5. The processes are compared before any of them waits for the others in training.
     _check_same_parts(run, model, optimization, task, metrics_of)
 
-    header = {
-        **identity,
-        "settings": decisive_values(run.config),
-        "task_fingerprint": fingerprint_of(task),
-        "origin": origin,
-        "num_processes": run.accelerator.num_processes,
-        "num_threads": torch.get_num_threads(),
-        "reduce": data.plan.reduce,
-        "global_batch_size": data.plan.global_batch_size,
-        "versions": library_versions(),
-    }
+    # 6. What checkpointer and callbacks open is closed with the run.
+    header = {**identity, **_describe_training(run, data.plan, task), "origin": origin}
     history = _open_history(run)
     checkpointer = _open_checkpointer(run, strategy, header, history)
     if run.config.run.dry_run:
@@ -161,6 +140,7 @@ def build_trainer(
         callbacks=callbacks,
     )
 
+    # 7. The trainer is assembled, which wraps the model.
     evaluators = _build_evaluators(run, data, task, metrics_of, strategy)
     final_evaluator = evaluators.pop(TEST_SET, None)
     final_test = None if final_evaluator is None else FinalTest(run, final_evaluator)
@@ -185,9 +165,13 @@ def build_trainer(
         final_test=final_test,
     )
     trainer.metadata |= noted
+
+    # 8. A trial shows that a checkpoint can be stored and has room on the disk.
     prepare_checkpoints(trainer, checkpointer)
     if run.accelerator.is_main_process:
         run.resources.enter_context(guarded_folder(checkpointer.directory))
+
+    # 9. The checkpoint is restored last: everything that it is loaded into is complete.
     _restore(run, trainer, header, history, final_test)
     return trainer
 
@@ -195,8 +179,12 @@ def build_trainer(
 # --- 1. parts and data ---
 
 
-def _refuse_wrapped(model: nn.Module) -> None:
-    """Raise ConfigError for a model that another wrapper spreads over devices."""
+def _check_arguments(run: Run, model: nn.Module, task: Task, callbacks: Sequence[Callback]) -> None:
+    """Raise ConfigError for parts of a wrong type, and a model that is wrapped for devices."""
+    check_part("run", run)
+    check_part("model", model)
+    check_part("task", task)
+    check_parts("callbacks", callbacks)
     for module in model.modules():
         if isinstance(module, nn.DataParallel | DistributedDataParallel):
             raise ConfigError(
@@ -312,6 +300,19 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
 
 
 # --- 6. checkpoints and callbacks ---
+
+
+def _describe_training(run: Run, plan: BatchPlan, task: Task) -> dict[str, Any]:
+    """Return what the manifest of a checkpoint has of the training, besides its data."""
+    return {
+        "settings": decisive_values(run.config),
+        "task_fingerprint": fingerprint_of(task),
+        "num_processes": run.accelerator.num_processes,
+        "num_threads": torch.get_num_threads(),
+        "reduce": plan.reduce,
+        "global_batch_size": plan.global_batch_size,
+        "versions": library_versions(),
+    }
 
 
 def _open_history(run: Run) -> MetricsFile | None:

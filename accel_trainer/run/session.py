@@ -58,16 +58,6 @@ class Run:
 def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     """Join the processes, lock the run folder and load the checkpoint. **Collective.**
 
-    The order matters; what is entered is left in reverse:
-
-    1. Mistakes in settings are reported before any process waits for another.
-    2. The processes join, and check that code and settings are the same on all of them.
-    3. Signals are handled and hangs are noticed before any file changes.
-    4. The main process opens the folder, and tells the others what the run continues from.
-    5. From here on, errors are reported in that folder; those of memory and of compilation are
-       explained.
-    6. The checkpoint is loaded last: it is large, and the settings can no longer refuse the run.
-
     Raises:
         ConfigError: the config differs from that of the run it would continue, or from that of
             another process.
@@ -75,14 +65,18 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
     """
+    # The order matters; what is entered is left in reverse.
+    # 1. Mistakes in settings are reported before any process waits for another.
     check_types(config, RecipeConfig)
     config = with_defaults(config)
     check_allowed_changes(config)
     refuse_launch(config)
     is_late = is_too_late_for_cublas()  # before the accelerator is in use
+    # 2. The processes join, and check that code and settings are the same on all of them.
     accelerator = start_accelerator(config.runtime)
     seed_everything(config.seed)
     check_same_everywhere(describe_identity(config), accelerator)
+    # 3. Signals are handled and hangs are noticed before any file changes.
     rank = accelerator.process_index
     num_processes = accelerator.num_processes
     activity = Activity()
@@ -99,6 +93,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         stop_flag.is_starting = True  # until the trainer begins
         if config.run.shared:
             lock.callback(os.umask, os.umask(0o027))
+        # 4. The main process opens the folder, and tells the others what the run continues from.
         opened = _open_on_main(config, recipe, accelerator, stop_flag, lock)
         folder = Path(opened.path)
         config = replace(
@@ -107,6 +102,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         if accelerator.is_main_process:
             for code, message in find_warnings(config, is_too_late_for_cublas=is_late).items():
                 _logger.warning("[%s] %s", code, message)
+        # 5. Errors are reported in that folder; those of memory and of compilation are explained.
         with failures_reported(folder, activity, watchdog, rank=rank, num_processes=num_processes):
             with (
                 explain_out_of_memory(config.batch, activity, accelerator),
@@ -114,6 +110,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
                 nondeterminism_named(says_it=accelerator.is_main_process) as operations,
                 ExitStack() as resources,
             ):
+                # 6. The checkpoint is loaded last: it is large, and no setting refuses the run now.
                 yield Run(
                     config=config,
                     accelerator=accelerator,

@@ -45,26 +45,22 @@ def assemble(
 ) -> Assembly:
     """Return the parts that train `model`, placed by `strategy`, and store it. **Collective.**
 
-    The order matters:
-
-    1. The average is a copy of a model that is not wrapped yet.
-    2. `prepare` wraps the model, and copies the main process's weights and buffers to all.
-    3. The optimizer is made ready, which may depend on shards.
-    4. The copies of buffers and the guard are made from the plain model once `prepare` has placed
-       its tensors; the step trains the wrapped model.
-    5. The state and the rehearsal record what the run starts with, before anything is restored or
-       trained.
-
     Raises:
         ConfigError: the model or the optimizer does not fit the strategy.
         CheckpointError: the model has state that cannot be stored or loaded.
     """
+    # The order matters.
+    # 1. The average is a copy of a model that is not wrapped yet.
     copied = None if config.ema_decay is None else strategy.copy(model)
+    # 2. `prepare` wraps the model, and copies the main process's weights and buffers to all.
     wrapped_model, prepared_optimizer = strategy.prepare(model, optimizer)
     average = None
     if copied is not None and config.ema_decay is not None:
         average = Ema(model, copied, decay=config.ema_decay)
+    # 3. The optimizer is made ready, which may depend on shards.
     make_ready(optimizer)
+    # 4. Buffers and guard belong to the plain model, whose tensors `prepare` has placed; the step
+    # trains the wrapped one.
     buffers = BufferHistory(model)
     guard = NonfiniteGuard(
         strategy,
@@ -84,6 +80,7 @@ def assemble(
         guard=guard,
         max_grad_norm=config.max_grad_norm,
     )
+    # 5. What the run starts with is recorded before anything is restored or trained.
     states = training_state(model, optimizer, copied, strategy.accelerator.scaler)
     rehearsal = Rehearsal(
         model=model,
