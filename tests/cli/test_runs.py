@@ -164,3 +164,40 @@ def test_what_is_not_a_run_is_named(
     code, _, err = run_command(capsys, ["diff", runs / "fast", tmp_path])
     assert code == 73
     assert "is not a run (there is no config.yaml): check the path" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.yaml", "a: [1", "config.yaml: line 1: "),
+        ("config.yaml", "# all removed", "(config.yaml is empty)"),
+        ("environment.json", "{", "environment.json: Expecting"),
+        ("metrics.jsonl", "{\n", "line 1 of metrics.jsonl is not a row"),
+    ],
+)
+def test_a_damaged_run_is_named_with_its_file(
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: str,
+    said: str,
+) -> None:
+    shutil.copytree(runs / "fast", tmp_path / "whole")
+    damaged = shutil.copytree(runs / "slow", tmp_path / "damaged")
+    (damaged / name).write_text(content)
+    code, out, err = run_command(capsys, ["runs", tmp_path])
+    assert code == 0
+    assert len(out.splitlines()) == 2, "the header and the whole one"
+    assert err.startswith(f"left out: {damaged} cannot be read (")
+    assert said in err
+    assert err.endswith("): restore or repair the file\n")
+    assert run_command(capsys, ["runs", damaged])[0] == 73
+
+
+def test_a_folder_beside_runs_is_no_damaged_run(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(runs / "fast", tmp_path / "whole")
+    (tmp_path / "plots").mkdir()
+    assert run_command(capsys, ["runs", tmp_path])[2] == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -270,6 +271,8 @@ def test_a_look_at_a_strangers_folder_is_one_line_and_changes_nothing(
     problems = []
     for command, argv in looks(run, elsewhere).items():
         code, out, err = run_command(capsys, argv)
+        if command == "runs":  # a table names each run that is not in it
+            err = re.sub(r"^left out: .*\n", "", err)
         says_on_stdout = command in ("doctor", "inspect") and not err
         is_sound = code in (0, 64, 65, 73, 74) and err.count("\n") <= 1 and len(err) < 1000
         # a plan reads the very file that it is given

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -224,18 +224,21 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunReader:
     """Read a run folder; with `metrics`, which has read some of its rows, only the rows since then.
 
     Raises:
-        OutputError: there is no run in it.
+        OutputError: there is no run in it, or one of its files is damaged.
     """
     metrics = metrics or MetricsReader(folder / "metrics.jsonl")
+    config = folder / "config.yaml"
+    if not os.path.lexists(config):
+        raise OutputError(
+            "NOT_A_RUN", f"{folder} is not a run (there is no config.yaml): check the path"
+        )
     try:
-        if not os.path.lexists(folder / "config.yaml"):
-            raise ValueError("there is no config.yaml")
         rows = metrics.read()
         result = _checked("result.json", _read_json(folder / "result.json"), _RESULT)
         _checked("result.json, best", result.get("best") or {}, _BEST)
         return RunReader(
             folder,
-            _checked("config.yaml", read_plain_yaml(folder / "config.yaml"), _CONFIG),
+            _checked("config.yaml", _read(config, read_plain_yaml), _CONFIG),
             rows,
             result,
             _checked("environment.json", _read_json(folder / "environment.json"), {}),
@@ -244,7 +247,7 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunReader:
         )
     except (OSError, ValueError) as error:
         raise OutputError(
-            "NOT_A_RUN", f"{folder} is not a run ({error}): check the path"
+            "NOT_A_RUN", f"{folder} cannot be read ({error}): restore or repair the file"
         ) from error
 
 
@@ -272,7 +275,18 @@ def _checked(name: str, values: dict[str, Any], kinds: Mapping[str, Any]) -> dic
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return read_json_object(path, max_bytes=_MAX_RECORD_BYTES) if os.path.lexists(path) else {}
+    read = partial(read_json_object, max_bytes=_MAX_RECORD_BYTES)
+    return _read(path, read) if os.path.lexists(path) else {}
+
+
+def _read(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Return what `read` finds in a file. Raises OSError, or ValueError that names the file."""
+    try:
+        return read(path)
+    except ValueError as error:
+        if path.name in str(error):
+            raise
+        raise ValueError(f"{path.name}: {error}") from error
 
 
 def _read_rows(
@@ -284,7 +298,9 @@ def _read_rows(
     """
     if os.path.lexists(path):
         for number, line in enumerate(read_lines(path, start=start), start=1):
-            row = parse_json(line)
+            row: Any = None
+            with suppress(ValueError):
+                row = parse_json(line)
             if not is_valid(row):
                 after = f" after byte {start}" if start else ""
                 raise ValueError(f"line {number}{after} of {path.name} is not a row")

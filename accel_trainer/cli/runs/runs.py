@@ -5,6 +5,7 @@ A sweep is one row, that of its best run. A narrow terminal leaves some columns 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,20 @@ def _print_table(rows: Sequence[Mapping[str, Any]], *, sort: str) -> None:
 
 
 def find_runs(folder: Path) -> list[RunReader]:
-    """Return the readable runs in `folder`, or the run `folder` itself if it is one."""
+    """Return the runs in `folder`, or the run `folder` itself if it is one.
+
+    A damaged run in `folder` is left out and named on stderr. Raises OutputError if `folder` is
+    one itself.
+    """
     found = []
     for place in run_folders(folder):
         try:
             found.append(read_run(place))
-        except OutputError:
-            continue
+        except OutputError as error:
+            if place == folder:
+                raise
+            if (place / "config.yaml").exists():
+                tell(f"left out: {error.message}", file=sys.stderr)
     return found
 
 
