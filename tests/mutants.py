@@ -42,6 +42,13 @@ EXACT_EVALUATION = (
 MUTANTS = [
     # --- what only odd circumstances show ---
     Mutant(
+        "numbers that a task draws from numpy are others after a resume",
+        "accel_trainer/core/rng.py",
+        "    np.random.seed(key)\n",
+        "",
+        ("tests/training/test_exactness.py::test_a_task_may_draw_from_any_global_generator",),
+    ),
+    Mutant(
         "an optimizer inside of another is not looked at",
         "accel_trainer/training/unseen_state.py",
         'self.visit(f"{name}.state", value.state)',
@@ -1499,8 +1506,8 @@ MUTANTS = [
     Mutant(
         "every sample of an epoch draws the same",
         "accel_trainer/data/workers.py",
-        "seed = fold_in(key, drawn_id)",
-        "seed = fold_in(key, len(self.last_begun))",
+        "seed_generators(fold_in(key, drawn_id))",
+        "seed_generators(fold_in(key, len(self.last_begun)))",
         ("tests/data/test_workers.py",),
     ),
     Mutant(

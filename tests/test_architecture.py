@@ -335,7 +335,6 @@ RULES = {
         draws_without_generator,
         {
             "core.rng",
-            "data.workers",  # gives each worker process the seed of its sample
             "vision.sources.digits",  # splits once, with a generator of its own
             "cli.chaos.faults",  # draws them by a seed
             "cli.chaos.runs",  # which byte is flipped

@@ -23,6 +23,7 @@ _INCREMENT = 0x9E3779B9
 _MULTIPLIER_1 = 0x7FEB352D
 _MULTIPLIER_2 = 0x846CA68B
 _MASK = 0xFFFFFFFF
+_CPU = torch.device("cpu")
 _EVALUATION = 0x6576616C  # Larger than any process index, which is the key of training.
 
 
@@ -78,17 +79,16 @@ def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:
 
 def seed_evaluation(seed: int, *, position: int, device: torch.device) -> None:
     """Seed Python, numpy and torch for the evaluation batch that begins with sample `position`."""
-    key = fold_in(seed, _EVALUATION, position)
-    random.seed(key)
-    np.random.seed(key)
-    seed_torch(key, device)
+    seed_generators(fold_in(seed, _EVALUATION, position), device)
 
 
-def seed_torch(key: int, device: torch.device) -> None:
-    """Seed the generators of the CPU and of `device`.
+def seed_generators(key: int, device: torch.device = _CPU) -> None:
+    """Seed the global generators of Python, numpy and torch, on the CPU and on `device`.
 
     `torch.manual_seed` would seed every device, which takes 90 us.
     """
+    random.seed(key)
+    np.random.seed(key)
     torch.default_generator.manual_seed(key)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(key)

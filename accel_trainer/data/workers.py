@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,13 +12,12 @@ from multiprocessing.sharedctypes import RawArray, RawValue
 from multiprocessing.util import Finalize
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from ..core.errors import ConfigError, DataError
-from ..core.rng import fold_in
+from ..core.rng import fold_in, seed_generators
 from ..core.types import Batch
 from ..core.user_code import describe_error
 from ..distributed.streams import has_streams
@@ -184,10 +182,7 @@ class _SeededSamples:
         sample_id = drawn_id % len(self._dataset)
         if worker := get_worker_info():
             self.last_begun[worker.id] = sample_id
-        seed = fold_in(key, drawn_id)
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)
+        seed_generators(fold_in(key, drawn_id))
         try:
             return sample_id, self._dataset[sample_id]
         except Exception as error:

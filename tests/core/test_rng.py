@@ -15,7 +15,7 @@ from accel_trainer.core.rng import (
     random_int,
     random_uniform,
     seed_everything,
-    seed_torch,
+    seed_generators,
 )
 
 KEY = fold_in(3, 7)
@@ -167,18 +167,19 @@ def test_nothing_is_drawn_from_the_global_streams() -> None:
 
 
 def test_a_forward_has_a_stream_of_its_own_that_can_be_drawn_again() -> None:
-    def draw(**position: int) -> float:
+    def draw(**position: int) -> tuple[float, float, float]:
         torch.rand(17)  # whatever happened before
         origin = {"seed": 0, "optimizer_step": 5, "micro_batch": 1, "process_index": 2}
         where = {**origin, **position}
         process_key = fold_in(where["seed"], where["process_index"])
         key = fold_in(where["optimizer_step"], where["micro_batch"], start=process_key)
-        seed_torch(key, CPU)
-        return torch.rand(()).item()
+        seed_generators(key, CPU)
+        return torch.rand(()).item(), float(np.random.rand()), random.random()
 
     assert draw() == draw()
     others = [draw(seed=1), draw(optimizer_step=6), draw(micro_batch=0), draw(process_index=3)]
-    assert len({draw(), *others}) == 5
+    for of_one_generator in zip(draw(), *others, strict=True):
+        assert len(set(of_one_generator)) == 5
 
 
 def test_seeding_a_run_reaches_python_numpy_and_torch() -> None:

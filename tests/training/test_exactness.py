@@ -5,24 +5,29 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from accel_trainer import (
+    Batch,
     BatchConfig,
     Callback,
     CheckpointConfig,
+    ClassificationTask,
     OptimizerConfig,
     RunResult,
     RuntimeConfig,
+    StepOutput,
     StepReport,
     Trainer,
 )
@@ -190,6 +195,28 @@ def resume_everywhere(
     for stops in runs:
         assert run(f"stop-{stops}", *stops) == undisturbed, f"stopped after {stops}"
     assert run("undisturbed") == undisturbed  # a finished run has nothing left to do
+
+
+class Noisy(ClassificationTask):
+    """Scales its losses by numbers from the generators that programs use for mixup and the like."""
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().step(model, batch)
+        scale = random.uniform(0.5, 1) * np.random.beta(2, 2) * torch.rand(())
+        return output._replace(losses=output.losses * scale)
+
+
+def test_a_task_may_draw_from_any_global_generator(tmp_path: Path) -> None:
+    def run(name: str, *stops: int) -> dict[str, bytes]:
+        base = workload.make_config(tmp_path / name)
+        for max_steps in (*stops, None):
+            config = replace(base, trainer=replace(base.trainer, max_steps=max_steps))
+            workload.train(config, num_train=NUM_TRAIN, task=Noisy())
+            random.random()  # a resume begins elsewhere in the streams
+            np.random.rand()
+        return final_files(tmp_path / name)
+
+    assert run("stopped", 1, 4) == run("undisturbed")
 
 
 @pytest.mark.parametrize("steps", [[2, STEPS_PER_EPOCH, NUM_STEPS], *slow([(ALWAYS,)])])

@@ -65,9 +65,8 @@ def explain(
 
 _CAUSES = {
     "workers": (
-        "the usual causes are a sample that depends on its data worker, by get_worker_info or a "
-        "generator of the dataset, and a task or model that draws from numpy or Python's random, "
-        "which only the reading of samples seeds: draw with torch's global generator"
+        "the usual cause is a sample that depends on its data worker, by get_worker_info or a "
+        "generator of the dataset: draw with a global generator"
     ),
     "processes": (
         "the usual cause is a part that depends on the process: on its rank, or on the samples "

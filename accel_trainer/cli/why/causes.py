@@ -102,7 +102,7 @@ def _seen(pair: Pair, traced: Traced) -> Cause | None:
         whose = "a generator of its own" if "Generator" in row["plain"] else "torch's generator"
         text = (
             f"random numbers from {whose}, which nothing has seeded for this step: draw them with "
-            "torch's global generator, which is seeded for each forward and each sample"
+            "a global generator, which is seeded for each forward and each sample"
         )
         return Cause("a generator that is not seeded", text)
     return None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...core.buffers import BufferHistory
-from ...core.rng import fold_in, seed_torch
+from ...core.rng import fold_in, seed_generators
 from ...core.tensor_memory import copy_model
 from ...core.types import StepOutput
 from ...distributed.collectives import SINGLE_PROCESS, Peers
@@ -103,10 +103,11 @@ class Strategy:
     def begin_forward(self, optimizer_step: int, index: int) -> None:
         """Seed what is random in the forward of micro-batch `index` of this process.
 
-        Dropout thus needs no stored generator state.
+        Dropout, and what the task draws from Python's or numpy's generator, thus need no stored
+        state.
         """
         key = fold_in(optimizer_step, index, start=self._forward_key)
-        seed_torch(key, self.accelerator.device)
+        seed_generators(key, self.accelerator.device)
 
     def end_backward(self, num_samples: int) -> None:
         """End a micro-batch of `num_samples`, perhaps 0, after its backward."""
