@@ -42,6 +42,15 @@ EXACT_EVALUATION = (
 MUTANTS = [
     # --- what only odd circumstances show ---
     Mutant(
+        "state that changes where an epoch ends is not looked at",
+        "accel_trainer/training/rehearsal.py",
+        "parts = self._parts if self._num_ends_left >= 0 else {}",
+        "parts: Mapping[str, object] = {}",
+        (
+            "tests/training/test_rehearsal.py::test_state_that_the_end_of_an_epoch_changes_is_named_once",
+        ),
+    ),
+    Mutant(
         "numbers that a task draws from numpy are others after a resume",
         "accel_trainer/core/rng.py",
         "    np.random.seed(key)\n",

@@ -1,9 +1,9 @@
 """Rehearses a resume at each start: a run that could not resume exactly ends at its first step.
 
 A resume builds every object again and loads a checkpoint into it. State that is not in the
-checkpoint, or cannot be loaded, is lost. State that changes only later, such as in an evaluation,
-is not found here; `--dry-run` finds more. It is no replay of a recorded run: nothing is recorded
-yet, and it needs no second process.
+checkpoint, or cannot be loaded, is lost. State that changes only after two epochs is not found
+here; `chaos` finds more. It is no replay of a recorded run: nothing is recorded yet, and it needs
+no second process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,12 +71,23 @@ class Rehearsal:
         self._before = _identify(model)
         self._fresh_optimizer = _copy_optimizer(optimizer)
         self._marks = [mark_unseen(self._parts, model=model)]
+        self._num_ends_left = 2  # the first may set an attribute that the class had
         self._restored: set[str] = set()
+        self._named: list[str] = []
 
-    @contextmanager
-    def trying(self, metrics: Iterable[Metric]) -> Iterator[None]:
+    def trying(self, metrics: Iterable[Metric]) -> AbstractContextManager[None]:
         """Warn of values that the metrics change in the block, and that no checkpoint holds."""
         parts = {type(metric).__name__: metric for metric in metrics}
+        return self._warning(parts, "an evaluation", "compute from the sums alone")
+
+    def ending_epoch(self) -> AbstractContextManager[None]:
+        """Warn of values that the first two ends of an epoch change, as callbacks may do."""
+        self._num_ends_left -= 1
+        parts = self._parts if self._num_ends_left >= 0 else {}
+        return self._warning(parts, "the end of an epoch", "compute it from `batch.position`")
+
+    @contextmanager
+    def _warning(self, parts: Mapping[str, object], what: str, fix: str) -> Iterator[None]:
         before = mark_unseen(parts, model=self._model)
         yield
         after = mark_unseen(parts, model=self._model)
@@ -84,12 +95,16 @@ class Rehearsal:
             name
             for name, mark in before.items()
             if name in after and mark[0] == after[name][0] and mark != after[name]
+            if name not in self._named
         ]
+        self._named += kept
         if kept and self._accelerator.is_main_process:
             _logger.warning(
-                "[UNSEEN_STATE] an evaluation changes %s, and no checkpoint holds it: compute from "
-                "the sums alone, or set unsaved_attributes = (%r,) if no result depends on it",
+                "[UNSEEN_STATE] %s changes %s, and no checkpoint holds it: %s, "
+                "or set unsaved_attributes = (%r,) if no result depends on it",
+                what,
                 listed(kept),
+                fix,
                 min(kept).rpartition(".")[2],
             )
 
@@ -222,6 +237,7 @@ class Rehearsal:
             if first[name][0] == second[name][0] == third[name][0]
             and first[name][1] != second[name][1] != third[name][1]
         ]
+        self._named = unseen
         if unseen:
             _logger.warning(
                 "[UNSEEN_STATE] training changes %s, and no checkpoint holds it: if --dry-run "

@@ -371,10 +371,11 @@ class Trainer:
     def _end_epoch(self) -> None:
         """Evaluate if due, and move to the next epoch unless a signal ends the evaluation."""
         next_epoch = self.state.after_epoch()
-        if self._is_evaluation_due and not self._evaluate_at(next_epoch):
-            return  # `_finish` saves the position as not yet evaluated: a resume evaluates it
-        self._move_to(next_epoch)
-        self._notify("on_epoch_end")
+        with self._rehearsal.ending_epoch():
+            if self._is_evaluation_due and not self._evaluate_at(next_epoch):
+                return  # `_finish` saves the position as not yet evaluated: a resume evaluates it
+            self._move_to(next_epoch)
+            self._notify("on_epoch_end")
         if self._is_save_due:
             self._save()
 

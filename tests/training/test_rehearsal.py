@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from accel_trainer import Callback, CheckpointError, OptimizerConfig, RunResult, StepOutput
+from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.types import Batch
 
 from .. import processes
@@ -358,6 +359,34 @@ class InnerMomentum(SGD):
 
     def step(self, closure: Any = None) -> None:
         self.inner.step()
+
+
+class Margin(PlainTask):
+    """Grows harder with each epoch, as a callback says."""
+
+    margin = 0.0
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().step(model, batch)
+        return output._replace(losses=output.losses + self.margin)
+
+
+class RaisesMargin(Callback):
+    def __init__(self, task: Margin) -> None:
+        self._task = task
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        self._task.margin += 0.1
+
+
+def test_state_that_the_end_of_an_epoch_changes_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = Margin()
+    result = run(tmp_path / "run", max_steps=99, task=lambda: task, callbacks=(RaisesMargin(task),))
+    assert result.position.epoch >= 2
+    (line,) = [line for line in caplog.messages if "UNSEEN_STATE" in line]
+    assert line.startswith("[UNSEEN_STATE] the end of an epoch changes task.margin, and no ")
 
 
 NAMED: dict[str, tuple[dict[str, Any], str]] = {
