@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accelerate import Accelerator
 
 from ..core.callback import Callback, TrainerView
@@ -21,10 +19,6 @@ from ..training.unseen_state import mark_unseen
 NUM_STEPS = 3  # before the resume, and again after it
 MAX_EVAL_SAMPLES = 512
 UNSEEN_FILE = "unseen.json"
-GENERATORS: dict[str, Callable[[], Any]] = {
-    "Python's random": random.getstate,
-    "numpy.random": np.random.get_state,
-}
 
 
 class FewSamples:
@@ -79,7 +73,6 @@ class UnseenRecorder(Callback):
         if not trainer.accelerator.is_main_process:
             return
         marks = mark_unseen(self._parts, model=self._parts["model"])
-        marks |= {name: state() for name, state in GENERATORS.items()}
         hashes = {
             name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in marks.items()
         }

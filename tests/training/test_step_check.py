@@ -135,12 +135,15 @@ def train_wrongly(folder: Path, backward: int) -> None:
     print(f"exit code {ended.value.exit_code}: {ended.value}")
 
 
+OWN = random.Random()
+
+
 class Unrepeatable(ClassificationTask):
     """Draws from a generator that no step seeds."""
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         output = super().step(model, batch)
-        return output._replace(losses=output.losses * random.random())
+        return output._replace(losses=output.losses * OWN.random())
 
 
 def test_a_step_that_never_repeats_itself_is_told_from_a_device(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def explain(
     if where is None:
         return None
     step, first = _first_row(one, other, left_out)
-    lost, generators = _first_lost(reference.notes, ending.notes)
+    lost = _first_lost(reference.notes, ending.notes)
     if not ending.plan:
         cause = _why_not_repeated(one, other, lost, touched)
     elif touched and not lost:
@@ -59,7 +59,7 @@ def explain(
         cause = _CAUSES[ending.plan[-1].kind]
     else:
         is_measured = where.startswith((ROWS, "trainer.")) and "eval" in (first or "")
-        cause = cause_of(ROWS if is_measured else where, lost, generators)
+        cause = cause_of(ROWS if is_measured else where, lost)
     return Difference(where, first, step, cause)
 
 
@@ -75,15 +75,12 @@ _CAUSES = {
 }
 
 
-def _first_lost(one: Path, other: Path) -> tuple[list[str], list[str]]:
-    """Return the objects that first differed, at some step, and the generators that did so, too."""
-    found: tuple[list[str], list[str]] = ([], [])
+def _first_lost(one: Path, other: Path) -> list[str]:
+    """Return the names of what differed at the first step at which anything did."""
     for notes in sorted(one.glob("*")):
-        if (other / notes.name).is_dir():
-            found = lost_state(notes, other / notes.name)
-            if found[0]:
-                break
-    return found
+        if (other / notes.name).is_dir() and (lost := lost_state(notes, other / notes.name)):
+            return lost
+    return []
 
 
 def _why_not_repeated(one: Path, other: Path, lost: list[str], touched: Collection[str]) -> str:

@@ -148,7 +148,7 @@ def _compare(whole: Path, parts: Path, num_before: int) -> str:
             f"a run that is stopped after {num_before} steps and resumed in a new process "
             f"differs in {path}"
         )
-        cause = cause_of(path, *lost_state(whole, parts))
+        cause = cause_of(path, lost_state(whole, parts))
         raise CheckpointError("CKPT_INEXACT", f"{fact} from one that is not: {cause}")
     last = state_of(saved[-1])
     num_tensors = sum(len(piece) for name, piece in last.items() if name in ("model", "ema"))

@@ -13,7 +13,7 @@ from ...core.errors import listed
 from ...core.filesystem import sha256_of
 from ...core.history import read_history
 from ...core.json_files import read_json_object
-from ...run.dry_run import GENERATORS, UNSEEN_FILE
+from ...run.dry_run import UNSEEN_FILE
 from ...training.rehearsal import first_difference
 
 ROWS = "metrics.jsonl"
@@ -56,32 +56,26 @@ def _exports_of(run: Path) -> dict[str, str]:
     return {f"export/{path.name}": sha256_of(path) for path in files}
 
 
-def lost_state(one: Path, other: Path) -> tuple[list[str], list[str]]:
-    """Return what no checkpoint holds and differs between two runs: objects, and generators.
+def lost_state(one: Path, other: Path) -> list[str]:
+    """Return the names of what no checkpoint holds and differs between two runs.
 
     `one` and `other` are folders with the file that a dry run writes at a step, or as it resumes.
     """
     left, found = (read_json_object(folder / UNSEEN_FILE) for folder in (one, other))
-    lost = sorted(name for name in left if left[name] != found.get(name))
-    objects = [name for name in lost if name not in GENERATORS]
-    return objects, [name for name in lost if name in GENERATORS]
+    return sorted(name for name in left if left[name] != found.get(name))
 
 
-def cause_of(path: str, objects: list[str], generators: list[str]) -> str:
+def cause_of(path: str, lost: list[str]) -> str:
     """Return what a resume began with that was not as it was left, or else the usual cause."""
-    if objects:
+    if lost:
         fix = (
             "keep it in a buffer of the model, or in the state_dict of the optimizer or of a "
             "callback; compute a learning rate from the step; draw with torch's generator"
         )
-        return f"the resume began with another {listed(objects)}, which no checkpoint holds: {fix}"
+        return f"the resume began with another {listed(lost)}, which no checkpoint holds: {fix}"
     if path.startswith(ROWS):
         return (
             "the usual cause is an evaluation that draws random numbers, "
             "or depends on an earlier one"
         )
-    # Reading a sample seeds these generators, too: they need not be the cause.
-    drawn = f", or numbers drawn from {' or '.join(generators)}" * bool(generators)
-    return (
-        f"the usual cause is state that no checkpoint holds, such as a variable of a closure{drawn}"
-    )
+    return "the usual cause is state that no checkpoint holds, such as a variable of a closure"

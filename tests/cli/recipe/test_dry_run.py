@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from accel_trainer import (
     Callback,
-    ClassificationTask,
     ConfigError,
     OptimizerConfig,
     RecipeConfig,
@@ -132,13 +131,6 @@ class Forgetful(Callback):
         raise RuntimeError("no such notes")
 
 
-class DrawsFromPython(ClassificationTask):
-    """Draws from Python's generator, which the engine does not seed for a step."""
-
-    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        return StepOutput(super().step(model, batch).losses * random.random())
-
-
 class LateState(planted.PlainTask):
     """A loss that is weighted by a running mean, which begins as None."""
 
@@ -239,10 +231,6 @@ NAMED: dict[str, tuple[Any, str]] = {
     "generator": (
         task(test_rehearsal.OwnGenerator),
         "CKPT_INEXACT.* began with another task.generator",
-    ),
-    "Python's generator": (
-        partial(workload.train, task=DrawsFromPython()),
-        "CKPT_INEXACT.* Python's random",
     ),
 }
 SHOWN = ["late state", "clock", "evaluation", "global"]
