@@ -1571,7 +1571,7 @@ MUTANTS = [
     Mutant(
         "batches of every size keep memory",
         "accel_trainer/training/step.py",
-        "lru_cache(_MAX_GRADIENTS)",
+        "lru_cache(_MAX_CACHED)",
         "lru_cache(None)",
         ("tests/training/test_task_output.py",),
     ),

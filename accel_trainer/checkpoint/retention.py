@@ -195,7 +195,7 @@ def spread(paths: Sequence[Path], count: int) -> list[Path]:
 
 
 def has_checkpoints(directory: Path) -> bool:
-    """Whether there ever was a checkpoint, valid or damaged.
+    """Whether there is a checkpoint, valid or damaged.
 
     A run must then not silently start from scratch.
     """

@@ -80,7 +80,7 @@ class TrainerView(Protocol):
 
     @property
     def is_finished(self) -> bool:
-        """Whether all steps have been trained."""
+        """Whether nothing is left to train: no step is left, or a stop was requested."""
 
     @property
     def data_wait_s(self) -> float:

@@ -1,4 +1,4 @@
-"""The position of a run. All other changing state is a pure function of it, or tensors."""
+"""The position of a run, from which its data, learning rates and random numbers follow."""
 
 from __future__ import annotations
 

@@ -218,8 +218,7 @@ class Loader(Protocol):
     """
 
     plan: BatchPlan
-    """The arithmetic that splits an epoch into step batches. The engine may replace it; the next
-    `step_batches` then uses the new plan."""
+    """The arithmetic that splits an epoch into step batches."""
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch` from its step `first_step` on.

@@ -1,7 +1,7 @@
 """Restores a trainer from a loaded checkpoint, if the data and the task are the same.
 
-The settings have been compared before, in `folder.py`. `Trainer.restore` then passes each piece of
-the checkpoint to the object that it belongs to.
+The settings have been compared before (`check_changes`). `Trainer.restore` then passes each piece
+of the checkpoint to the object that it belongs to.
 """
 
 from __future__ import annotations

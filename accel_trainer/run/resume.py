@@ -1,9 +1,9 @@
 """What a run continues from: it chooses the folder, compares the configs and reads the checkpoint.
 
-`start_run` calls these functions in the order in which they stand here: the main process alone
-chooses the folder, finds the source and compares the stored config with the new one (`folder.py`).
-All processes then load the checkpoint (`load_for_all`). `restore.py` puts it into the trainer once
-that is built.
+These functions are called in the order in which they stand here. On the main process alone,
+`open_folder` chooses the folder, finds the source and compares the stored config with the new one.
+On all processes, `start_run` then loads the checkpoint (`load_for_all`), and `build_trainer`
+restores it (`restore.py`).
 """
 
 from __future__ import annotations

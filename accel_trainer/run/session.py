@@ -92,7 +92,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     with ExitStack() as lock, stop_on_signals(stop_flag), watchdog:
         stop_flag.is_starting = True  # until the trainer begins
         if config.run.shared:
-            lock.callback(os.umask, os.umask(0o027))
+            lock.callback(os.umask, os.umask(0o027))  # the inner call sets it
         # 4. The main process opens the folder, and tells the others what the run continues from.
         opened = _open_on_main(config, recipe, accelerator, stop_flag, lock)
         folder = Path(opened.path)

@@ -25,7 +25,7 @@ from .task_output import check_output
 _NO_CONTEXT = nullcontext()
 # A gradient that overflows even below this scale is NaN or inf, not a float16 overflow.
 _MIN_LOSS_SCALE = 1e-3
-_MAX_GRADIENTS = 16
+_MAX_CACHED = 16
 _BYPASSABLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
@@ -56,8 +56,10 @@ class OptimizerStep:
         self.guard = guard
         self._max_grad_norm = max_grad_norm
         self._parameters = parameters_of(optimizer)
-        # `_loss_gradient` for each sample, [B] on the device; batches may have ever other sizes.
-        self._fill = lru_cache(_MAX_GRADIENTS)(partial(torch.full, device=self._accelerator.device))
+        # `_loss_gradient` for each sample, [B] on the device; batch sizes may keep changing.
+        self._constant_gradient = lru_cache(_MAX_CACHED)(
+            partial(torch.full, device=self._accelerator.device)
+        )
         # What the task returns besides losses; None before the first step.
         self._form: set[str] | None = None
         self.bypass_accelerate = (
@@ -105,7 +107,7 @@ class OptimizerStep:
         The backward starts from the factor of each loss: computing the product and its backward
         would add 7 % to the step of a tiny model.
         """
-        gradient = self._fill(losses.shape, self._loss_gradient, dtype=losses.dtype)
+        gradient = self._constant_gradient(losses.shape, self._loss_gradient, dtype=losses.dtype)
         if self.bypass_accelerate:
             torch.autograd.backward(losses, gradient)
         else:

@@ -223,7 +223,7 @@ def test_batches_of_ever_other_sizes_keep_no_more_memory() -> None:
         step.begin(TrainState(), StepBatch([batch], size))
         step.accumulate(Losses(), batch)
         step.finish()
-    assert step._fill.cache_info().currsize <= 16
+    assert step._constant_gradient.cache_info().currsize <= 16
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -126,7 +126,7 @@ class Strategy:
         return sums, self.accelerator.reduce(sums.num_items, reduction="sum")
 
     def is_found_anywhere(self, flag: Tensor) -> Tensor:
-        """Return a flag [] that is 1 on all processes if `flag` is 1 on any of them.
+        """Return a flag [] that is above 0 on all processes if `flag` is on any of them.
 
         **Collective** with shards.
         """

@@ -64,8 +64,9 @@ class ExactStrategy(Strategy):
         # `evaluation_mode` leaves out DDP, which would add up in another order.
         model = self.accelerator.prepare_model(model, evaluation_mode=True)
         self._model = model
-        # Two steps: a copy of the weights that a forward updates first changes in the second one.
-        self._num_unchecked_steps = 2
+        # A forward may update a copy of the weights before it reads them: in the first step that
+        # copy does not change yet.
+        self._num_checks_left = 2
         self._parameters = parameters_of(optimizer)
         self._places = buffer_places(model)
         buffers = self._buffers()
@@ -94,7 +95,7 @@ class ExactStrategy(Strategy):
         self._history = buffers
         self._tree = PairwiseSum()
         self._changes: list[Tensor] = []
-        self._before = self._unmerged()
+        self._before = self._watched_copies()
 
     def begin_forward(self, optimizer_step: int, index: int) -> None:
         """Restore the buffers, and seed by the step and the micro-batch's place in it."""
@@ -166,16 +167,16 @@ class ExactStrategy(Strategy):
     def _by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip(self._places, tensors, strict=True))
 
-    def _unmerged(self) -> dict[str, Tensor]:
+    def _watched_copies(self) -> dict[str, Tensor]:
         """Return copies of the parameters and the extra state, by name.
 
         After the first steps of a start there are none: changes are then no longer looked for.
         """
-        state = self._model.state_dict() if self._num_unchecked_steps > 0 else {}
+        state = self._model.state_dict() if self._num_checks_left > 0 else {}
         return {name: value.clone() for name, value in state.items() if name not in self._places}
 
     def _refuse_unmerged_changes(self) -> None:
-        now = self._unmerged()
+        now = self._watched_copies()
         for name, value in self._before.items():
             if not torch.equal(now[name], value):
                 raise ConfigError(
@@ -184,7 +185,7 @@ class ExactStrategy(Strategy):
                     "change it after the step, in on_step_end of a callback, make it a buffer, "
                     "or use --reduce float",
                 )
-        self._num_unchecked_steps -= 1
+        self._num_checks_left -= 1
 
     def _merge_counters(self, buffers: Mapping[str, Tensor]) -> None:
         """Apply the step's changes of integer buffers: counters, pointers, flags.

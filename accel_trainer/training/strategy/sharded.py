@@ -86,5 +86,5 @@ class ShardedStrategy(Strategy):
         copy_from_main(buffers_at(self._places), self.accelerator)
 
     def is_found_anywhere(self, flag: Tensor) -> Tensor:
-        """Return a flag [] that is 1 on all processes if `flag` is 1 on any. **Collective.**"""
+        """Return a flag [] that is above 0 if `flag` is on any process. **Collective.**"""
         return self.accelerator.reduce(flag)  # type: ignore[no-any-return]  # accelerate is untyped
