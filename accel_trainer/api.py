@@ -1,6 +1,7 @@
 """The public names of the package."""
 
 from .checkpoint.config import CheckpointConfig
+from .cli.flags.parser import load_config, parse_config, save_config
 from .cli.recipe.main import main
 from .core.batch_plan import BatchConfig, BatchPlan
 from .core.callback import Callback, RunResult
@@ -45,7 +46,6 @@ from .optim.lr_scheduler import ScheduleConfig, build_schedule, schedule_from_to
 from .optim.optimizers import build_optimizer
 from .run.build import build_trainer
 from .run.config import RecipeConfig, RunConfig
-from .run.parser import load_config, parse_config, save_config
 from .run.session import Run, start_run
 from .training.config import TrainerConfig
 from .training.evaluator import Evaluator

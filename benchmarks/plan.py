@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from accel_trainer.cli.common.recipes import find_config_class
+from accel_trainer.cli.flags.parser import parse_config
 from accel_trainer.cli.plan.measure import measure
 from accel_trainer.cli.plan.steps import plan_run, without_open_settings
 from accel_trainer.cli.runs.run_reader import read_run
-from accel_trainer.run.parser import parse_config
 
 from . import results
 from .input_pipeline import write_noise

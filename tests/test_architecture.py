@@ -450,6 +450,15 @@ RULES = {
         },
         "os.environ['RANK']",
     ),
+    "reads the command line": Rule(
+        mentions("sys.argv"),
+        {
+            "cli",
+            "run.agreement",  # which recipe runs, to hash it
+            "run.provenance",  # records it
+        },
+        "sys.argv[1:]",
+    ),
     "installs a signal handler": Rule(
         calls("signal.signal", "signal.set_wakeup_fd", ".add_signal_handler"),
         {

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from ..core.errors import ConfigError, ExitCode, OutputError
 from ..run.config import RecipeConfig
-from ..run.parser import config_fields, parse_config
 from .common.output import tell
 from .common.parser import CommandParser
 from .common.processes import forward_signals, start_recipe
 from .common.recipes import find_config_class
+from .flags.fields import config_fields
+from .flags.parser import parse_config
 from .report.figures import save_picture
 from .runs.run_reader import read_run
 

@@ -1,14 +1,16 @@
-"""Configs: ranges and patterns of their values, plain dicts, and the differences between two."""
+"""Configs: the types and ranges of their values, plain dicts, and differences between two."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from numbers import Real
-from typing import Any, TypeVar
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -63,6 +65,31 @@ def check_pattern(config: object, group: str, name: str) -> None:
             "CONFIG",
             f"{group}.{name} is {value!r}, which is not a regular expression ({error}): correct it",
         ) from error
+
+
+def check_types(config: object, config_class: Any, prefix: str = "") -> None:
+    """Raise ConfigError if a value of `config`, which a program has made, has a wrong type."""
+    for name, kind in get_type_hints(config_class).items():
+        value = getattr(config, name, None)
+        if not _fits(value, kind):
+            raise ConfigError("CONFIG", f"{prefix}{name} is {value!r}: give {type_name(kind)}")
+        if is_dataclass(kind):
+            check_types(value, kind, f"{prefix}{name}.")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of the type of a field: one of its choices, or a number of its kind."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(value, each) for each in get_args(kind))
+    kind = {int: Integral, float: Real}.get(kind, kind)
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def type_name(kind: Any) -> str:
+    """Return the name of a type as people write it, such as `int | None`."""
+    return re.sub(r"\w+\.(?=\w)", "", inspect.formatannotation(kind))
 
 
 def unchecked_defaults(config_class: type[C]) -> C:

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from ..callbacks.trackers import check_trackers
 from ..core import filesystem
+from ..core.config import config_to_dict
 from ..core.errors import (
     CheckpointError,
     DivergedError,
@@ -29,10 +30,10 @@ from ..core.run_dir import (
     run_lock,
     writes_to,
 )
+from ..core.yaml_files import dump_yaml
 from ..fault_tolerance.preemption import StopFlag
 from .config import RecipeConfig
-from .parser import save_config
-from .provenance import describe_environment, find_origins
+from .provenance import describe_environment
 from .resume import (
     Source,
     check_changes,
@@ -96,11 +97,13 @@ def open_folder(
     resolved.batch.plan(enough, num_processes=num_processes)
     if stored is not None and source is not None:
         check_changes(stored, resolved, source)
-    environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
+    environment = describe_environment(config, accelerator)
     with writes_to(folder):
         if source is not None and Path(source.run) != folder:
             _copy_history(Path(source.run), folder)
-        filesystem.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
+        filesystem.write_file_atomic(
+            folder / "config.yaml", dump_yaml(config_to_dict(resolved)).encode()
+        )
         write_json(folder / "environment.json", environment)
         recipe_file = Path(environment["code"]["recipe"])
         if config.run.copy_recipe and recipe_file.suffix == ".py" and recipe_file.is_file():

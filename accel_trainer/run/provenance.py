@@ -1,4 +1,4 @@
-"""What the config of a run does not show: packages, hardware, code, and the origin of values."""
+"""What the config of a run does not show: packages, hardware, code, and the recipe's defaults."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from ..core.config import config_to_dict, diff_config, unchecked_defaults
-from ..core.errors import ConfigError
+from ..core.config import config_to_dict, unchecked_defaults
 from ..distributed.machine import available_cpus
-from .parser import config_fields, parse_config_and_origins
 
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
 _GIT_TIMEOUT_S = 10
@@ -46,7 +44,7 @@ _VARIABLES = re.compile(
 )
 
 
-def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
+def describe_environment(config: object, accelerator: Accelerator) -> dict[str, Any]:
     """Return what is needed to compare or repeat runs, as JSON values."""
     device = accelerator.device
     arguments = _SECRET_FLAG.sub(r"\1***", "\0".join(sys.argv))
@@ -75,28 +73,12 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
         },
         "command": {"arguments": _mask(arguments).split("\0"), "directory": str(Path.cwd())},
         "code": _code(),
+        "recipe_defaults": config_to_dict(unchecked_defaults(type(config))),
     }
 
 
 def _mask(text: str) -> str:
     return _LIKE_SECRET.sub("***", _LOGIN_IN_URL.sub("***", text))
-
-
-def find_origins(config: Any) -> dict[str, str]:
-    """Return the origin of each value by dotted name.
-
-    The origin is `default`, `file`, `flag` or `environment`; `python` if the value is not the one
-    that the command line gives.
-    """
-    try:
-        parsed, origins = parse_config_and_origins(type(config), sys.argv[1:])
-    except ConfigError:  # the command line of something else, such as a notebook's kernel
-        parsed = unchecked_defaults(type(config))
-        origins = dict.fromkeys(config_fields(type(config)), "default")
-    if "ACCELERATE_MIXED_PRECISION" in os.environ and config.runtime.mixed_precision is None:
-        origins["runtime.mixed_precision"] = "environment"
-    changes = diff_config(config_to_dict(parsed), config_to_dict(config))
-    return origins | {name: "python" for name, _, _ in changes}
 
 
 def _code() -> dict[str, Any]:

@@ -24,9 +24,9 @@ from ..checkpoint.sharded import keep_slices
 from ..core.errors import CheckpointError, ConfigError, OutputError
 from ..core.json_files import read_json_object
 from ..core.run_dir import expand_home, is_in_use
+from ..core.yaml_files import read_yaml
 from ..distributed.collectives import broadcast_files, join_peers, run_on_main
 from .config import RecipeConfig, RunConfig, training_changes
-from .plain_yaml import read_plain_yaml
 
 R = TypeVar("R", bound=RecipeConfig)
 
@@ -61,7 +61,7 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
 def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     """Whether `folder` holds a run of the same config that is neither done nor in use."""
     try:
-        stored = read_plain_yaml(folder / "config.yaml")
+        stored = read_yaml(folder / "config.yaml")
         resolved = with_batch(config, stored, num_processes=1)
         if training_changes(stored, resolved) or not has_checkpoints(folder / "checkpoints"):
             return False
@@ -102,7 +102,7 @@ def read_stored_config(source: Source) -> dict[str, Any]:
     """Return the stored config of the run to continue. Raises CheckpointError."""
     path = Path(source.run, "config.yaml")
     try:
-        stored = read_plain_yaml(path)
+        stored = read_yaml(path)
         batch = stored.get("batch", {})
         if not isinstance(batch, dict) or not isinstance(
             batch.get("global_batch_size"), int | None

@@ -15,6 +15,7 @@ from accelerate import Accelerator
 
 from ..checkpoint.format import LoadedCheckpoint
 from ..core.activity import Activity
+from ..core.config import check_types
 from ..core.guards import guarded_folder
 from ..core.rng import seed_everything
 from ..distributed.accelerator import start_accelerator
@@ -29,7 +30,6 @@ from ..training.compile import compile_errors_explained
 from .agreement import check_same_everywhere, describe_identity
 from .config import RecipeConfig, check_allowed_changes, with_defaults
 from .folder import OpenedFolder, open_folder
-from .parser import check_types
 from .preflight import find_warnings, refuse_launch
 from .resume import Source, load_for_all
 

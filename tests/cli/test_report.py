@@ -415,16 +415,22 @@ def attempted(runs: Path, tmp_path: Path, steps: list[int]) -> RunReader:
     return read_run(tmp_path / "run")
 
 
-def test_a_value_says_where_it_came_from_if_the_run_knows(runs: Path, tmp_path: Path) -> None:
+def test_a_report_shows_settings_that_differ_from_the_recipes_defaults(
+    runs: Path, tmp_path: Path
+) -> None:
     shutil.copytree(runs / "fast", tmp_path / "run")
+    run = read_run(tmp_path / "run")
     path = tmp_path / "run" / "environment.json"
-    origins = {"optimizer.learning_rate": "flag", "model.name": "file", "seed": "default"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"config_origins": origins}))
+    defaults = {
+        "trainer": {**run.config["trainer"], "num_epochs": 77},
+        "model": run.config["model"],
+    }
+    path.write_text(json.dumps({**run.environment, "recipe_defaults": defaults}))
     text, _ = render([with_few_charts(read_run(tmp_path / "run"))])
-    assert '0.1 <span class="origin">flag</span>' in text
-    assert '<span class="origin">file</span>' in text
-    assert '<span class="origin">default</span>' not in text
-    assert "config_origins" not in text, "not a fact of the environment"
+    changed = text.partition("Settings that differ")[2].partition("<details>")[0]
+    assert "not 77" in changed
+    assert "model.name" not in changed, "this recipe has it as its default"
+    assert "recipe_defaults" not in text, "not a fact of the environment"
 
 
 def test_several_runs_share_their_charts_and_the_table_names_what_differs(

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from accel_trainer.cli.flags.parser import save_config
 from accel_trainer.cli.runs import run_reader
 from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.cli.runs.status import read_status
 from accel_trainer.core.batch_plan import BatchConfig
 from accel_trainer.core.run_dir import is_in_use, run_lock
-from accel_trainer.run.parser import save_config
 from recipes import cifar
 from tests import processes
 from tests.cli.conftest import run_command

@@ -1,11 +1,13 @@
-"""Numbers of a config that are out of range are refused in one line."""
+"""Values of a config that are out of range or of a wrong type are refused in one line."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from accel_trainer.core.config import (
@@ -17,8 +19,10 @@ from accel_trainer.core.config import (
     NOT_NEGATIVE,
     POSITIVE,
     Range,
+    check_types,
 )
 from accel_trainer.core.errors import ConfigError
+from accel_trainer.run.config import RecipeConfig
 
 EDGES = {
     "AT_LEAST_ONE": (AT_LEAST_ONE, [1, 2, math.inf], [0, -1, 0.5]),
@@ -53,3 +57,56 @@ def test_each_number_of_a_tuple_is_looked_at_and_none_is_allowed() -> None:
         ConfigError, match=r"schedule.milestones is \(0.5, 3.0\): set it above 0 and below 1"
     ):
         INSIDE_ONE.check(SimpleNamespace(milestones=(0.5, 3.0)), "schedule", "milestones")
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "fits"),
+    [
+        ("batch", "order", "balanced", True),
+        ("batch", "order", "random", False),
+        ("batch", "reduce", "fast", False),
+        ("trainer", "monitor_mode", None, True),
+        ("trainer", "monitor_mode", "highest", False),
+        ("trainer", "monitor", ["eval/loss"], False),
+        ("trainer", "num_epochs", np.int64(3), True),
+        ("trainer", "num_epochs", 1.5, False),
+        ("optimizer", "learning_rate", 1, True),
+        ("schedule", "shape", "zigzag", False),
+        ("run", "quiet", "yes", False),
+    ],
+)
+def test_a_value_that_a_program_gives_is_checked_as_one_of_a_flag(
+    part: str, name: str, value: Any, fits: bool
+) -> None:
+    group = replace(getattr(RecipeConfig(), part), **{name: value})
+    config = replace(RecipeConfig(), **{part: group})
+    if fits:
+        check_types(config, RecipeConfig)
+        return
+    with pytest.raises(ConfigError, match=f"{part}.{name} is .*: give "):
+        check_types(config, RecipeConfig)
+
+
+def test_the_defaults_of_all_settings_are_of_their_types() -> None:
+    check_types(RecipeConfig(), RecipeConfig)
+
+
+@dataclass(frozen=True)
+class Inner:
+    width: int = 3
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner = Inner()
+
+
+@dataclass(frozen=True)
+class Own:
+    outer: Outer = Outer()
+
+
+def test_a_value_of_a_wrong_type_is_named_with_all_groups_around_it() -> None:
+    wrong: Any = "three"
+    with pytest.raises(ConfigError, match="outer.inner.width is 'three': give int"):
+        check_types(Own(Outer(Inner(wrong))), Own)

@@ -14,7 +14,7 @@ import yaml
 from accelerate.commands.launch import launch_command_parser
 
 from accel_trainer import ExitCode
-from accel_trainer.run.parser import parse_config
+from accel_trainer.cli.flags.parser import parse_config
 from recipes import cifar, images
 
 ROOT = Path(__file__).parents[2]

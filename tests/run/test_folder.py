@@ -56,7 +56,8 @@ def test_a_new_folder_has_the_config_with_its_global_batch(tmp_path: Path) -> No
     assert found.global_batch_size == 8
     stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert stored["batch"]["global_batch_size"] == 8
-    assert "config_origins" in json.loads((tmp_path / "run" / "environment.json").read_text())
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["recipe_defaults"]["trainer"]["num_epochs"] == 10
     assert OpenedFolder(*json.loads(json.dumps(found))) == found, (
         "it is sent to the other processes"
     )

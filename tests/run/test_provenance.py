@@ -7,16 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
 
-from accel_trainer import RecipeConfig, RunConfig, RuntimeConfig, parse_config
-from accel_trainer.run.provenance import describe_environment, find_origins
+from accel_trainer import RecipeConfig, RunConfig, RuntimeConfig
+from accel_trainer.run.provenance import describe_environment
 from tests import processes
 from tests.run.test_config import Demanding
 from tests.workload import make_config, train
@@ -26,6 +26,10 @@ def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     command = ["git", "-C", str(folder), *identity, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def environment_of(config: RecipeConfig) -> dict[str, Any]:
+    return describe_environment(config, Accelerator(cpu=True))
 
 
 def test_a_run_leaves_its_environment_in_its_folder(tmp_path: Path) -> None:
@@ -66,7 +70,7 @@ def test_the_hash_and_the_commit_of_the_recipe_are_recorded(
     accelerator = Accelerator(cpu=True)
 
     def code() -> object:
-        found = describe_environment(accelerator)["code"]
+        found = describe_environment(RecipeConfig(), accelerator)["code"]
         assert found.pop("recipe") == str(recipe)
         assert found.pop("sha256") == hashlib.sha256(recipe.read_bytes()).hexdigest()
         return found
@@ -101,7 +105,7 @@ def test_no_program_that_a_repository_names_for_git_is_run(
     git(tmp_path, "config", "filter.theirs.clean", str(program))
     monkeypatch.setattr(sys, "argv", [str(recipe)])
     recipe.write_text("two\n")
-    assert len(describe_environment(Accelerator(cpu=True))["code"]["git_commit"]) == 40
+    assert len(environment_of(RecipeConfig())["code"]["git_commit"]) == 40
     assert not ran.exists()
 
 
@@ -126,38 +130,9 @@ def test_a_change_since_the_commit_is_only_in_the_copy_of_the_recipe(
         assert written == ["recipe.py"] * copies
 
 
-def test_each_value_of_the_config_has_its_origin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "base.yaml"
-    file.write_text("seed: 3\noptimizer:\n  learning_rate: 0.2\n")
-    argv = ["train.py", "--config", str(file), "--epochs", "3", "--batch-size", "16"]
-    monkeypatch.setattr(sys, "argv", argv)
-    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
-    config = replace(parse_config(RecipeConfig, argv[1:], description=""), seed=5)
-    origins = find_origins(config)
-    told = {name: origin for name, origin in origins.items() if origin != "default"}
-    assert told == {
-        "seed": "python",
-        "optimizer.learning_rate": "file",
-        "trainer.num_epochs": "flag",
-        "batch.per_device_batch_size": "flag",
-    }
-    assert origins["schedule.shape"] == "default"
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    assert find_origins(config)["runtime.mixed_precision"] == "environment"
-
-
-def test_origins_without_a_command_line_of_the_recipe_are_from_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
-    train(make_config(tmp_path / "run"))
-    origins = json.loads((tmp_path / "run" / "environment.json").read_text())["config_origins"]
-    assert (origins["seed"], origins["optimizer.learning_rate"]) == ("python", "python")
-    assert origins["optimizer.momentum"] == "default"
-    origins = find_origins(Demanding(dataset="digits"))
-    assert (origins["dataset"], origins["seed"]) == ("python", "default")
+def test_the_defaults_of_a_recipe_are_recorded_even_if_it_refuses_them() -> None:
+    recorded = environment_of(Demanding(dataset="digits"))["recipe_defaults"]
+    assert (recorded["dataset"], recorded["trainer"]["num_epochs"]) == (None, 10)
 
 
 def test_secrets_on_the_command_line_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +141,7 @@ def test_secrets_on_the_command_line_are_not_written_down(monkeypatch: pytest.Mo
         "--use-token --lr 6"
     )
     monkeypatch.setattr(sys, "argv", argv.split())
-    shown = " ".join(describe_environment(Accelerator(cpu=True))["command"]["arguments"])
+    shown = " ".join(environment_of(RecipeConfig())["command"]["arguments"])
     assert shown == (
         "train.py --hub-token *** --db.password=*** --api-key *** --epochs 4 --num-tokens 5 "
         "--use-token --lr 6"
@@ -182,7 +157,7 @@ def test_only_variables_that_are_known_to_be_harmless_are_written_down(
     monkeypatch.setenv("TORCH_HOME", "/home/somebody")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("MASTER_ADDR", "http://me:pw@proxy")
-    variables = describe_environment(Accelerator(cpu=True))["variables"]
+    variables = environment_of(RecipeConfig())["variables"]
     assert (variables["NCCL_DEBUG"], variables["MASTER_ADDR"]) == ("INFO", "http://***@proxy")
     assert not {*secrets, "TORCH_HOME"} & variables.keys()
 
@@ -201,7 +176,7 @@ def test_addresses_with_a_password_and_what_looks_like_a_key_are_masked(
         "a@b",
     ]
     monkeypatch.setattr(sys, "argv", argv)
-    shown = describe_environment(Accelerator(cpu=True))["command"]["arguments"]
+    shown = environment_of(RecipeConfig())["command"]["arguments"]
     assert shown == [
         "train.py",
         "--dataset",

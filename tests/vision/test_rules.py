@@ -21,9 +21,9 @@ from accel_trainer import (
     main,
 )
 from accel_trainer.cli.common.recipes import find_config_class
+from accel_trainer.cli.flags.parser import parse_config
 from accel_trainer.cli.runs.recorded_start import recorded_flags
 from accel_trainer.cli.runs.run_reader import read_run
-from accel_trainer.run.parser import parse_config
 from accel_trainer.vision import ModelConfig, build_model, load_photos, rules, settings_for
 from accel_trainer.vision.rules import PhotoFacts, choose_settings
 from recipes import images

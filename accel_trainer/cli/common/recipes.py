@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...core.errors import ConfigError, UserError
 from ...run.config import RecipeConfig
-from ...run.parser import config_fields
+from ..flags.fields import config_fields
 
 
 def find_config_class(path: Path) -> type[RecipeConfig]:

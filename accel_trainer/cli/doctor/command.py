@@ -22,9 +22,9 @@ from pathlib import Path
 from ...core.errors import ExitCode
 from ...distributed.launch_env import setup_launch_env
 from ...run.config import RecipeConfig
-from ...run.parser import parse_config
 from ..common.output import show, tell
 from ..common.recipes import find_config_class
+from ..flags.parser import parse_config
 from ..runs.status import require_status
 from . import launching, machine
 from .findings import Check, Finding, LaunchContext, examine

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.json_files import read_json_object
-from ...run.plain_yaml import read_plain_yaml
+from ...core.yaml_files import read_yaml
 from .findings import Finding
 
 
@@ -21,8 +21,7 @@ class Symptom:
 
 
 SYMPTOMS = tuple(
-    Symptom(code, **texts)
-    for code, texts in read_plain_yaml(Path(__file__).with_suffix(".yaml")).items()
+    Symptom(code, **texts) for code, texts in read_yaml(Path(__file__).with_suffix(".yaml")).items()
 )
 
 

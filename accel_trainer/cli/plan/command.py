@@ -19,10 +19,10 @@ from ...core.errors import ConfigError
 from ...distributed.accelerator import uses_cpu
 from ...distributed.machine import available_cpus
 from ...run.config import RecipeConfig
-from ...run.parser import parse_config
 from ..common.output import format_duration, show
 from ..common.parser import CommandParser
 from ..common.recipes import find_config_class
+from ..flags.parser import parse_config
 from .measure import Measured, TrialFailed, measure
 from .steps import RunPlan, plan_run, without_open_settings
 from .trial import NUM_FIRST_STEPS

@@ -15,10 +15,10 @@ from ...core.callback import RunResult
 from ...core.errors import ConfigError, ExitCode
 from ...distributed.launch_env import setup_launch_env
 from ...run.config import RecipeConfig
-from ...run.parser import parse_config
+from ..flags.parser import parse_config
+from ..flags.short_help import short_help
 from .dry_run import dry_run
 from .exit import exit_with
-from .short_help import short_help
 
 C = TypeVar("C", bound=RecipeConfig)
 

@@ -111,7 +111,6 @@ def _describe(run: RunReader, number: int) -> dict[str, Any]:
         "class_rows": class_rows(run),
         "changed": _chosen_settings(run),
         "config": list(flatten(run.config).items()),
-        "origins": run.environment.get("config_origins", {}),
         "environment": _environment(run),
         "origin": run.origin,
     }
@@ -119,8 +118,12 @@ def _describe(run: RunReader, number: int) -> dict[str, Any]:
 
 def _chosen_settings(run: RunReader) -> list[tuple[str, Any, Any]]:
     """Return the settings that differ from the defaults: of the recipe, if the run knows them."""
-    origins = run.environment.get("config_origins", {})
-    return [row for row in changed_settings(run) if origins.get(row[0]) != "default"]
+    recipe = flatten(run.environment.get("recipe_defaults", {}))
+    rows = [
+        (name, recipe.get(name, of_library), value)
+        for name, of_library, value in changed_settings(run)
+    ]
+    return [(name, default, value) for name, default, value in rows if default != value]
 
 
 def _subtitle(run: RunReader) -> str:
@@ -130,7 +133,9 @@ def _subtitle(run: RunReader) -> str:
 
 def _environment(run: RunReader) -> list[tuple[str, Any]]:
     """Return name and value of the recorded environment, with the command as typed."""
-    recorded = {name: run.environment[name] for name in run.environment if name != "config_origins"}
+    recorded = {
+        name: run.environment[name] for name in run.environment if name != "recipe_defaults"
+    }
     values = flatten(recorded)
     if "command.arguments" in values:
         values["command.arguments"] = shlex.join(map(str, values["command.arguments"]))

@@ -15,7 +15,7 @@ _IGNORED = (
     "cache_dir",
     "started",
     "command",
-    "config_origins",
+    "recipe_defaults",
     "variables.MASTER_",
     "variables.TORCHELASTIC_",
     "variables.SLURM_",

@@ -15,7 +15,7 @@ from ...core.errors import CheckpointError, OutputError, UserError
 from ...core.filesystem import read_lines
 from ...core.history import is_number
 from ...core.json_files import parse_json, read_json_object
-from ...run.plain_yaml import read_plain_yaml
+from ...core.yaml_files import read_yaml
 from .metric_groups import TEST_GROUP, preferred_groups
 from .status import read_status
 
@@ -238,7 +238,7 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunReader:
         _checked("result.json, best", result.get("best") or {}, _BEST)
         return RunReader(
             folder,
-            _checked("config.yaml", _read(config, read_plain_yaml), _CONFIG),
+            _checked("config.yaml", _read(config, read_yaml), _CONFIG),
             rows,
             result,
             _checked("environment.json", _read_json(folder / "environment.json"), {}),

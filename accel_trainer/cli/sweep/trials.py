@@ -11,9 +11,10 @@ from typing import Any, get_origin
 
 from ...core.config import flatten_config
 from ...core.errors import ConfigError
+from ...core.yaml_files import read_yaml
 from ...run.config import RecipeConfig
-from ...run.parser import ConfigField, config_fields, parse_config, words_of
-from ...run.plain_yaml import read_plain_yaml
+from ..flags.fields import ConfigField, config_fields, words_of
+from ..flags.parser import parse_config
 
 _FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
 
@@ -105,7 +106,7 @@ def _groups(flags: Sequence[str]) -> Iterator[list[str]]:
 def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Choice]]]:
     """Split the values of a file as `_read_flags` splits flags; each item of a list is a choice."""
     try:
-        content = read_plain_yaml(path.resolve())
+        content = read_yaml(path.resolve())
     except (OSError, ValueError) as error:
         raise ConfigError(
             "SWEEP", f"--values {path} cannot be read as names with lists of values: {error}"

@@ -10,6 +10,7 @@ import pytest
 
 from accel_trainer import main
 from accel_trainer.checkpoint.format import list_checkpoints
+from accel_trainer.cli.flags.parser import parse_config
 from accel_trainer.cli.main import main as door
 from accel_trainer.cli.plan.command import fitting
 from accel_trainer.cli.plan.measure import Measured, measure
@@ -17,7 +18,6 @@ from accel_trainer.cli.plan.steps import plan_run
 from accel_trainer.cli.plan.trial import Times
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.run.config import RecipeConfig
-from accel_trainer.run.parser import parse_config
 from recipes import cifar
 from tests.cli.conftest import run_command
 from tests.processes import run

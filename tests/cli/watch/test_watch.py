@@ -103,7 +103,7 @@ def test_a_malformed_run_is_one_line_of_text_and_the_server_goes_on(
 ) -> None:
     path = run / "environment.json"
     environment = path.read_text()
-    path.write_text('{"config_origins": 3}')
+    path.write_text('{"recipe_defaults": 3}')
     server.page._followed.look()
     with pytest.raises(urllib.error.HTTPError, match="500") as failed:
         urllib.request.urlopen(server.url, timeout=60)

@@ -1,26 +1,32 @@
-"""Reads YAML of plain values from untrusted files."""
+"""YAML of plain values, also from untrusted files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..core.filesystem import read_file
+from .filesystem import read_file
 
 MAX_BYTES = 1 << 20
 
 
-def read_plain_yaml(path: Path) -> dict[str, Any]:
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Return `values`, which are plain, as a text in their order."""
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
     """Return the values in a file by name. Raises OSError, or ValueError if there are none."""
-    values = parse_plain_yaml(read_file(path, max_bytes=MAX_BYTES).decode())
+    values = parse_yaml(read_file(path, max_bytes=MAX_BYTES).decode())
     if not values:
         raise ValueError(f"{path.name} is empty")
     return values
 
 
-def parse_plain_yaml(text: str) -> dict[str, Any]:
+def parse_yaml(text: str) -> dict[str, Any]:
     """Return the values in a text by name. Raises ValueError."""
     try:
         values = _Loader(text).get_single_data() or {}

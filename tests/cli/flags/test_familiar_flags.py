@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from accel_trainer import ConfigError, RecipeConfig, parse_config
-from accel_trainer.run import plain_yaml
-from accel_trainer.run.parser import FAMILIAR_FLAGS, config_fields, suggest
+from accel_trainer.cli.flags import suggest
+from accel_trainer.cli.flags.fields import config_fields
 from recipes import cifar, images
 
 
@@ -100,9 +100,9 @@ def test_a_familiar_flag_is_answered_by_its_first_row_that_the_recipe_has(
     monkeypatch: pytest.MonkeyPatch, config: type[RecipeConfig]
 ) -> None:
     # The table is read once here, and not for each of hundreds of names.
-    monkeypatch.setattr(plain_yaml, "read_plain_yaml", functools.cache(plain_yaml.read_plain_yaml))
+    monkeypatch.setattr(suggest, "read_yaml", functools.cache(suggest.read_yaml))
     known = {flag for field in config_fields(config).values() for flag in field.flags}
-    table = yaml.safe_load(FAMILIAR_FLAGS.read_text())
+    table = yaml.safe_load(suggest.FAMILIAR_FLAGS.read_text())
     answers: dict[str, list[str]] = {}
     for here, names in table.items():
         for name in names.split():
@@ -115,8 +115,10 @@ def test_a_familiar_flag_is_answered_by_its_first_row_that_the_recipe_has(
         if expected.startswith("--"):
             expected = f"did you mean {expected}?"
         if f"--{name}" not in known:
-            assert suggest(f"--{name}", known) == expected
-            assert suggest(f"--trainer.{name}", known) == expected, "as LightningCLI writes it"
+            assert suggest.suggest(f"--{name}", known) == expected
+            assert suggest.suggest(f"--trainer.{name}", known) == expected, (
+                "as LightningCLI writes it"
+            )
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,9 @@ def test_every_flag_in_the_table_is_one_of_a_recipes() -> None:
         for field in config_fields(config).values()
         for flag in field.flags
     }
-    rows = [here for here in yaml.safe_load(FAMILIAR_FLAGS.read_text()) if here.startswith("--")]
+    rows = [
+        here for here in yaml.safe_load(suggest.FAMILIAR_FLAGS.read_text()) if here.startswith("--")
+    ]
     assert [here for here in rows if here.split()[0] not in known] == []
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from accel_trainer.cli.flags.parser import parse_config
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.run.parser import parse_config
 
 
 @dataclass(frozen=True, kw_only=True)

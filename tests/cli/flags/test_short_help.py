@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from accel_trainer import RecipeConfig, main
-from accel_trainer.cli.recipe.short_help import short_help
-from accel_trainer.run.parser import config_fields
+from accel_trainer.cli.flags.fields import config_fields
+from accel_trainer.cli.flags.short_help import short_help
 from accel_trainer.vision.models.zoo import MODEL_NAMES
 from recipes import cifar, images
 from tests.run.test_config import Demanding

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from accel_trainer.cli.flags.parser import load_config
 from accel_trainer.core.errors import ConfigError, ExitCode
-from accel_trainer.run.parser import load_config
 
 from .example_config import Config, parse
 

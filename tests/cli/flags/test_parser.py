@@ -2,21 +2,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
+from accel_trainer.cli.flags.parser import load_config, parse_config, save_config
 from accel_trainer.core.config import config_to_dict, diff_config
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.run.config import RecipeConfig, RunConfig
-from accel_trainer.run.parser import (
-    check_types,
-    load_config,
-    parse_config,
-    parse_config_and_origins,
-    save_config,
-)
 
 from .example_config import Config, TrainerConfig, parse
 
@@ -91,15 +83,10 @@ def test_a_file_cannot_run_code(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-def test_flags_win_over_the_file_wherever_they_stand_and_origins_say_so(tmp_path: Path) -> None:
+def test_flags_win_over_the_file_wherever_they_stand(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("trainer: {num_epochs: 4, learning_rate: 0.5}")
-    config, origins = parse_config_and_origins(Config, ["--epochs", "7", "--config", str(path)])
-    assert config == parsed(num_epochs=7, learning_rate=0.5)
-    assert origins["trainer.num_epochs"] == "flag"
-    assert origins["trainer.learning_rate"] == "file"
-    assert origins["seed"] == "default"
-    assert len(origins) == 10
+    assert parse("--epochs", "7", "--config", str(path)) == parsed(num_epochs=7, learning_rate=0.5)
 
 
 @pytest.mark.parametrize(
@@ -204,56 +191,3 @@ def test_only_the_given_values_reach_a_config_class() -> None:
     assert config.trainer == TrainerConfig(num_epochs=5, use_ema=True, tags=("a",))
     with pytest.raises(ConfigError, match="--size is 0"):
         parse_config(Derived, [], description="")
-
-
-@pytest.mark.parametrize(
-    ("part", "name", "value", "fits"),
-    [
-        ("batch", "order", "balanced", True),
-        ("batch", "order", "random", False),
-        ("batch", "reduce", "fast", False),
-        ("trainer", "monitor_mode", None, True),
-        ("trainer", "monitor_mode", "highest", False),
-        ("trainer", "monitor", ["eval/loss"], False),
-        ("trainer", "num_epochs", np.int64(3), True),
-        ("trainer", "num_epochs", 1.5, False),
-        ("optimizer", "learning_rate", 1, True),
-        ("schedule", "shape", "zigzag", False),
-        ("run", "quiet", "yes", False),
-    ],
-)
-def test_a_value_that_a_program_gives_is_checked_as_one_of_a_flag(
-    part: str, name: str, value: Any, fits: bool
-) -> None:
-    group = replace(getattr(RecipeConfig(), part), **{name: value})
-    config = replace(RecipeConfig(), **{part: group})
-    if fits:
-        check_types(config, RecipeConfig)
-        return
-    with pytest.raises(ConfigError, match=f"{part}.{name} is .*: give "):
-        check_types(config, RecipeConfig)
-
-
-def test_the_defaults_of_all_settings_are_of_their_types() -> None:
-    check_types(RecipeConfig(), RecipeConfig)
-
-
-@dataclass(frozen=True)
-class Inner:
-    width: int = 3
-
-
-@dataclass(frozen=True)
-class Outer:
-    inner: Inner = Inner()
-
-
-@dataclass(frozen=True)
-class Own:
-    outer: Outer = Outer()
-
-
-def test_a_value_of_a_wrong_type_is_named_with_all_groups_around_it() -> None:
-    wrong: Any = "three"
-    with pytest.raises(ConfigError, match="outer.inner.width is 'three': give int"):
-        check_types(Own(Outer(Inner(wrong))), Own)

@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from ...core.config import config_values, unchecked_defaults
-from ...run.parser import config_fields
+from .fields import config_fields
 
 _MAX_COLUMNS = 120
 _INDENT = 31

@@ -1,0 +1,1 @@
+"""The settings of a recipe as flags and YAML files: read, explained, and corrected."""

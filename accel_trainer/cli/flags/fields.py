@@ -1,0 +1,79 @@
+"""The settings of a recipe: their dotted names, types and flags.
+
+Every field of a config class has a default. A short flag is declared with its field as
+`Annotated[int, short_flag("--epochs")]`, which means tyro's `arg(aliases=["--epochs"])`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import tyro
+
+from ...core.config import type_name
+from ...core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigField:
+    """A field of a config class, at any depth: its dotted name, type, class and flags."""
+
+    name: str
+    type: Any
+    owner: type
+    flags: Sequence[str]
+
+    @property
+    def negations(self) -> list[str]:
+        """The flags that turn a switch off, as in tyro's help: `--no-ema`, `--trainer.no-ema`."""
+        flags = self.flags if self.type is bool else ()
+        return [re.sub(r"([^.-][^.]*)$", r"no-\1", flag) for flag in flags]
+
+    def convert(self, words: Sequence[str], where: str) -> Any:
+        """Return the value that the words mean. Raises ConfigError, which begins with `where`."""
+        is_path = Path in {self.type, *get_args(self.type)}
+        if is_path and "" in words:  # an empty path is the current folder
+            raise ConfigError("CONFIG", f"{where} is empty: give a path, or leave it out")
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):  # tyro's report has several lines
+                return tyro.cli(self.type, args=["--", *words])
+        except SystemExit:
+            given = " ".join([where, *words])
+            expected = type_name(self.type)
+            raise ConfigError("CONFIG", f"{given}: expected {expected}") from None
+
+
+def config_fields(config_class: Any, prefix: str = "") -> dict[str, ConfigField]:
+    """Return the fields of a config class, with those of nested config classes, by dotted name."""
+    found: dict[str, ConfigField] = {}
+    types = get_type_hints(config_class)
+    hints = get_type_hints(config_class, include_extras=True)
+    for field in fields(config_class):
+        name = prefix + field.name
+        kind = types[field.name]
+        if field.default is field.default_factory:  # MISSING
+            raise ConfigError("CONFIG", f"{name} has no default: give it one")
+        if is_dataclass(kind):
+            found |= config_fields(kind, f"{name}.")
+        else:
+            notes = getattr(hints[field.name], "__metadata__", ())
+            aliases = [alias for note in notes for alias in getattr(note, "aliases", None) or ()]
+            flags = ["--" + name.replace("_", "-"), *aliases]
+            found[name] = ConfigField(name, kind, config_class, flags)
+    return found
+
+
+def words_of(field: ConfigField, value: Any, where: str) -> list[str]:
+    """Return a value of YAML as the words of a flag. Raises ConfigError for a text to be quoted."""
+    items = value if isinstance(value, list) else [value]
+    types = {field.type, *get_args(field.type)}
+    for item in items:
+        if types & {str, Path} and type(item) not in {str, type(None), *types}:
+            raise ConfigError("CONFIG", f"{where}: YAML reads {item!r}, not text: quote it")
+    return [str(item) for item in items]

@@ -1,0 +1,143 @@
+"""Configs: nested frozen dataclasses, filled from YAML files and then from flags."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from ...core.config import config_to_dict, flatten_config, unchecked_defaults
+from ...core.errors import ConfigError
+from ...core.filesystem import read_file
+from ...core.run_dir import expand_home
+from ...core.yaml_files import MAX_BYTES, dump_yaml, parse_yaml
+from .fields import ConfigField, config_fields, words_of
+from .suggest import suggest
+
+C = TypeVar("C")
+
+_FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
+
+
+def parse_config(
+    config_class: type[C], argv: Sequence[str] | None = None, *, description: str
+) -> C:
+    """Return the config that `argv` (None: the command line) asks for.
+
+    Flags win over `--config FILE`, which wins over the defaults. The text `None` means None, in
+    flags and files. `--help` prints all flags and exits. Raises ConfigError, with one line, if a
+    name, a value or a file is wrong.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if {"-h", "--help", "--help-all"} & set(argv):
+        argv = ["--help"]
+    if argv[:1] in (["--help"], ["--tyro-write-completion"]):
+        order = "Flags override --config FILE (YAML), which overrides the defaults."
+        with warnings.catch_warnings():  # tyro's, of a default of another type: it is left open
+            warnings.simplefilter("ignore")
+            tyro.cli(config_class, args=argv, description=f"{description.strip()}\n\n{order}")
+    known = config_fields(config_class).values()
+    by_flag = {flag: field for field in known for flag in [*field.flags, *field.negations]}
+    from_files: dict[str, Any] = {}
+    from_flags: dict[str, Any] = {}
+    for flag, *words in _split_at_flags(argv):
+        if flag == "--config":
+            from_files |= _read_file(config_class, words)
+        elif field := by_flag.get(flag.replace("_", "-")):
+            from_flags[field.name] = _read_flag(field, flag, words)
+        else:
+            hint = suggest(flag, [*by_flag, "--config"])
+            raise ConfigError("CONFIG", f"unknown flag {flag}: {hint}")
+    return _build(config_class, from_files | from_flags)
+
+
+def load_config(config_class: type[C], text: str, *, source: str = "config") -> C:
+    """Return the config that `save_config` wrote; errors name the text by `source`."""
+    return _build(config_class, _parse_file(config_class, text, source=source))
+
+
+def save_config(config: Any) -> str:
+    """Return the config as YAML, which `load_config` turns back into an equal config."""
+    return dump_yaml(config_to_dict(config))
+
+
+def _split_at_flags(argv: Sequence[str]) -> list[list[str]]:
+    """Return for each flag a list of the flag and its words."""
+    groups: list[list[str]] = []
+    for word in argv:
+        if _FLAG.match(word):
+            groups.append(word.split("=", 1))
+        elif groups:
+            groups[-1].append(word)
+        else:
+            raise ConfigError("CONFIG", f"unexpected {word!r}: values follow a flag, see --help")
+    return groups
+
+
+def _read_flag(field: ConfigField, flag: str, words: Sequence[str]) -> Any:
+    if field.type is not bool:
+        return field.convert(words, flag)
+    if words:
+        given = " ".join([flag, *words])
+        switches = f"{field.flags[-1]} or {field.negations[-1]}"
+        raise ConfigError("CONFIG", f"{given}: expected no value, only {switches}")
+    return flag.replace("_", "-") in field.flags
+
+
+def _read_file(config_class: Any, paths: Sequence[str]) -> dict[str, Any]:
+    given = " ".join(["--config", *paths])
+    if len(paths) != 1:
+        raise ConfigError("CONFIG", f"{given}: expected one file")
+    path = expand_home(Path(paths[0])).resolve()  # the user may name a link
+    try:
+        text = read_file(path, max_bytes=MAX_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", "not a text file")
+        raise ConfigError("CONFIG", f"{given}: {reason}") from None
+    return _parse_file(config_class, text, source=paths[0])
+
+
+def _parse_file(config_class: Any, text: str, *, source: str) -> dict[str, Any]:
+    """Return the values in a file, by dotted name."""
+    try:
+        content = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError("CONFIG", f"{source}: {error}") from None
+    known = config_fields(config_class)
+    values = {}
+    for key, value in flatten_config(content):
+        where = f"{source}: {key}"
+        if field := known.get(key.replace("-", "_")):
+            values[field.name] = field.convert(words_of(field, value, where), where)
+        elif value is not None or not any(name.startswith(f"{key}.") for name in known):
+            raise ConfigError("CONFIG", f"{source}: unknown key {key}: {suggest(key, known)}")
+    return values
+
+
+def _build(config_class: type[C], values: Mapping[str, Any]) -> C:
+    try:
+        config: C = _with_values(unchecked_defaults(config_class), values)
+        return config
+    except ConfigError:
+        raise
+    except ValueError as error:  # of a config class
+        raise ConfigError("CONFIG", str(error)) from None
+
+
+def _with_values(config: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """Return the config with the values, which have dotted names."""
+    changes = {}
+    for field in fields(config):
+        name = prefix + field.name
+        default = getattr(config, field.name)
+        if is_dataclass(default):
+            changes[field.name] = _with_values(default, values, f"{name}.")
+        elif name in values:
+            changes[field.name] = values[name]
+    return replace(config, **changes)
