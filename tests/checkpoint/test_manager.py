@@ -16,7 +16,7 @@ from accel_trainer.checkpoint.config import CheckpointConfig
 from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
-from accel_trainer.core.errors import CheckpointError, ConfigError, DivergedError
+from accel_trainer.core.errors import CheckpointError, DivergedError
 from accel_trainer.core.train_state import TrainState, checkpoint_name
 from tests import processes
 from tests.faults.disks import InterceptedDisk, installed
@@ -190,33 +190,6 @@ def test_another_checkpoint_at_the_same_position_is_quarantined(
     save(checkpointer, 1)
     assert names(directory) == sorted([f"{label}-{name_at(1)}", name_at(1)])
     assert load_checkpoint(checkpointer.directory) is not None
-
-
-@pytest.mark.parametrize(
-    ("position", "is_due"),
-    [
-        ((0, 0, 0), False),
-        ((3, 0, 3), False),
-        ((4, 0, 4), True),
-        ((5, 1, 0), False),
-        ((10, 2, 0), True),
-    ],
-)
-def test_saves_are_due_at_steps_and_at_ends_of_epochs(
-    position: tuple[int, int, int], is_due: bool
-) -> None:
-    config = CheckpointConfig(every_n_steps=4, every_n_epochs=2)
-    checkpointer = Checkpointer(Path(), config=config, metadata={})
-    assert checkpointer.config.is_due(TrainState(*position)) is is_due
-
-
-@pytest.mark.parametrize(
-    "config",
-    [{"keep_last_n": 1}, {"every_n_steps": 0}, {"max_failed_saves": 0}, {"keep_every_n_steps": -1}],
-)
-def test_a_config_that_could_lose_checkpoints_is_refused(config: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(config))):
-        CheckpointConfig(**config)
 
 
 # --- NaN and inf ---
