@@ -153,6 +153,7 @@ def test_the_file_that_transforms_photos_needs_nothing_of_this_package(
         transform.EvalTransform.from_dict({})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("python_is_forked")
 def test_the_card_of_an_own_model_classifies_photos_as_predict_does(
     photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -62,6 +62,7 @@ def test_a_compiled_run_resumes_exactly_and_counts_compiling_apart(tmp_path: Pat
     assert 16 / first["perf/samples_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_first_step_ends_the_run_in_one_line(tmp_path: Path) -> None:
     processes.run(train_refused, tmp_path / "run", folder=tmp_path)
 

@@ -15,6 +15,7 @@ import pytest
 from tests.cli.replay.conftest import Train
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_process_and_no_file(train_poisoned: Train, tmp_path: Path) -> None:
     first = train_poisoned("--epochs", "1")
     second = tmp_path / "second"

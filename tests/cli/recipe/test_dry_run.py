@@ -87,6 +87,7 @@ def test_a_dry_run_of_a_recipe_says_what_it_compared_and_leaves_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"cache"}
 
 
+@pytest.mark.slow
 def test_a_dry_run_of_two_processes_says_once_that_all_is_equal(
     tmp_path: Path, scratch: Path
 ) -> None:
