@@ -1789,6 +1789,27 @@ MUTANTS = [
         ("tests/training/test_metric_rehearsal.py",),
     ),
     Mutant(
+        "a checkpoint is due before the first step",
+        "accel_trainer/checkpoint/config.py",
+        "return step > 0 and (is_epoch_due or is_step_due)",
+        "return is_epoch_due or is_step_due",
+        ("tests/checkpoint/test_config.py",),
+    ),
+    Mutant(
+        "JSON has a NaN that other programs cannot read",
+        "accel_trainer/core/json_files.py",
+        "allow_nan=False",
+        "allow_nan=True",
+        ("tests/core/test_json_files.py",),
+    ),
+    Mutant(
+        "the defaults of a recipe are those that its config has now",
+        "accel_trainer/run/provenance.py",
+        "config_to_dict(unchecked_defaults(type(config)))",
+        "config_to_dict(config)",
+        ("tests/run/test_provenance.py",),
+    ),
+    Mutant(
         "every device but the CPU has copies in the background",
         "accel_trainer/distributed/streams.py",
         "return accelerator is not None and device.type == accelerator.type",
