@@ -49,7 +49,7 @@ class LoadedCheckpoint:
 
     name: str
     manifest: Mapping[str, Any]
-    pieces: Mapping[str, Any]
+    pieces: dict[str, Any]
     slices: Sequence[StoredSlice] = ()
 
 

@@ -46,8 +46,9 @@ def restore_checkpoint(
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
         trainer.metadata.update(checkpoint.manifest.get("metadata", {}))
+        checkpoint.pieces.clear()  # the run keeps the checkpoint, whose tensors may be large
         for each in checkpoint.slices:
-            each.kept = None  # frees slices that this process has verified for another one
+            each.kept = None  # verified for another process
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
             "CKPT_STATE",
