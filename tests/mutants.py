@@ -55,7 +55,9 @@ MUTANTS = [
         "accel_trainer/core/rng.py",
         "    np.random.seed(key)\n",
         "",
-        ("tests/training/test_exactness.py::test_a_task_may_draw_from_any_global_generator",),
+        (
+            "tests/training/test_exactness.py::test_a_task_may_draw_from_any_generator_and_change_gradients",
+        ),
     ),
     Mutant(
         "an optimizer inside of another is not looked at",

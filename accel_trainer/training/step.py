@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import lru_cache, partial
 
 import torch
 from accelerate.utils import DistributedType
@@ -25,7 +24,6 @@ from .task_output import check_output
 _NO_CONTEXT = nullcontext()
 # A gradient that overflows even below this scale is NaN or inf, not a float16 overflow.
 _MIN_LOSS_SCALE = 1e-3
-_MAX_CACHED = 16
 _BYPASSABLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
@@ -56,10 +54,6 @@ class OptimizerStep:
         self.guard = guard
         self._max_grad_norm = max_grad_norm
         self._parameters = parameters_of(optimizer)
-        # `_loss_gradient` for each sample, [B] on the device; batch sizes may keep changing.
-        self._constant_gradient = lru_cache(_MAX_CACHED)(
-            partial(torch.full, device=self._accelerator.device)
-        )
         # What the task returns besides losses; None before the first step.
         self._form: set[str] | None = None
         self.bypass_accelerate = (
@@ -107,7 +101,8 @@ class OptimizerStep:
         The backward starts from the factor of each loss: computing the product and its backward
         would add 7 % to the step of a tiny model.
         """
-        gradient = self._constant_gradient(losses.shape, self._loss_gradient, dtype=losses.dtype)
+        # Not kept for the next step: a hook on the losses may change it in place.
+        gradient = torch.full_like(losses, self._loss_gradient)
         if self.bypass_accelerate:
             torch.autograd.backward(losses, gradient)
         else:

@@ -206,12 +206,24 @@ class Noisy(ClassificationTask):
         return output._replace(losses=output.losses * scale)
 
 
-def test_a_task_may_draw_from_any_global_generator(tmp_path: Path) -> None:
+class Halved(ClassificationTask):
+    """Its losses have a hook that changes their gradient in place."""
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().step(model, batch)
+        output.losses.register_hook(lambda gradient: gradient.mul_(0.5))
+        return output
+
+
+@pytest.mark.parametrize("task", [Noisy(), Halved()])
+def test_a_task_may_draw_from_any_generator_and_change_gradients(
+    tmp_path: Path, task: ClassificationTask
+) -> None:
     def run(name: str, *stops: int) -> dict[str, bytes]:
         base = workload.make_config(tmp_path / name)
         for max_steps in (*stops, None):
             config = replace(base, trainer=replace(base.trainer, max_steps=max_steps))
-            workload.train(config, num_train=NUM_TRAIN, task=Noisy())
+            workload.train(config, num_train=NUM_TRAIN, task=task)
             random.random()  # a resume begins elsewhere in the streams
             np.random.rand()
         return final_files(tmp_path / name)
