@@ -299,7 +299,8 @@ RULES = {
             ".clip_grad_norm_",
             ".optimizer.step",
             "optimizer.step",
-            "self._effective_optimizer.step",
+            "scaler.step",
+            ".scaler.step",
             ".scaler.step",
         ),
         {

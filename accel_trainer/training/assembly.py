@@ -53,7 +53,7 @@ def assemble(
     # 1. The average is a copy of a model that is not wrapped yet.
     copied = None if config.ema_decay is None else strategy.copy(model)
     # 2. `prepare` wraps the model, and copies the main process's weights and buffers to all.
-    wrapped_model, prepared_optimizer = strategy.prepare(model, optimizer)
+    wrapped_model = strategy.prepare(model, optimizer)
     average = None
     if copied is not None and config.ema_decay is not None:
         average = Ema(model, copied, decay=config.ema_decay)
@@ -75,7 +75,6 @@ def assemble(
         strategy,
         wrapped_model=wrapped_model,
         optimizer=optimizer,
-        prepared_optimizer=prepared_optimizer,
         buffers=buffers,
         guard=guard,
         max_grad_norm=config.max_grad_norm,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import torch
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -24,16 +23,14 @@ from .task_output import check_output
 _NO_CONTEXT = nullcontext()
 # A gradient that overflows even below this scale is NaN or inf, not a float16 overflow.
 _MIN_LOSS_SCALE = 1e-3
-_BYPASSABLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 class OptimizerStep:
     """Takes the steps of a run: `begin`, `accumulate` for each micro-batch, then `finish`.
 
-    `wrapped_model` and `prepared_optimizer` are what `strategy.prepare` returned; `optimizer` is
-    the plain one. Unless accelerate scales the loss or shards the model, its wrappers of `backward`
-    and `step` only call torch's. They are then bypassed, since they take half as long as the step
-    of a tiny model.
+    `wrapped_model` is what `strategy.prepare` returned. accelerate's wrappers of `backward` and of
+    the optimizer would only call torch's and the GradScaler's methods, as is done here, and take
+    half as long as the step of a tiny model (accelerate 1.15).
     """
 
     def __init__(
@@ -42,7 +39,6 @@ class OptimizerStep:
         *,
         wrapped_model: nn.Module,
         optimizer: Optimizer,
-        prepared_optimizer: Optimizer,
         buffers: BufferHistory,
         guard: NonfiniteGuard,
         max_grad_norm: float | None,
@@ -56,11 +52,7 @@ class OptimizerStep:
         self._parameters = parameters_of(optimizer)
         # What the task returns besides losses; None before the first step.
         self._form: set[str] | None = None
-        self.bypass_accelerate = (
-            self._accelerator.scaler is None and self._accelerator.distributed_type in _BYPASSABLE
-        )
         self.optimizer = optimizer
-        self._effective_optimizer = optimizer if self.bypass_accelerate else prepared_optimizer
 
     def begin(self, position: TrainState, step_batch: StepBatch) -> None:
         """Begin the step after `position`: save the buffers, which forwards change.
@@ -103,10 +95,9 @@ class OptimizerStep:
         """
         # Not kept for the next step: a hook on the losses may change it in place.
         gradient = torch.full_like(losses, self._loss_gradient)
-        if self.bypass_accelerate:
-            torch.autograd.backward(losses, gradient)
-        else:
-            self._accelerator.backward(losses, gradient=gradient)
+        if self._accelerator.scaler is not None:
+            losses = self._accelerator.scaler.scale(losses)
+        torch.autograd.backward(losses, gradient)
 
     def finish(self) -> tuple[StepSums, Tensor | None, bool]:
         """Update the weights, unless the gradient is NaN or inf.
@@ -133,7 +124,7 @@ class OptimizerStep:
         else:
             was_skipped = self.guard.must_skip(update, grad_norm)
             if not was_skipped:
-                self._effective_optimizer.step()
+                self.optimizer.step()
         # As `zero_grad` does, without its profiler hooks, which add 7 % to the step of a tiny
         # model.
         for parameter in self._parameters:
@@ -196,10 +187,10 @@ class OptimizerStep:
 
         An overflow, NaN or inf in a gradient skips it.
         """
-        # A fused optimizer skips inside its kernel, which accelerate 1.15 does not notice, but the
-        # scale is lowered.
+        # A fused optimizer skips inside its kernel, which only the lowered scale shows.
         scale = scaler.get_scale()
-        self._effective_optimizer.step()
+        scaler.step(self.optimizer)
+        scaler.update()
         if scaler.get_scale() >= scale:
             return False
         self.buffers.restore()

@@ -14,7 +14,7 @@ from .test_trainer_paths import Batches, make_model, make_trainer
 
 def assemble(folder: Path, *, ema_decay: float | None = None) -> Trainer:
     accelerator = Accelerator(cpu=True)
-    model = make_model(dropout=0.0)
+    model = make_model()
     return make_trainer(
         TrainerConfig(num_epochs=1, ema_decay=ema_decay),
         folder,

@@ -175,7 +175,6 @@ def make_step(model: nn.Module) -> OptimizerStep:
         PlainStrategy(Accelerator(cpu=True), seed=0),
         wrapped_model=model,
         optimizer=optimizer,
-        prepared_optimizer=optimizer,
         buffers=BufferHistory(model),
         guard=Mock(must_skip=lambda *unused: False),
         max_grad_norm=None,

@@ -80,8 +80,10 @@ class Strategy:
         """
         return copy_model(model)
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Return both as the steps use them, with the main process's weights. **Collective.**
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
+        """Return the model as the steps call it, with the main process's weights. **Collective.**
+
+        The optimizer is prepared in place.
 
         Raises ConfigError if the model or the optimizer does not fit the strategy.
         """

@@ -48,7 +48,7 @@ class ExactStrategy(Strategy):
                 "--reduce exact does not work with --mixed-precision fp16: remove one of them",
             )
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
         """Return the model without a wrapper, with the main process's weights. **Collective.**
 
         Raises:
@@ -88,7 +88,7 @@ class ExactStrategy(Strategy):
         for parameter in model.parameters():
             copy_from_main([parameter], self.accelerator)
         copy_from_main([*buffers.values()], self.accelerator)
-        return model, self.accelerator.prepare_optimizer(optimizer)
+        return model
 
     def begin(self, buffers: BufferHistory) -> None:
         """Begin a step, just before `buffers` are saved."""

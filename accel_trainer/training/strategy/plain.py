@@ -20,11 +20,14 @@ class PlainStrategy(Strategy):
     # Parameters that need a gradient in the first step: DDP averages none if one of them has none.
     _unchecked_parameters: Mapping[str, nn.Parameter] = {}
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Return both, prepared by accelerate, with the main process's weights. **Collective.**"""
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
+        """Return the model in accelerate's wrapper, with the main process's weights.
+
+        **Collective.**
+        """
         if self.accelerator.num_processes > 1:
             _keep_strides(model)
-        prepared, prepared_optimizer = self.accelerator.prepare(model, optimizer)
+        prepared, _ = self.accelerator.prepare(model, optimizer)
         if isinstance(prepared, DistributedDataParallel):
             # With this option DDP never rebuilds its buckets.
             if not prepared.find_unused_parameters:
@@ -32,7 +35,7 @@ class PlainStrategy(Strategy):
                 _settle_buckets(prepared)
             for parameter in model.parameters():
                 parameter.grad = None
-        return prepared, prepared_optimizer
+        return prepared  # type: ignore[no-any-return]  # accelerate is untyped
 
     def finish(self, micro_sums: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
         """Add up the `micro_sums` of the micro-batches. **Collective** if items are counted.

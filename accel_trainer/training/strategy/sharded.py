@@ -51,15 +51,17 @@ class ShardedStrategy(Strategy):
         """Return a copy, sharded as `prepare` will shard the model. **Collective.**"""
         return fsdp.sharded_copy(model, self.accelerator)
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Return both, sharded by accelerate. **Collective.**
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
+        """Return the model, sharded by accelerate as the optimizer's parameters are.
+
+        **Collective.**
 
         Raises ConfigError if the optimizer cannot step shards.
         """
         fsdp.reject_optimizer(optimizer)
         self._places = list(buffer_places(model).values())
         with fsdp.own_units(model):
-            prepared = self.accelerator.prepare(model, optimizer)
+            prepared, _ = self.accelerator.prepare(model, optimizer)
         # "_fused_sgd_ does not have a sharding strategy" (torch 2.13).
         for group in optimizer.param_groups:
             group["fused"] = False

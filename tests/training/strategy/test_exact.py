@@ -101,7 +101,7 @@ def reduce_filters() -> None:
     with joined_processes() as accelerator:
         net = nn.Sequential(nn.Conv2d(8, 16, 3, groups=8), nn.Conv2d(16, 4, 1))
         strides = [tensor.stride() for tensor in net.parameters()]
-        model, _ = PlainStrategy(accelerator, seed=0).prepare(
+        model = PlainStrategy(accelerator, seed=0).prepare(
             net, torch.optim.SGD(net.parameters(), lr=0.1)
         )
         images = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
@@ -388,7 +388,7 @@ class Pointing(nn.Module):
 def test_a_pointer_moves_once_a_step_and_a_flag_is_kept() -> None:
     model = Pointing()
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=4)
-    model, _ = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     buffers = BufferHistory(model)
     for pointer, flag in ((1, True), (4, True), (7, True), (2, True)):
         strategy.begin(buffers)
@@ -417,7 +417,7 @@ class Growing(nn.Module):
 def test_a_buffer_that_grows_is_refused_by_name() -> None:
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
     model = Growing()
-    model, _ = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     strategy.begin(BufferHistory(model))
     for index in (0, 1):
         strategy.begin_forward(0, index)
@@ -528,6 +528,6 @@ def test_what_a_forward_changes_besides_buffers_is_refused_by_name(
 ) -> None:
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, _ = strategy.prepare(model, optimizer)
+    model = strategy.prepare(model, optimizer)
     with pytest.raises(ConfigError, match=f"a forward changes {name}, which is no buffer"):
         take_steps(strategy, model, optimizer)
