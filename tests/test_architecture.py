@@ -301,7 +301,6 @@ RULES = {
             "optimizer.step",
             "scaler.step",
             ".scaler.step",
-            ".scaler.step",
         ),
         {
             "training.step",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
+from typing import TypeVar
 
 from ..core import filesystem
 from ..core.errors import CheckpointError
@@ -27,6 +27,8 @@ from .format import (
     step_of,
 )
 
+T = TypeVar("T")
+
 _logger = logging.getLogger(__name__)
 
 BEST_FILE = "best.json"
@@ -34,74 +36,86 @@ BEST_FILE = "best.json"
 RETRY_DELAYS_S = (0.05, 0.2)
 
 
-def find_checkpoint(
-    directory: Path,
-    name: str | None = None,
-    *,
-    trust_slices: bool = False,
-    known_damaged: Mapping[str, CheckpointError] = MappingProxyType({}),
-) -> tuple[Files, LoadedCheckpoint] | None:
-    """Return the newest valid checkpoint, or the one called `name`: its files' bytes, and decoded.
+def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoint | None:
+    """Return the newest valid checkpoint, or the one called `name`; None: there never was one.
 
-    Without a `name`, a damaged checkpoint is reported and passed over, and the next save
-    quarantines it. With a `name`, damage is an error. With `trust_slices`, slices of shards are not
-    verified here: they are when they are read, and the caller then passes the checkpoints that
-    proved damaged as `known_damaged`.
+    The slices of the one called `name` are verified when they are read, since no other can replace
+    it.
 
-    Returns None if there never was a checkpoint. Raises CheckpointError if there are checkpoints
-    but none is valid: only the user may decide to start over.
+    Raises:
+        CheckpointError: it does not exist or is damaged; or there are checkpoints and none is
+            valid: only the user may decide to start over.
     """
-    candidates = list_checkpoints(directory)
+    names = candidates(directory, name)
     if name is not None:
-        if directory / name not in candidates:
-            known = ", ".join(path.name for path in candidates[-3:]) or "none"
-            raise CheckpointError(
-                "CKPT_NOT_FOUND", f"{directory / name} does not exist: there are {known}"
-            )
-        return _read(directory / name, trust_slices=trust_slices)
-    for path in reversed(candidates):
+        return decode_files(read_patiently(directory / name), directory / name)
+    found = first_valid(names, lambda each: _load_whole(directory / each))
+    if found is None and has_checkpoints(directory):
+        raise none_valid(directory)
+    return found
+
+
+def candidates(directory: Path, name: str | None = None) -> list[str]:
+    """Return the names of all checkpoints, the newest first, or only `name`.
+
+    Raises CheckpointError if there is none called `name`.
+    """
+    names = [path.name for path in reversed(list_checkpoints(directory))]
+    if name is None:
+        return names
+    if name not in names:
+        known = ", ".join(names[2::-1]) or "none"
+        raise CheckpointError(
+            "CKPT_NOT_FOUND", f"{directory / name} does not exist: there are {known}"
+        )
+    return [name]
+
+
+def first_valid(
+    names: Iterable[str], load: Callable[[str], T], *, level: int = logging.WARNING
+) -> T | None:
+    """Return what `load` returns for the first checkpoint that is not damaged; None: all are.
+
+    A damaged one is reported at `level` and passed over; the next save quarantines it.
+    """
+    for name in names:
         try:
-            if path.name in known_damaged:
-                raise known_damaged[path.name]
-            return _read(path, trust_slices=trust_slices)
+            return load(name)
         except CheckpointError as error:
             if error.code != "CKPT_DAMAGED":
                 raise
-            _logger.warning("%s is passed over: %s", path.name, error)
-    if has_checkpoints(directory):
-        raise CheckpointError(
-            "CKPT_NONE_VALID",
-            f"every checkpoint in {directory} is damaged: restore one, or move them away to train "
-            "from scratch",
-        )
+            _logger.log(level, "%s is passed over: %s", name, error)
     return None
 
 
-def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoint | None:
-    """Return the newest valid checkpoint, or the one called `name`, as `find_checkpoint` does.
+def none_valid(directory: Path) -> CheckpointError:
+    """Return the error of a run whose checkpoints are all damaged, or gone."""
+    return CheckpointError(
+        "CKPT_NONE_VALID",
+        f"{directory} has no valid checkpoint: restore one, or move the damaged ones away to train "
+        "from scratch",
+    )
 
-    Without a `name`, slices are verified here, since another checkpoint can replace a damaged one.
-    With a `name` none can, and slices are verified when they are read.
-    """
-    found = find_checkpoint(directory, name, trust_slices=name is not None)
-    return None if found is None else found[1]
 
-
-def _read(path: Path, *, trust_slices: bool) -> tuple[Files, LoadedCheckpoint]:
+def read_patiently(path: Path) -> Files:
+    """Return the verified files of a checkpoint, whose content may arrive after their names."""
     delays_s = iter(RETRY_DELAYS_S)
     while True:
         try:
-            files = read_files(path)
-            loaded = decode_files(files, path)
-            if not trust_slices:
-                for stored in loaded.slices:
-                    stored.read()
-            return files, loaded
+            return read_files(path)
         except CheckpointError as error:
             delay_s = next(delays_s, None)
             if error.code != "CKPT_DAMAGED" or delay_s is None:
                 raise
-        time.sleep(delay_s)  # until the content of a network file arrives
+        time.sleep(delay_s)
+
+
+def _load_whole(path: Path) -> LoadedCheckpoint:
+    """Return a checkpoint whose slices are verified, too."""
+    loaded = decode_files(read_patiently(path), path)
+    for stored in loaded.slices:
+        stored.read()
+    return loaded
 
 
 def has_valid(path: Path, metadata: Mapping[str, object]) -> bool:
@@ -109,7 +123,7 @@ def has_valid(path: Path, metadata: Mapping[str, object]) -> bool:
     if not os.path.lexists(path):
         return False
     try:
-        manifest = _read(path, trust_slices=False)[1].manifest
+        manifest = _load_whole(path).manifest
     except CheckpointError as error:
         _logger.warning("%s", error)
         quarantine(path, "damaged")

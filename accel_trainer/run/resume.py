@@ -8,18 +8,23 @@ restores it (`restore.py`).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from accelerate import Accelerator
 
 from ..checkpoint.format import CHECKPOINT_NAME, Files, LoadedCheckpoint, decode_files
-from ..checkpoint.retention import find_checkpoint, has_checkpoints
+from ..checkpoint.retention import (
+    candidates,
+    first_valid,
+    has_checkpoints,
+    none_valid,
+    read_patiently,
+)
 from ..checkpoint.sharded import keep_slices
 from ..core.errors import CheckpointError, ConfigError, OutputError
 from ..core.json_files import read_json_object
@@ -144,19 +149,11 @@ def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Sourc
 
 
 def load_for_all(
-    source: Source | None,
-    accelerator: Accelerator,
-    *,
-    timeout_s: float,
-    known_damaged: Mapping[str, CheckpointError] = MappingProxyType({}),
+    source: Source | None, accelerator: Accelerator, *, timeout_s: float
 ) -> LoadedCheckpoint | None:
     """Return the checkpoint to start from, on every process; None if the run is new.
 
     **Collective.**
-
-    The main process reads and verifies the checkpoint and sends its files to the others. Slices of
-    shards are not sent: each process reads and verifies its part of them. `known_damaged` names the
-    checkpoints in which that has failed, with the error: they are passed over.
 
     Raises:
         CheckpointError: there is no checkpoint, or no valid one.
@@ -165,34 +162,25 @@ def load_for_all(
         return None
     directory = Path(source.run, "checkpoints")
 
-    @cache
-    def find() -> tuple[Files, LoadedCheckpoint]:
-        found = find_checkpoint(
-            directory, source.checkpoint, trust_slices=True, known_damaged=known_damaged
-        )
-        if found is None:
-            raise CheckpointError(
-                "CKPT_NOT_FOUND",
-                f"{directory} has no checkpoint any more: restore one, or choose another "
-                "--output-dir",
-            )
-        return found
+    def load(name: str) -> LoadedCheckpoint:
+        """Return a checkpoint that the processes have verified together. **Collective.**
 
-    name = run_on_main(lambda: find()[1].name, accelerator)
-    if accelerator.is_main_process:
-        files, loaded = find()
-        broadcast_files(files, accelerator)
-    else:
-        loaded = decode_files(broadcast_files(None, accelerator), directory / name)
-    if loaded.slices:
-        peers = join_peers(accelerator, timeout_s=timeout_s)
-        try:
+        The main process reads the files and sends them to the others. Slices of shards are not
+        sent: each process reads and verifies its part of them.
+        """
+        read: Files = {}
+        run_on_main(lambda: read.update(read_patiently(directory / name)), accelerator)
+        loaded = decode_files(broadcast_files(read, accelerator), directory / name)
+        if loaded.slices:
+            peers = join_peers(accelerator, timeout_s=timeout_s)
             peers.agree(lambda: keep_slices(loaded.slices, peers))
-        except CheckpointError as error:
-            if source.checkpoint is not None or error.code != "CKPT_DAMAGED":
-                raise
-            known_damaged = {**known_damaged, name: error}
-            return load_for_all(
-                source, accelerator, timeout_s=timeout_s, known_damaged=known_damaged
-            )
+        return loaded
+
+    names = run_on_main(lambda: candidates(directory, source.checkpoint), accelerator)
+    if source.checkpoint is not None:
+        return load(source.checkpoint)
+    level = logging.WARNING if accelerator.is_main_process else logging.DEBUG
+    loaded = first_valid(names, load, level=level)
+    if loaded is None:
+        raise none_valid(directory)
     return loaded

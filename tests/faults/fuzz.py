@@ -127,7 +127,7 @@ class Campaign:
         return self.summary
 
     def _load(self) -> None:
-        retention.find_checkpoint(self.directory, self.name)
+        retention.load_checkpoint(self.directory, self.name)
 
     def _try(self, label: str, *, is_blind: bool) -> None:
         summary = self.summary

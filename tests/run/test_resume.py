@@ -162,5 +162,5 @@ def test_the_checkpoint_to_resume_from_is_the_newest_or_the_named_one(
 
 
 def test_a_checkpoint_that_is_gone_when_the_resume_reads_it_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="has no checkpoint any more: restore one"):
+    with pytest.raises(CheckpointError, match="has no valid checkpoint: restore one"):
         load_for_all(Source(str(tmp_path)), Accelerator(cpu=True), timeout_s=1)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...checkpoint.format import LoadedCheckpoint, decode_files, read_files
-from ...checkpoint.retention import BEST_FILE, best_name, find_checkpoint
+from ...checkpoint.retention import BEST_FILE, best_name, load_checkpoint
 from ...checkpoint.sharded import stream_tensors
 from ...core import filesystem
 from ...core.errors import CheckpointError, ConfigError
@@ -94,10 +94,10 @@ def _best_so_far(run: Path) -> tuple[LoadedCheckpoint, str]:
     if best is not None and (directory / best).is_dir():
         loaded = decode_files(read_files(directory / best), directory / best)
         return loaded, "the best checkpoint so far, "
-    found = find_checkpoint(directory)
+    found = load_checkpoint(directory)
     if found is None:
         raise CheckpointError("EXPORT", f"{run} has saved no checkpoint yet: wait for its first")
-    return found[1], "the newest checkpoint so far, "
+    return found, "the newest checkpoint so far, "
 
 
 def _weights_of_best(run: Path) -> Weights:
