@@ -140,13 +140,14 @@ class Evaluator:
             counts.index_add_(0, places, torch.ones_like(ids, dtype=torch.float64))
             has_failed = counts.new_full((1,), failure is not None)
             counts, num_failures, *merged = self._merge([counts, has_failed, *block_sums.current])
-            if num_failures:
-                raise failure or PeerFailed("a metric failed on another process")
+            # First, since metrics may fail because of wrong ids.
             if not torch.all(counts[1:-1] == 1) or counts[0] or counts[-1]:
                 raise RuntimeError(
                     f"evaluation counted {int(counts.sum())} samples, not each of {num_samples} "
                     "once: the evaluation loader must give each sample to exactly one process"
                 )
+            if num_failures:
+                raise failure or PeerFailed("a metric failed on another process")
             seed_evaluation(self._seed, position=num_samples, device=self.accelerator.device)
             results: dict[str, Any] = {}
             for metric, sums in zip(self.metrics, merged, strict=True):

@@ -116,12 +116,13 @@ class ConfusionMatrix:
 
     The accuracy of a class without samples is None. With more than 256 classes,
     `confused_pairs` [M, 3] takes the place of the matrix: label, prediction and count of each pair
-    that occurs, correct ones included. The sums are then at most one number for each of
-    `num_samples`, which the evaluator sets.
+    that occurs, correct ones included. The sums are the cell of the matrix of each sample, by its
+    id, so that they do not grow with the number of classes.
     """
 
     num_classes: int
-    num_samples: int | None = None
+    num_samples: int = 0
+    """The evaluator sets it."""
     higher_is_better: ClassVar[Mapping[str, bool]] = {}  # neither result is one number
 
     def __post_init__(self) -> None:
@@ -132,14 +133,11 @@ class ConfusionMatrix:
         return replace(self, num_samples=num_samples)
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return counts [K * K], or the cell of each sample [num_samples] if that is smaller."""
-        size = self.num_classes**2
-        if self.num_classes > _MAX_DENSE_CLASSES and self.num_samples is not None:
-            size = min(size, self.num_samples)
-        return torch.zeros(size, dtype=torch.float64, device=device)
+        """Return the cell of each sample [N], label * K + prediction."""
+        return torch.zeros(self.num_samples, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
-        """Add the pairs of labels [B] and largest logits of [B, K].
+        """Write the pairs of labels [B] and largest logits of [B, K] by their sample ids.
 
         Raises ConfigError for other shapes.
         """
@@ -151,10 +149,7 @@ class ConfusionMatrix:
                 f"{self.num_classes} classes: give both the same number",
             )
         cells = batch.targets.long() * self.num_classes + output.outputs.argmax(1)
-        if len(sums) == self.num_classes**2:
-            sums.index_add_(0, cells, torch.ones_like(cells, dtype=torch.float64))
-        else:
-            sums.index_add_(0, batch.sample_ids, cells.double())
+        sums.index_add_(0, batch.sample_ids, cells.double())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
         """Return the matrix, whose rows are labels, or the pairs, and the accuracy of each class.
@@ -162,11 +157,7 @@ class ConfusionMatrix:
         Raises ConfigError for a label that is not a class.
         """
         num_classes = self.num_classes
-        if len(sums) == num_classes**2:
-            cells = sums.nonzero().squeeze(1)
-            counts = sums[cells].long()
-        else:
-            cells, counts = sums.long().unique(return_counts=True)
+        cells, counts = sums.long().unique(return_counts=True)
         labels = cells.div(num_classes, rounding_mode="floor")
         if bool(((labels < 0) | (labels >= num_classes)).any()):
             raise ConfigError(
@@ -182,7 +173,9 @@ class ConfusionMatrix:
         per_class = {"per_class_accuracy": accuracies}
         if num_classes > _MAX_DENSE_CLASSES:
             return {"confused_pairs": torch.stack([labels, predictions, counts], 1), **per_class}
-        return {"confusion_matrix": sums.long().view(num_classes, num_classes), **per_class}
+        matrix = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+        matrix[labels, predictions] = counts
+        return {"confusion_matrix": matrix, **per_class}
 
 
 # --- shapes and dtypes ---

@@ -146,7 +146,8 @@ LOGITS, LABELS = torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)
     ],
 )
 @pytest.mark.parametrize(
-    "metric", [TopKAccuracy(), TopKAccuracy(2), ConfusionMatrix(3), EvaluateMetric(None)]
+    "metric",
+    [TopKAccuracy(), TopKAccuracy(2), ConfusionMatrix(3, num_samples=8), EvaluateMetric(None)],
 )
 def test_a_metric_refuses_other_shapes_than_logits_and_labels(
     metric: Metric, logits: Any, labels: Tensor, said: str
