@@ -1571,11 +1571,13 @@ MUTANTS = [
         ("tests/training/test_progress.py",),
     ),
     Mutant(
-        "batches of every size keep memory",
+        "a hook of one step changes the gradients of the next",
         "accel_trainer/training/step.py",
-        "lru_cache(_MAX_CACHED)",
-        "lru_cache(None)",
-        ("tests/training/test_task_output.py",),
+        "gradient = torch.full_like(losses, self._loss_gradient)",
+        "gradient = self.__dict__.setdefault(\n"
+        '            f"{losses.shape}", torch.full_like(losses, self._loss_gradient)\n'
+        "        )",
+        ("tests/training/test_exactness.py",),
     ),
     Mutant(
         "the search for a NaN does not know where the training stands",

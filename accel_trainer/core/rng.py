@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from accelerate.utils import set_seed
 from torch import Tensor
 
 N = TypeVar("N", int, Tensor)
@@ -106,8 +105,3 @@ def preserved_generators(device: torch.device) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch for the time before the first step: weight initialisation."""
-    set_seed(seed % 2**32)  # numpy accepts 32 bits

@@ -17,7 +17,7 @@ from ..checkpoint.format import LoadedCheckpoint
 from ..core.activity import Activity
 from ..core.config import check_types
 from ..core.guards import guarded_folder
-from ..core.rng import seed_everything
+from ..core.rng import seed_generators
 from ..distributed.accelerator import start_accelerator
 from ..distributed.collectives import run_on_main, shutdown
 from ..distributed.determinism import is_too_late_for_cublas, nondeterminism_named
@@ -74,7 +74,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     is_late = is_too_late_for_cublas()  # before the accelerator is in use
     # 2. The processes join, and check that code and settings are the same on all of them.
     accelerator = start_accelerator(config.runtime)
-    seed_everything(config.seed)
+    seed_generators(config.seed % 2**32, accelerator.device)  # for the initial weights
     check_same_everywhere(describe_identity(config), accelerator)
     # 3. Signals are handled and hangs are noticed before any file changes.
     rank = accelerator.process_index

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from ..core.types import Metric
 from ..core.user_code import describe_error
 from ..distributed.collectives import differing_lines, run_on_main
 from .metrics import describe_tensor
-from .unseen_state import mark_tensor, mark_unseen
+from .unseen_state import Mark, mark_unseen
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer
@@ -73,7 +72,7 @@ class Rehearsal:
         self._marks = [mark_unseen(self._parts, model=model)]
         self._num_ends_left = 2  # the first may set an attribute that the class had
         self._restored: set[str] = set()
-        self._named: list[str] = []
+        self._named: set[str] = set()
 
     def trying(self, metrics: Iterable[Metric]) -> AbstractContextManager[None]:
         """Warn of values that the metrics change in the block, and that no checkpoint holds."""
@@ -91,13 +90,8 @@ class Rehearsal:
         before = mark_unseen(parts, model=self._model)
         yield
         after = mark_unseen(parts, model=self._model)
-        kept = [
-            name
-            for name, mark in before.items()
-            if name in after and mark[0] == after[name][0] and mark != after[name]
-            if name not in self._named
-        ]
-        self._named += kept
+        kept = _changed(before, after) - self._named
+        self._named |= kept
         if kept and self._accelerator.is_main_process:
             _logger.warning(
                 "[UNSEEN_STATE] %s changes %s, and no checkpoint holds it: %s, "
@@ -231,12 +225,7 @@ class Rehearsal:
                 "resume, with other random numbers: create it before build_trainer",
                 listed(late),
             )
-        unseen = [
-            name
-            for name in first.keys() & second.keys() & third.keys() - self._restored
-            if first[name][0] == second[name][0] == third[name][0]
-            and first[name][1] != second[name][1] != third[name][1]
-        ]
+        unseen = _changed(first, second) & _changed(second, third) - self._restored
         self._named = unseen
         if unseen:
             _logger.warning(
@@ -247,6 +236,15 @@ class Rehearsal:
                 listed(unseen),
                 min(unseen).rpartition(".")[2],
             )
+
+
+def _changed(before: Mapping[str, Mark], after: Mapping[str, Mark]) -> set[str]:
+    """Return the names of the values that kept their type and changed their content."""
+    return {
+        name
+        for name in before.keys() & after.keys()
+        if before[name][0] == after[name][0] and before[name][1] != after[name][1]
+    }
 
 
 def _inexact(message: str) -> CheckpointError:
@@ -293,9 +291,7 @@ def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
 
 def _describe(leaf: Any) -> str:
     """Return a text for a plain value, or for the bits of a tensor."""
-    if isinstance(leaf, Tensor):
-        return f"bits {zlib.crc32(repr(mark_tensor(leaf)).encode()):08x}"
-    return repr(leaf)
+    return f"bits {digest_of(leaf)}" if isinstance(leaf, Tensor) else repr(leaf)
 
 
 def first_difference(one: Any, other: Any) -> str | None:

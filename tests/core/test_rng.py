@@ -14,7 +14,6 @@ from accel_trainer.core.rng import (
     random_bits,
     random_int,
     random_uniform,
-    seed_everything,
     seed_generators,
 )
 
@@ -180,13 +179,3 @@ def test_a_forward_has_a_stream_of_its_own_that_can_be_drawn_again() -> None:
     others = [draw(seed=1), draw(optimizer_step=6), draw(micro_batch=0), draw(process_index=3)]
     for of_one_generator in zip(draw(), *others, strict=True):
         assert len(set(of_one_generator)) == 5
-
-
-def test_seeding_a_run_reaches_python_numpy_and_torch() -> None:
-    def draw(seed: int) -> tuple[float, float, float]:
-        seed_everything(seed)
-        return random.random(), float(np.random.rand()), torch.rand(()).item()
-
-    assert draw(0) == draw(0)
-    assert all(a != b for a, b in zip(draw(0), draw(1), strict=True))
-    assert draw(2**40)  # larger than numpy accepts

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from accel_trainer import (
@@ -21,6 +24,7 @@ from accel_trainer import (
     RunConfig,
     RunResult,
     ScheduleConfig,
+    start_run,
 )
 
 from .. import workload
@@ -51,6 +55,18 @@ def test_the_same_command_continues_its_run_and_a_finished_one_says_so(
     run(tmp_path)
     assert "this run is finished" in capsys.readouterr().out
     assert (tmp_path / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("seed", [5, 2**40 + 5])  # numpy accepts 32 bits
+def test_a_run_begins_with_the_same_random_numbers_at_each_start(tmp_path: Path, seed: int) -> None:
+    def draw(name: str, seed: int) -> tuple[float, float, float]:
+        config = replace(workload.make_config(tmp_path / name), seed=seed)
+        with start_run(config, recipe="drawing"):
+            return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    first = draw("first", seed)
+    assert draw("second", seed) == first
+    assert all(a != b for a, b in zip(draw("third", seed + 1), first, strict=True))
 
 
 def test_a_shared_run_can_be_read_by_its_group(tmp_path: Path) -> None:

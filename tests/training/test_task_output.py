@@ -215,16 +215,6 @@ def test_a_mean_has_the_gradients_of_the_losses(
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-14)
 
 
-def test_batches_of_ever_other_sizes_keep_no_more_memory() -> None:
-    step = make_step(nn.Linear(5, 12))
-    for size in range(1, 40):
-        batch = Batch(torch.randn(size, 5), torch.arange(size) % 12, torch.arange(size))
-        step.begin(TrainState(), StepBatch([batch], size))
-        step.accumulate(Losses(), batch)
-        step.finish()
-    assert step._constant_gradient.cache_info().currsize <= 16
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_items_of_a_mean_are_counted_exactly(dtype: torch.dtype) -> None:
     """Neither 257 in bfloat16 nor 100,000 in float16 is the number itself."""
