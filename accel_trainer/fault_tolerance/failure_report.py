@@ -81,7 +81,7 @@ def failures_reported(
                 and count_local_processes() < num_processes
                 and not isinstance(error, PeerFailed)
             ):
-                first = replace(mine, error=_NO_ANSWER)
+                first = replace(mine, error=_NO_ANSWER, exit_code=ExitCode.INTERNAL)
         report.write_failure(first)
         if first is not mine:
             raise ProcessError("PROCESS", str(first), first.rank, first.exit_code) from error
@@ -146,7 +146,9 @@ def _find_first(folder: Path, mine: Failure, num_processes: int) -> Failure:
             return silent
         for rank, reason in enumerate(map(_find_reason, records)):
             if reason is not None:
-                silent = silent or replace(mine, rank=rank, error=reason)
+                # Not the code of `mine`: the user's code may have called the collective.
+                found = replace(mine, rank=rank, error=reason, exit_code=ExitCode.INTERNAL)
+                silent = silent or found
         time.sleep(_LOOK_INTERVAL_S)
     return mine
 

@@ -144,8 +144,9 @@ def test_a_process_that_left_no_error_is_named(tmp_path: Path) -> None:
     write_record(tmp_path, 1)
     write_record(tmp_path, 2, pid=gone.pid)
     line = "rank 2, step 7, training: exited without an error report: killed, or out of memory"
-    with pytest.raises(ProcessError, match=line):
-        train(tmp_path, LOST)
+    with pytest.raises(ProcessError, match=line) as caught:
+        train(tmp_path, LOST)  # in the user's code, as a forward that waits for buffers
+    assert caught.value.exit_code == 70
 
 
 def test_a_bug_is_shown_with_the_place_of_the_run(tmp_path: Path) -> None:
