@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -11,14 +10,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...core.errors import ConfigError, listed
-from .base import StepSums, Strategy
+from .base import Strategy
 
 
 class PlainStrategy(Strategy):
     """Trains with DDP, or with the model itself if there is one process."""
 
-    # Parameters that need a gradient in the first step: DDP averages none if one of them has none.
-    _unchecked_parameters: Mapping[str, nn.Parameter] = {}
+    # None if a step may leave parameters out.
+    _ddp: DistributedDataParallel | None = None
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
         """Return the model in accelerate's wrapper, with the main process's weights.
@@ -31,36 +30,33 @@ class PlainStrategy(Strategy):
         if isinstance(prepared, DistributedDataParallel):
             # With this option DDP never rebuilds its buckets.
             if not prepared.find_unused_parameters:
-                self._unchecked_parameters = dict(model.named_parameters())
+                self._ddp = prepared
                 _settle_buckets(prepared)
             for parameter in model.parameters():
                 parameter.grad = None
         return prepared  # type: ignore[no-any-return]  # accelerate is untyped
 
-    def finish(self, micro_sums: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
-        """Add up the `micro_sums` of the micro-batches. **Collective** if items are counted.
+    def end_backward(self, num_samples: int) -> None:
+        """Check, in the last micro-batch of a step, that DDP has averaged the gradients.
+
+        Now, as the other processes may wait for those of this one.
 
         Raises:
-            ConfigError: some parameter has no gradient, and DDP has therefore averaged none.
+            ConfigError: some parameter has got no gradient, and DDP has therefore averaged none.
         """
-        if self._unchecked_parameters:
-            self._refuse_unused()
-        return super().finish(micro_sums)
-
-    def _refuse_unused(self) -> None:
-        unused = [
-            name
-            for name, parameter in self._unchecked_parameters.items()
-            if parameter.requires_grad and parameter.grad is None
-        ]
-        if unused:
+        if self._ddp is None:
+            return
+        try:
+            self._ddp._check_reducer_finalized()
+        except RuntimeError as error:
+            parameters = self._ddp.module.named_parameters()
+            unused = [name for name, each in parameters if each.requires_grad and each.grad is None]
             raise ConfigError(
                 "UNUSED_PARAMETERS",
-                f"{listed(unused)} took no part in the loss of the first step, and DDP then "
-                "averages no gradients: freeze such parameters (requires_grad=False), remove them, "
-                "or set --runtime.find-unused-parameters",
-            )
-        self._unchecked_parameters = {}
+                f"{listed(unused or ['a parameter'])} took no part in the loss of a micro-batch of "
+                "this process, and DDP then averages no gradients: freeze such parameters "
+                "(requires_grad=False), remove them, or set --runtime.find-unused-parameters",
+            ) from error
 
 
 def _keep_strides(model: nn.Module) -> None:

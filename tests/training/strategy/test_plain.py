@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from accelerate import Accelerator
@@ -8,6 +12,9 @@ from torch import Tensor, nn
 from accel_trainer.core.types import StepOutput
 from accel_trainer.training.strategy.base import StepSums
 from accel_trainer.training.strategy.plain import PlainStrategy
+
+from ... import processes
+from ..planted import Net, make_config, train
 
 
 @pytest.fixture
@@ -78,3 +85,40 @@ def test_a_plain_strategy_refuses_nothing_and_stores_the_live_state(
     pieces = {"model": {"weight": torch.ones(2)}}
     assert strategy.gather(pieces)["model"]["weight"] is pieces["model"]["weight"]
     assert strategy.checkpoint_peers(timeout_s=1).process_index == 0
+
+
+class Skipping(Net):
+    """Leaves a layer out of one forward of process 1, as stochastic depth by `random` does."""
+
+    def __init__(self, skipped: int) -> None:
+        super().__init__()
+        self.deep = nn.Linear(6, 6)
+        self.left = skipped
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.left -= self.training
+        if self.left == -1 and os.environ["RANK"] == "1":
+            return super().forward(inputs)
+        return super().forward(self.deep(inputs))
+
+
+def train_skipping(folder: Path, accumulation_steps: int, skipped: int) -> None:
+    config = make_config(folder / "run", max_steps=4)
+    batch = replace(config.batch, accumulation_steps=accumulation_steps)
+    train(replace(config, batch=batch), model=lambda: Skipping(skipped))
+
+
+@pytest.mark.parametrize(
+    ("accumulation_steps", "skipped", "named"),
+    [(1, 0, "deep.bias, deep.weight"), (1, 2, "deep.bias, deep.weight"), (2, 1, "a parameter")],
+    ids=["first-step", "later-step", "last-micro-batch"],
+)
+def test_a_layer_that_one_process_leaves_out_ends_the_run(
+    tmp_path: Path, accumulation_steps: int, skipped: int, named: str
+) -> None:
+    job = processes.start(
+        train_skipping, tmp_path, accumulation_steps, skipped, num_processes=2, folder=tmp_path
+    )
+    job.wait(60)
+    for rank in range(2):
+        assert f"{named} took no part in the loss of a micro-batch" in job.output(rank)
