@@ -93,7 +93,14 @@ class Exporter(Callback):
             with writes_to(self._run_folder):
                 filesystem.make_directory(self._folder)
                 load = partial(load_checkpoint, self._run_folder / "checkpoints")
-                self._export(*load_best(load, result.best, result.position, self._weights))
+                source, weights = load_best(load, result.best, result.position, self._weights)
+                if result.best is not None and result.best.name not in source:
+                    _logger.warning(
+                        "the best checkpoint %s is damaged or of another run: export/ has the %s",
+                        result.best.name,
+                        source,
+                    )
+                self._export(source, weights)
 
     def _export(self, source: str, weights: Mapping[str, Any]) -> None:
         path = self._folder / "model.safetensors"
@@ -138,7 +145,7 @@ def load_best(
     evaluation was the best, at the last `position`.
     """
     if best is not None:
-        # A branch does not have the best checkpoint of the run that it left.
+        # It may be damaged, and a branch does not have that of the run that it left.
         with suppress(CheckpointError):
             weights = load(best.name).pieces[best.weights]
             return f"{best.weights} of the best checkpoint {best.name}", weights
