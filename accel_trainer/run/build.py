@@ -125,10 +125,11 @@ def build_trainer(
     header = {**identity, **_describe_training(run, data.plan, task), "origin": origin}
     history = _open_history(run)
     checkpointer = _open_checkpointer(run, strategy, header, history)
+    parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
+    parts |= {"schedule": schedule, "collate": options.collate}
+    parts |= {type(each).__name__: each for each in callbacks}
     if run.config.run.dry_run:
         data = data.limited(run)
-        parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
-        parts |= {type(each).__name__: each for each in (*callbacks, schedule)}
         callbacks = [*callbacks, UnseenRecorder(run.folder, parts)]
     all_callbacks = build_callbacks(
         run,
@@ -150,6 +151,8 @@ def build_trainer(
         model=model,
         optimizer=optimization.optimizer,
         task=task,
+        parts=parts,
+        train_set=train_set,
         checkpointer=checkpointer,
     )
     trainer = trainer_class(

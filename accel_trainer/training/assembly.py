@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import nn
@@ -41,9 +42,13 @@ def assemble(
     model: nn.Module,
     optimizer: Optimizer,
     task: Task,
+    parts: Mapping[str, object],
+    train_set: object,
     checkpointer: Checkpointer,
 ) -> Assembly:
     """Return the parts that train `model`, placed by `strategy`, and store it. **Collective.**
+
+    `parts` and `train_set` are all that a resume builds again: the rehearsal looks at their state.
 
     Raises:
         ConfigError: the model or the optimizer does not fit the strategy.
@@ -84,7 +89,8 @@ def assemble(
     rehearsal = Rehearsal(
         model=model,
         optimizer=optimizer,
-        task=task,
+        parts=parts,
+        train_set=train_set,
         accelerator=strategy.accelerator,
         checkpointer=checkpointer,
     )

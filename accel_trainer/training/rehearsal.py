@@ -1,8 +1,8 @@
 """Rehearses a resume at each start: a run that could not resume exactly ends at its first step.
 
 A resume builds every object again and loads a checkpoint into it. State that is not in the
-checkpoint, or cannot be loaded, is lost. State that changes only after two epochs is not found
-here; `chaos` finds more. It is no replay of a recorded run: nothing is recorded yet, and it needs
+checkpoint, or cannot be loaded, is lost. State that only later steps change is not found here;
+`chaos` finds more. It is no replay of a recorded run: nothing is recorded yet, and it needs
 no second process.
 """
 
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from ..checkpoint.serialization import decode, encode
 from ..checkpoint.state_dict import EXTRA_STATE, OptimizerState
+from ..core.callback import Callback
 from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError, listed
 from ..core.parameters import parameters_of, preserved_parameters
@@ -57,7 +58,8 @@ class Rehearsal:
         *,
         model: nn.Module,
         optimizer: Optimizer,
-        task: object,
+        parts: Mapping[str, object],
+        train_set: object,
         accelerator: Accelerator,
         checkpointer: Checkpointer,
     ) -> None:
@@ -66,11 +68,11 @@ class Rehearsal:
         self._optimizer = optimizer
         self._accelerator = accelerator
         self._checkpointer = checkpointer
-        self._parts = {"model": model, "optimizer": optimizer, "task": task}
+        self._parts = {name: each for name, each in parts.items() if not _is_stored(each)}
+        self._train_set = train_set
         self._before = _identify(model)
         self._fresh_optimizer = _copy_optimizer(optimizer)
         self._marks = [mark_unseen(self._parts, model=model)]
-        self._num_ends_left = 2  # the first may set an attribute that the class had
         self._restored: set[str] = set()
         self._named: set[str] = set()
 
@@ -80,9 +82,9 @@ class Rehearsal:
         return self._warning(parts, "an evaluation", "compute from the sums alone")
 
     def ending_epoch(self) -> AbstractContextManager[None]:
-        """Warn of values that the first two ends of an epoch change, as callbacks may do."""
-        self._num_ends_left -= 1
-        parts = self._parts if self._num_ends_left >= 0 else {}
+        """Warn of values that the end of an epoch changes, as callbacks may do."""
+        # Reading samples may fill a cache of the data, so steps are not compared.
+        parts = {**self._parts, "train_set": self._train_set}
         return self._warning(parts, "the end of an epoch", "compute it from `batch.position`")
 
     @contextmanager
@@ -231,8 +233,8 @@ class Rehearsal:
             _logger.warning(
                 "[UNSEEN_STATE] training changes %s, and no checkpoint holds it: if --dry-run "
                 "shows that it matters, keep it in a buffer of the model (register_buffer) or in "
-                "the optimizer's state_dict; if not, set unsaved_attributes = (%r,) on the class "
-                "that has it",
+                "the state_dict of the optimizer or a callback; if not, set "
+                "unsaved_attributes = (%r,) on the class that has it",
                 listed(unseen),
                 min(unseen).rpartition(".")[2],
             )
@@ -249,6 +251,10 @@ def _changed(before: Mapping[str, Mark], after: Mapping[str, Mark]) -> set[str]:
 
 def _inexact(message: str) -> CheckpointError:
     return CheckpointError("CKPT_INEXACT", message)
+
+
+def _is_stored(part: object) -> bool:
+    return isinstance(part, Callback) and type(part).state_dict is not Callback.state_dict
 
 
 def _identify(model: nn.Module) -> Identities:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from ..core.user_code import LIBRARIES
 
 _MAX_ITEMS = 1000
 _MAX_BYTES = 2**16
+_MAX_SUMMED_BYTES = 2**24
 # Types whose `repr`, or whose `__reduce__`, shows their value.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 _REDUCED = (itertools.count, random.Random, np.random.Generator)
@@ -52,13 +53,14 @@ def mark_unseen(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, M
 
     These values are:
 
-    - attributes of the parts, and of objects of the user's classes in them,
+    - attributes of the parts, and of torch's modules and objects of the user's classes in them,
+    - whether parameters are trained,
     - attributes of their classes, and the state of optimizers inside of them,
-    - globals of the files that define these classes.
+    - globals of the files that define these classes, and parts that are functions.
 
     Left out are the model's tensors, attributes that libraries set, tensors that autograd has
-    computed, and names in the `unsaved_attributes` of an object, class or file, which no resume
-    needs.
+    computed, arrays that are files, and names in the `unsaved_attributes` of an object, class or
+    file, which no resume needs.
     """
     walk = _Walk(model, parts)
     for name, part in parts.items():
@@ -74,6 +76,9 @@ class _Walk:
 
     def visit(self, name: str, value: Any) -> None:
         """Mark `value`, or the values in an object. What raises when it is read is left out."""
+        if isinstance(value, FunctionType):
+            self._visit_code(value)
+            return
         is_users = _is_users(type(value).__module__)
         if isinstance(value, nn.Module | Optimizer) or (is_users and hasattr(value, "__dict__")):
             if id(value) not in self._seen:
@@ -89,15 +94,17 @@ class _Walk:
             parameters = value.named_parameters(recurse=False)
             buffers = value.named_buffers(recurse=False)
             children = value.named_children()
-            self._visit_all(name, value, dict(itertools.chain(parameters, buffers, children)))
+            trained = [each.requires_grad for each in value.parameters(recurse=False)]
+            parts = itertools.chain(parameters, buffers, children, [("requires_grad", trained)])
+            self._visit_all(name, value, dict(parts))
             if type(value).get_extra_state is not nn.Module.get_extra_state:
                 return  # it stores its attributes itself
         if isinstance(value, Optimizer) and not any(value is part for part in self._parts):
             self.visit(f"{name}.state", value.state)
-        if is_users:
+        if is_users or type(value).__module__.startswith("torch.nn."):  # as `p` of a dropout
             own = {key: each for key, each in vars(value).items() if key not in _SET_BY_LIBRARIES}
             self._visit_all(name, value, own)
-            self._visit_classes(type(value))
+        self._visit_code(*type(value).__mro__)
 
     def _visit_all(self, name: str, owner: object, values: Mapping[str, Any]) -> None:
         unneeded = getattr(owner, "unsaved_attributes", ())
@@ -107,12 +114,12 @@ class _Walk:
             if not (inspect.isroutine(value) or isinstance(value, _CODE)):
                 self.visit(f"{name}.{key}", value)
 
-    def _visit_classes(self, found: type) -> None:
-        """Visit the attributes of a user's class and its bases, and the globals of their files."""
-        for base in found.__mro__:
-            if _is_users(base.__module__):
-                module = sys.modules.get(base.__module__)
-                for name, owner in ((base.__qualname__, base), (base.__module__, module)):
+    def _visit_code(self, *found: type | FunctionType) -> None:
+        """Visit what the user's classes and functions have, and the globals of their files."""
+        for code in found:
+            if _is_users(code.__module__):
+                module = sys.modules.get(code.__module__)
+                for name, owner in ((code.__qualname__, code), (code.__module__, module)):
                     if owner is not None and id(owner) not in self._seen:
                         self._seen.add(id(owner))
                         self._visit_all(name, owner, vars(owner))
@@ -120,11 +127,14 @@ class _Walk:
     def _mark(self, value: Any) -> Mark | None:
         if isinstance(value, torch.Generator):
             value = value.get_state()
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) and not isinstance(value, np.memmap):
             value = torch.from_numpy(value)
         if isinstance(value, Tensor):
-            is_left_out = id(value) in self._seen or value.grad_fn is not None
-            return None if is_left_out else mark_tensor(value)
+            if id(value) in self._seen or value.grad_fn is not None:
+                return None
+            if value.nbytes > _MAX_SUMMED_BYTES:  # such as data in memory: a sum takes seconds
+                value = local_part(value).reshape(-1)[:: value.nbytes // _MAX_BYTES]
+            return mark_tensor(value)
         if isinstance(value, _PLAIN):
             return type(value), repr(value)
         if isinstance(value, _REDUCED):

@@ -76,6 +76,7 @@ def train(
     callbacks: tuple[Any, ...] = (),
     metrics: tuple[Any, ...] = (),
     data: Callable[[int], Any] = vectors,
+    schedule: Callable[[int], float] | None = None,
 ) -> RunResult:
     """Train on vectors; the parts are built as a recipe builds them, at each start."""
     with start_run(config, recipe="planted") as run:
@@ -88,5 +89,6 @@ def train(
             metrics=[MeanLoss(), *metrics],
             optimizer=optimizer,
             callbacks=callbacks,
+            schedule=schedule,
         )
         return trainer.fit()

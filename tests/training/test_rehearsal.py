@@ -18,11 +18,11 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from accel_trainer import Callback, CheckpointError, OptimizerConfig, RunResult, StepOutput
 from accel_trainer.core.callback import TrainerView
-from accel_trainer.core.types import Batch
+from accel_trainer.core.types import Batch, StepReport
 
 from .. import processes
 from ..checkpoint.test_unseen_state import Cached, Counting, Lookahead
-from .planted import Net, PlainTask, make_config, train
+from .planted import Net, PlainTask, make_config, train, vectors
 
 GLOBAL_STEPS = 0
 
@@ -153,7 +153,7 @@ def run(
     folder: Path, *, max_steps: int = 3, settings: OptimizerConfig | None = None, **parts: Any
 ) -> RunResult:
     config = make_config(folder, max_steps=max_steps)
-    default = OptimizerConfig() if "optimizer" in parts else config.optimizer
+    default = OptimizerConfig() if {"optimizer", "schedule"} & {*parts} else config.optimizer
     return train(replace(config, optimizer=settings or default), **parts)
 
 
@@ -371,22 +371,92 @@ class Margin(PlainTask):
         return output._replace(losses=output.losses + self.margin)
 
 
-class RaisesMargin(Callback):
-    def __init__(self, task: Margin) -> None:
-        self._task = task
+class Noisy:
+    """Vectors with noise, of which a callback may say how much."""
+
+    noise = 0.0
+
+    def __init__(self, num: int) -> None:
+        self.vectors = vectors(num)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = self.vectors[index]
+        return inputs + self.noise * torch.randn(6), target
+
+
+class AtEpochEnd(Callback):
+    """Changes something as a curriculum does, first after the third epoch."""
+
+    def __init__(self, change: Callable[[], Any]) -> None:
+        self._change = change
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        self._task.margin += 0.1
+        if trainer.state.epoch >= 3:
+            self._change()
 
 
+@pytest.mark.parametrize(
+    "name", ["task.margin", "train_set.noise", "model.1.p", "model.0.requires_grad"]
+)
 def test_state_that_the_end_of_an_epoch_changes_is_named_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = Margin()
-    result = run(tmp_path / "run", max_steps=99, task=lambda: task, callbacks=(RaisesMargin(task),))
-    assert result.position.epoch >= 2
+    task, data, dropout, frozen = Margin(), Noisy(32), nn.Dropout(0.1), nn.Linear(6, 6)
+    changes: dict[str, Callable[[], Any]] = {
+        "task.margin": lambda: setattr(task, "margin", task.margin + 0.1),
+        "train_set.noise": lambda: setattr(data, "noise", data.noise + 0.1),
+        "model.1.p": lambda: setattr(dropout, "p", dropout.p + 0.1),
+        "model.0.requires_grad": lambda: frozen.requires_grad_(True),
+    }
+    config = make_config(tmp_path / "run", max_steps=None)
+    result = train(
+        replace(config, trainer=replace(config.trainer, num_epochs=5)),
+        model=lambda: nn.Sequential(frozen.requires_grad_(False), dropout, nn.Linear(6, 3)),
+        task=lambda: task,
+        data=lambda num: data if num == 32 else vectors(num),
+        callbacks=(AtEpochEnd(changes[name]),),
+    )
+    assert result.position.epoch == 5
     (line,) = [line for line in caplog.messages if "UNSEEN_STATE" in line]
-    assert line.startswith("[UNSEEN_STATE] the end of an epoch changes task.margin, and no ")
+    assert line.startswith(f"[UNSEEN_STATE] the end of an epoch changes {name}, and no ")
+
+
+class Plateau(Callback):
+    """Keeps the lowest loss, and stores nothing."""
+
+    def __init__(self) -> None:
+        self.lowest = 100.0
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        self.lowest -= 1
+
+
+class StoredPlateau(Plateau):
+    def state_dict(self) -> dict[str, Any]:
+        return {"lowest": self.lowest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.lowest = state["lowest"]
+
+
+class Decaying:
+    """A learning rate that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, step: int) -> float:
+        self.calls += 1
+        return 0.1 / self.calls
+
+
+def decaying_by_a_global(step: int) -> float:
+    global GLOBAL_STEPS
+    GLOBAL_STEPS += 1
+    return 0.1
 
 
 NAMED: dict[str, tuple[dict[str, Any], str]] = {
@@ -400,6 +470,9 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "generator of numpy": ({"task": NumpyGenerator}, "task.generator"),
     "optimizer attribute": (of(HiddenCounter), "optimizer.k"),
     "optimizer inside": (of(InnerMomentum), "optimizer.inner.state"),
+    "callback": ({"callbacks": (Plateau(), StoredPlateau())}, "training changes Plateau.lowest,"),
+    "schedule": ({"schedule": Decaying()}, "schedule.calls"),
+    "global of a function": ({"schedule": decaying_by_a_global}, f"{__name__}.GLOBAL_STEPS"),
 }
 
 

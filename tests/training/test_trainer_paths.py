@@ -96,6 +96,8 @@ def make_trainer(
         model=model,
         optimizer=optimizer,
         task=task,
+        parts={"model": model},
+        train_set=loader,
         checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
     )
     return Trainer(
