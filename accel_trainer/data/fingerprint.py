@@ -14,6 +14,7 @@ from torch import Tensor
 _logger = logging.getLogger(__name__)
 
 NUM_HASHED = 32
+NUM_REPEATS = 8
 SAMPLED = "sampled:"
 
 
@@ -21,28 +22,30 @@ def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
     """Return a prefix and the SHA-256 of the number of samples and `NUM_HASHED` evenly spaced ones.
 
     `read(index)` returns a sample that `hash_value` accepts. Returns an empty string, after a
-    warning, if a sample cannot be hashed, or if sample 0 differs when it is read again.
+    warning, if a sample cannot be hashed, or if sample 0 differs in one of `NUM_REPEATS` reads.
     """
     num_hashed = min(NUM_HASHED, num_samples)
     hashes: list[bytes] = []
     others = [position * num_samples // num_hashed for position in range(1, num_hashed)]
-    for index in (0, 0, *others):
+    # An augmentation of its own leaves a sample as it is in some of the reads.
+    for index in (*[0] * NUM_REPEATS, *others):
         sample = read(index)
         try:
             hashes.append(hash_value(sample))
         except Exception as error:  # Pickling an object may raise anything.
             return _without_hash(f"a sample cannot be hashed ({type(error).__name__}: {error})")
-    if hashes[0] != hashes[1]:
+    if len({*hashes[:NUM_REPEATS]}) > 1:
         return _without_hash(
-            "sample 0 of the data differs each time it is read, "
-            "also with the same seed and in a resume"
+            "sample 0 of the data differs when it is read again with the same seed, so a run that "
+            "resumes trains on other samples: draw from the global generators of torch, numpy or "
+            "Python"
         )
-    digest = hashlib.sha256(str(num_samples).encode() + b"".join(hashes[1:]))
+    digest = hashlib.sha256(str(num_samples).encode() + b"".join(hashes[NUM_REPEATS - 1 :]))
     return f"{SAMPLED}{digest.hexdigest()}"
 
 
 def _without_hash(reason: str) -> str:
-    _logger.warning("%s, so a resume can detect changed data only by the number of samples", reason)
+    _logger.warning("%s; changed data is noticed only by the number of samples", reason)
     return ""
 
 

@@ -33,6 +33,7 @@ from accel_trainer import (
 )
 from accel_trainer.data.fingerprint import (
     NUM_HASHED,
+    NUM_REPEATS,
     fingerprint_samples,
     is_same_data,
     join_fingerprints,
@@ -114,16 +115,25 @@ def test_data_that_cannot_be_read_twice_says_so_and_is_compared_by_number(
             return point + len(self.reads), label
 
     train(tmp_path, Fleeting(96), max_steps=4)
-    assert "differs each time it is read" in caplog.text
+    assert "so a run that resumes trains on other samples" in caplog.text
     assert "a resume checks only their number" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match="DATA_CHANGED"):
         train(tmp_path, Fleeting(95))
 
 
+def test_a_generator_of_the_data_that_changes_some_reads_is_noticed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    data = Points(96)
+    generator = np.random.default_rng(0)
+    assert fingerprint_samples(lambda index: data[index][0] * generator.choice([1, -1]), 96) == ""
+    assert "draw from the global generators of torch, numpy or Python" in caplog.text
+
+
 def test_the_cost_does_not_grow_with_the_data() -> None:
     data = Points(10_000)
     fingerprint_samples(lambda index: data[index], len(data))
-    assert len(data.reads) == NUM_HASHED + 1
+    assert len(data.reads) == NUM_HASHED + NUM_REPEATS - 1
     assert max(data.reads) > 9_000
 
 
@@ -238,7 +248,7 @@ def test_a_fingerprint_without_content_leaves_the_number_of_samples(
     sample: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert fingerprint_samples(lambda _: sample(), 8) == ""
-    assert "a resume can detect changed data only by the number of samples" in caplog.text
+    assert "changed data is noticed only by the number of samples" in caplog.text
 
 
 def test_data_without_a_fingerprint_may_be_the_same() -> None:
