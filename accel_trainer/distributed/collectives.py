@@ -104,7 +104,14 @@ def run_on_main(action: Callable[[], Any], accelerator: Accelerator) -> Any:
     A `OneLineError` of `action` is raised on every process, so none is left waiting.
     """
     captured = _capture(action) if accelerator.is_main_process else []
-    return _reraise(json.loads(broadcast_bytes(json.dumps(captured).encode(), accelerator)))
+    try:
+        captured = json.loads(broadcast_bytes(json.dumps(captured).encode(), accelerator))
+    except RuntimeError:
+        # If a signal ends all processes, another may have left first.
+        if captured[1:]:
+            _reraise(captured)
+        raise
+    return _reraise(captured)
 
 
 def _capture(action: Callable[[], Any]) -> list[Any]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -146,6 +148,25 @@ def fail() -> None:
         assert (
             run_on_main(lambda: "and they go on together", accelerator) == "and they go on together"
         )
+
+
+def test_an_error_of_the_main_process_is_raised_there_if_no_other_is_left(tmp_path: Path) -> None:
+    job = processes.start(leave_or_stop, num_processes=2, folder=tmp_path)
+    assert job.wait() == [0, 7], job.output(0)
+
+
+def leave_or_stop() -> None:
+    with joined_processes() as accelerator:
+        if accelerator.process_index == 1:
+            os._exit(7)
+
+        def action() -> None:
+            time.sleep(1)  # until the other has left
+            raise Preempted("PREEMPTED", "SIGTERM before training began")
+
+        with pytest.raises(Preempted, match="SIGTERM before training began"):
+            run_on_main(action, accelerator)
+        os._exit(0)  # the processes can no longer part
 
 
 def test_an_error_of_a_recipe_is_raised_elsewhere_as_the_class_it_extends(tmp_path: Path) -> None:
