@@ -24,6 +24,7 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
+from accel_trainer.data.fingerprint import NUM_REPEATS
 from tests import processes, workload
 from tests.training.test_exactness import final_files
 from tests.variants import slow
@@ -190,7 +191,8 @@ def test_workers_stay_for_all_epochs_and_evaluations(tmp_path: Path) -> None:
     assert len(workers) == 2  # one that trains and one that evaluates the weights and their average
     num_tried = 5  # on which the metrics are tried before the first step
     assert sorted(pids[worker] for worker in workers) == [num_tried + 2 * 2 * 5, 2 * NUM_TRAIN]
-    assert pids[main] == (1 + NUM_TRAIN) + (1 + 5)  # what is hashed before
+    num_more = NUM_REPEATS - 1  # reads of sample 0
+    assert pids[main] == (num_more + NUM_TRAIN) + (num_more + 5)  # what is hashed before
 
 
 def train_with_workers(folder: Path) -> None:
