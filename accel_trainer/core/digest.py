@@ -29,7 +29,7 @@ def digest_of(state: Any) -> str:
         if isinstance(leaf, Tensor):
             whole = leaf.full_tensor() if is_shard(leaf) else leaf
             hasher.update(f"{path} {whole.dtype} {[*whole.shape]}\n".encode())
-            hasher.update(whole.reshape(-1).view(torch.uint8).numpy(force=True).data)
+            hasher.update(whole.detach().reshape(-1).view(torch.uint8).cpu().numpy().data)
         else:
             hasher.update(f"{path} {leaf!r}\n".encode())
     return hasher.hexdigest()

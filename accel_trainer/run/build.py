@@ -30,6 +30,7 @@ from ..distributed.accelerator import describe_machine, library_versions
 from ..distributed.collectives import run_on_main
 from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.assembly import assemble
+from ..training.callback_runner import named
 from ..training.compile import compile_model
 from ..training.evaluator import Evaluator
 from ..training.metrics import describe_tensor
@@ -127,7 +128,7 @@ def build_trainer(
     checkpointer = _open_checkpointer(run, strategy, header, history)
     parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
     parts |= {"schedule": schedule, "collate": options.collate}
-    parts |= {type(each).__name__: each for each in callbacks}
+    parts |= named(callbacks)
     if run.config.run.dry_run:
         data = data.limited(run)
         callbacks = [*callbacks, UnseenRecorder(run.folder, parts)]

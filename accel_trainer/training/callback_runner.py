@@ -22,7 +22,7 @@ class CallbackRunner:
     """Calls hooks. An error in one ends the run: no process may skip a hook that is collective."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self._callbacks = _named(callbacks)
+        self._callbacks = named(callbacks)
 
     def notify(self, hook: str, trainer: TrainerView, *arguments: Any) -> None:
         """Call `hook` of every callback."""
@@ -62,7 +62,7 @@ class CallbackRunner:
                 callback.load_state_dict(states[name])
 
 
-def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
     """Name callbacks by class, the second of a class `Name-2`, to keep their states apart."""
     named: dict[str, Callback] = {}
     count: Counter[str] = Counter()
