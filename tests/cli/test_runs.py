@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from accel_trainer.cli.report.facts import facts_of
+from accel_trainer.cli.runs.run_reader import read_run
 from tests.cli.conftest import run_command
 
 
@@ -91,6 +93,35 @@ def test_a_run_that_was_killed_before_its_first_row_is_in_the_table(
     out = run_command(capsys, ["runs", tmp_path])[1]
     assert out.splitlines()[1].split() == ["killed", "digits", "killed"]
     assert "not-a-run" not in out
+
+
+def test_the_table_has_the_step_of_a_run_that_was_killed_after_a_resume(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(runs / "fast", tmp_path / "killed")
+    result = json.loads((folder / "result.json").read_text())
+    first = {"state": "preempted", "optimizer_step": 5, "epoch": 0}
+    (folder / "result.json").write_text(json.dumps(result | first))
+    attempts = (folder / "attempts.jsonl").read_text()
+    start = attempts.splitlines()[0]
+    (folder / "attempts.jsonl").write_text(f"{attempts}{start}\n")
+    status = json.loads((folder / "status.json").read_text()) | {"state": "running"}
+    (folder / "status.json").write_text(json.dumps(status))
+    out = run_command(capsys, ["runs", tmp_path])[1]
+    assert out.splitlines()[1].split()[:5] == ["killed", "digits", "killed", "46", "2"]
+
+
+def test_the_table_and_the_report_agree_on_the_time_of_all_attempts(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(runs / "fast", tmp_path / "resumed")
+    attempts = (folder / "attempts.jsonl").read_text()
+    (folder / "attempts.jsonl").write_text(attempts + attempts)
+    run = read_run(folder)
+    assert run.wall_s == pytest.approx(2 * sum(read_run(runs / "fast").phase_s.values()))
+    out = run_command(capsys, ["runs", tmp_path])[1]
+    time = next(fact["value"] for fact in facts_of(run) if fact["name"] == "time")
+    assert out.splitlines()[1].endswith(time)
 
 
 def test_a_half_written_row_is_left_out(

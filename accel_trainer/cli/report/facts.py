@@ -17,7 +17,7 @@ def facts_of(run: RunReader) -> list[Fact]:
 
     Those of a run that has not ended are of its last rows.
     """
-    has_ended = run.state != "running" and run.result.get("optimizer_step") is not None
+    has_ended = run.ending.get("optimizer_step") is not None
     return _quality(run) + (_end(run) if has_ended else _progress(run))
 
 
@@ -43,16 +43,15 @@ def _quality(run: RunReader) -> list[Fact]:
 
 
 def _end(run: RunReader) -> list[Fact]:
-    result = run.result
+    result = run.ending
     note = f"{result.get('epoch')} of {_setting(run, 'num_epochs')} epochs"
     facts = [_fact("steps", f"{result['optimizer_step']:,}", note)]
     if samples_per_s := result.get("samples_per_s"):
         note = f"{result.get('samples_seen') or 0:,} seen"
         facts.append(_fact("samples per second", f"{samples_per_s:,.0f}", note))
-    if result.get("wall_s") is not None:
+    if run.wall_s is not None:
         memory = (result.get("peak_memory_bytes") or 0) / 2**30
-        seconds = sum(run.phase_s.values()) or result["wall_s"]
-        facts.append(_fact("time", format_duration(seconds), f"{memory:.1f} GiB at most"))
+        facts.append(_fact("time", format_duration(run.wall_s), f"{memory:.1f} GiB at most"))
     return facts
 
 

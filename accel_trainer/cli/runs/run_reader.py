@@ -138,6 +138,18 @@ class RunReader:
         return (steps, seconds) if len(steps) > 1 else None
 
     @property
+    def ending(self) -> Mapping[str, Any]:
+        """The contents of `result.json`; empty if the run goes on, or went on after it."""
+        has_ended = not self.attempts or self.attempts[-1]["event"] == "end"
+        return self.result if has_ended and self.state != "running" else {}
+
+    @property
+    def wall_s(self) -> float | None:
+        """The seconds of all attempts that ended cleanly; None if the last one has not ended."""
+        seconds: float | None = self.ending.get("wall_s")
+        return seconds and (sum(self.phase_s.values()) or seconds)
+
+    @property
     def restarts(self) -> list[int]:
         """The steps from which the run was resumed, in order."""
         starts = [row["optimizer_step"] for row in self.attempts if row["event"] == "start"]

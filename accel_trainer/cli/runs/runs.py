@@ -112,13 +112,13 @@ def _row(run: RunReader) -> dict[str, Any]:
         "name": run.name,
         "data": run.dataset,
         "state": run.state,
-        "step": run.result.get("optimizer_step", last.get("optimizer_step")),
-        "epoch": run.result.get("epoch", last.get("epoch")),
+        "step": run.ending.get("optimizer_step", last.get("optimizer_step")),
+        "epoch": run.ending.get("epoch", last.get("epoch")),
         "metric": metric,
         "best": run.best_evaluation().get(metric) if metric else None,
         "last": evaluations[-1].get(metric) if metric and evaluations else None,
-        "samples/s": run.result.get("samples_per_s"),
-        "wall": run.result.get("wall_s"),
+        "samples/s": run.ending.get("samples_per_s"),
+        "wall": run.wall_s,
         "is_lower_better": metric is not None and run.is_lower_better(metric),
     }
 
