@@ -146,6 +146,21 @@ def test_a_sweep_is_one_row_of_its_best_run(
     assert sweep.split()[:7] == ["*", "sweep-cifar/fast", "digits", "2", "of", "2", "done"]
 
 
+def test_a_new_project_is_not_a_run_but_has_runs(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = tmp_path / "project"
+    assert run_command(capsys, ["new", project])[0] == 0
+    code, _, err = run_command(capsys, ["runs", project])
+    assert (code, "no runs in" in err) == (73, True)
+    code, _, err = run_command(capsys, ["report", project, "--to", tmp_path / "report.html"])
+    assert code == 73
+    assert "is not a run (there is only a config.yaml)" in err
+    shutil.copytree(runs, project / "runs")
+    out = run_command(capsys, ["runs", project])[1]
+    assert out.splitlines()[1].split()[:2] == ["runs/fast", "digits"]
+
+
 def test_a_folder_without_runs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run_command(capsys, ["runs", tmp_path])
     assert code == 73

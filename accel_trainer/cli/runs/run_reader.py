@@ -19,6 +19,8 @@ from ...core.yaml_files import read_yaml
 from .metric_groups import TEST_GROUP, preferred_groups
 from .status import read_status
 
+# A run has at least one of these beside its `config.yaml`, which a new project has, too.
+_RECORDS = ("environment.json", "status.json", "metrics.jsonl", "checkpoints")
 _MAX_RECORD_BYTES = 1 << 26
 _MAX_ROWS = 20_000
 # The expected types of some entries of a run's files; None is always allowed.
@@ -232,6 +234,12 @@ class RunReader:
         return choose(having, key=lambda row: float(row[metric]))
 
 
+def is_run(folder: Path) -> bool:
+    """Whether `folder` holds a run."""
+    has_records = any(os.path.lexists(folder / name) for name in _RECORDS)
+    return has_records and os.path.lexists(folder / "config.yaml")
+
+
 def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunReader:
     """Read a run folder; with `metrics`, which has read some of its rows, only the rows since then.
 
@@ -240,10 +248,9 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunReader:
     """
     metrics = metrics or MetricsReader(folder / "metrics.jsonl")
     config = folder / "config.yaml"
-    if not os.path.lexists(config):
-        raise OutputError(
-            "NOT_A_RUN", f"{folder} is not a run (there is no config.yaml): check the path"
-        )
+    if not is_run(folder):
+        fact = "only a config.yaml" if os.path.lexists(config) else "no config.yaml"
+        raise OutputError("NOT_A_RUN", f"{folder} is not a run (there is {fact}): check the path")
     try:
         rows = metrics.read()
         result = _checked("result.json", _read_json(folder / "result.json"), _RESULT)

@@ -20,7 +20,7 @@ from ..common.output import (
     tell,
 )
 from ..common.parser import CommandParser
-from .run_reader import RunReader, read_run
+from .run_reader import RunReader, is_run, read_run
 
 _COLUMNS = ("name", "data", "state", "step", "epoch", "metric", "best", "last", "samples/s", "wall")
 # What a narrow terminal has no room for, the least important first.
@@ -76,21 +76,21 @@ def find_runs(folder: Path) -> list[RunReader]:
         except OutputError as error:
             if place == folder:
                 raise
-            if (place / "config.yaml").exists():
+            if is_run(place):
                 tell(f"left out: {error.message}", file=sys.stderr)
     return found
 
 
 def run_folders(folder: Path) -> list[Path]:
     """Return the folders in `folder` that may be runs, or `folder` itself if it is one."""
-    if (folder / "config.yaml").exists():
+    if is_run(folder):
         return [folder]
     return [path for path in sorted(folder.glob("*/")) if not path.is_symlink()]
 
 
 def find_sweeps(folder: Path) -> dict[str, list[RunReader]]:
     """Return the runs of each sweep, or other folder of runs, in `folder`, by that one's name."""
-    places = [path for path in run_folders(folder) if not (path / "config.yaml").exists()]
+    places = [path for path in run_folders(folder) if not is_run(path)]
     sweeps = {path.name: find_runs(path) for path in places}
     return {name: runs for name, runs in sweeps.items() if runs}
 
