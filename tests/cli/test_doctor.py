@@ -131,6 +131,14 @@ def test_a_failed_run_is_explained_by_its_last_error(tmp_path: Path, capsys: Sho
     assert "freeze it (requires_grad=False)" in line
 
 
+def test_a_killed_run_is_explained_and_says_how_to_continue(tmp_path: Path, capsys: Shown) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({"state": "running"}))
+    code, shown, _ = run_command(capsys, ["doctor", tmp_path])
+    assert code == 0
+    assert shown.startswith("state: killed\nwarning KILLED: ")
+    assert "run the same command to continue" in " ".join(shown.split())
+
+
 def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path, capsys: Shown) -> None:
     code, shown, error = run_command(capsys, ["doctor", tmp_path])
     assert (code, shown, error.count("\n")) == (64, "", 1)

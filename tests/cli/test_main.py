@@ -91,9 +91,23 @@ def test_the_help_of_a_command_has_an_example(
     assert f"accel-trainer {name} " in shown.partition("example")[2]
 
 
+def test_the_help_of_the_doctor_is_its_own_and_keeps_its_paragraphs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["doctor", "recipes/cifar.py", "--help"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: accel-trainer doctor [RECIPE.py | RUN] [-h] [--json]\n")
+    assert "\n\nGiven a run, it explains" in shown
+    assert "`RECIPE.py --dry-run` tries them" in shown, "no line ends within a flag"
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
+        (["diff", "runs/first"], "required: RUN_B: see accel-trainer diff --help"),
+        (["plan", "--hours", "x"], "'x': see accel-trainer plan --help"),
         (["runs", "--sotr", "best"], "unrecognized arguments: --sotr: did you mean --sort?"),
         (["runs", "--sort", "bset"], "see accel-trainer runs --help"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import textwrap
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,6 +14,17 @@ from ...core.errors import ConfigError
 
 class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser that raises ConfigError with the nearest flag instead of exiting with 2."""
+
+    def __init__(
+        self, *, prog: str, description: str | None, epilog: str, allow_abbrev: bool = True
+    ) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=allow_abbrev,
+            formatter_class=_Paragraphs,
+        )
 
     def add_data_options(self) -> None:
         """Add the flags of commands that read labelled photos."""
@@ -44,5 +56,18 @@ class CommandParser(argparse.ArgumentParser):
         known = list(self._option_string_actions)
         unknown = [flag for flag in re.findall(r"--?[\w-]+", message) if flag not in known]
         near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5) if unknown else []
-        fix = f"did you mean {near[0]}?" if near else f"see {self.prog.split(' REC')[0]} --help"
+        fix = (
+            f"did you mean {near[0]}?" if near else f"see {' '.join(self.prog.split()[:2])} --help"
+        )
         raise ConfigError("USAGE", f"{message}: {fix}")
+
+
+class _Paragraphs(argparse.HelpFormatter):
+    """Keeps the paragraphs of a description, and no line ends within a flag such as `--dry-run`."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = re.split(r"\n\s*\n", text.strip())
+        return "\n\n".join("\n".join(self._split_lines(each, width)) for each in paragraphs)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)

@@ -14,7 +14,6 @@ spoil a run, else 0.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +22,7 @@ from ...core.errors import ExitCode
 from ...distributed.launch_env import setup_launch_env
 from ...run.config import RecipeConfig
 from ..common.output import show, tell
+from ..common.parser import CommandParser
 from ..common.recipes import find_config_class
 from ..flags.parser import parse_config
 from ..runs.status import require_status
@@ -34,9 +34,11 @@ from .together import examine_together
 
 CHECKS: tuple[Check, ...] = (*launching.CHECKS, *machine.CHECKS)
 
-_DESCRIPTION = """Find problems before a run.
-
-example: accel-trainer doctor recipes/cifar.py --config recipes/configs/digits.yaml"""
+_KILLED = (
+    "the run ended without a word: it was killed from outside, often for lack of memory "
+    "(`dmesg | grep -i oom`), or the machine stopped; run the same command to continue"
+)
+_EXAMPLE = "example: accel-trainer doctor recipes/cifar.py --config recipes/configs/digits.yaml"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,14 +46,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     **Collective** when launched on several processes.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
-    flags = [flag for flag in given if flag != "--json"]
+    parser = CommandParser(
+        prog="accel-trainer doctor [RECIPE.py | RUN]",
+        description=__doc__,
+        epilog=_EXAMPLE,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    options, flags = parser.parse_known_args(argv)
     target = Path(flags.pop(0)) if flags and not flags[0].startswith("-") else None
     if target is not None and target.is_dir():
         lines, found = _explain(target)
     else:
         lines, found = _examine(target, flags)
-    if lines and "--json" in given:
+    if lines and options.json:
         tell(json.dumps([asdict(finding) for finding in found], indent=1))
     elif lines:
         show("\n".join([*lines, *_describe(found), _summary(found)]))
@@ -59,9 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _explain(run: Path) -> tuple[list[str], list[Finding]]:
-    """Return lines with the state of a run, and the explanation of the error that ended it."""
+    """Return lines with the state of a run, and the explanation of what ended it."""
     status = require_status(run)
     lines = [f"{name}: {status[name]}" for name in ("state", "error") if status.get(name)]
+    if status["state"] == "killed":
+        return lines, [Finding("KILLED", "warning", _KILLED)]
     return lines, diagnose(run)
 
 
@@ -71,7 +81,7 @@ def _examine(recipe: Path | None, flags: Sequence[str]) -> tuple[list[str], list
     There are no lines on a process that leaves the printing to another.
     """
     config_class = RecipeConfig if recipe is None else find_config_class(recipe)
-    config = parse_config(config_class, flags, description=_DESCRIPTION)
+    config = parse_config(config_class, flags, description=__doc__)
     setup_launch_env()  # refuses inconsistent launch variables
     now = LaunchContext(config=config)
     found = [*examine_start(now), *examine(now, CHECKS)]

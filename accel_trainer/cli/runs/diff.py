@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = CommandParser(prog="accel-trainer diff", description=__doc__, epilog=_EXAMPLE)
     add = parser.add_argument
-    add("run", type=Path, nargs=2, help="a run folder")
+    add("run", type=Path, metavar="RUN_A", help="a run folder")
+    add("other", type=Path, metavar="RUN_B", help="the run folder to compare it with")
     add("--effect", action="store_true", help="train to find the settings that change the result")
     until_help = "the last step to train; default: past an evaluation and an epoch, at most 200"
     add("--until", type=int, metavar="STEP", help=until_help)
@@ -38,10 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.jobs < 1:
         parser.error(f"--jobs is {options.jobs}, and must be 1 or more")
-    first, second = (read_run(folder) for folder in options.run)
+    first, second = (read_run(folder) for folder in (options.run, options.other))
     if options.effect:
         return _show_effect(first, second, options)
-    with reading(*options.run):
+    with reading(options.run, options.other):
         groups = compare(first, second)
     if options.json:
         tell(json.dumps(groups))
@@ -73,7 +74,7 @@ def _show_effect(first: RunReader, second: RunReader, options: Namespace) -> int
             show(line)
             console.flush()
 
-    with reading(*options.run):
+    with reading(options.run, options.other):
         found = find_effects(
             first,
             second,
