@@ -96,7 +96,8 @@ def build_trainer(
     """
     # The order matters.
     # 1. Parts and data are checked first: nothing has been changed yet.
-    _check_arguments(run, model, task, callbacks)
+    _check_arguments(run, model, task)
+    callbacks = check_parts("callbacks", callbacks)
     noted = copy_metadata(metadata)
     export_config = copy_metadata(export_config, "export_config")
     data = build_data(run, train_set, eval_sets, test_set, options)
@@ -183,12 +184,11 @@ def build_trainer(
 # --- 1. parts and data ---
 
 
-def _check_arguments(run: Run, model: nn.Module, task: Task, callbacks: Sequence[Callback]) -> None:
+def _check_arguments(run: Run, model: nn.Module, task: Task) -> None:
     """Raise ConfigError for parts of a wrong type, and a model that is wrapped for devices."""
     check_part("run", run)
     check_part("model", model)
     check_part("task", task)
-    check_parts("callbacks", callbacks)
     for module in model.modules():
         if isinstance(module, nn.DataParallel | DistributedDataParallel):
             raise ConfigError(
@@ -266,7 +266,8 @@ def _check_same_parts(
 
     **Collective.**
     """
-    steps = (0, optimization.num_steps // 2, optimization.num_steps - 1)
+    num_steps = optimization.num_steps  # 0 for a run that only evaluates
+    steps = (0, num_steps // 2, num_steps - 1) if num_steps else ()
     parts = {
         "model": _describe_model(model),
         "optimizer": _describe_optimizer(optimization.optimizer),

@@ -178,7 +178,5 @@ def choose_metrics(
             f"metrics= has {[*metrics]}, and the sets are {names}: "
             "give a list for all, or name the first, and others of these",
         )
-    chosen = {name: metrics.get(name, metrics[first]) for name in names}
-    for of_set in chosen.values():
-        check_parts("metrics", of_set)
-    return chosen
+    listed = {name: check_parts("metrics", of_set) for name, of_set in metrics.items()}
+    return {name: listed.get(name, listed[first]) for name in names}

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..core.batch_plan import BatchPlan
+from ..core.callback import Callback
 from ..core.errors import ConfigError
 from ..core.types import Task
 
@@ -23,12 +24,14 @@ _NEEDED = {
 _VALUES = ("config", "plan", "num_samples")  # the others are methods
 
 
-def check_parts(name: str, parts: Any) -> None:
-    """Raise ConfigError if `parts` cannot be the list that the argument `name` needs."""
+def check_parts(name: str, parts: Any) -> list[Any]:
+    """Return `parts` as a list. Raises ConfigError if the argument `name` needs other parts."""
     if isinstance(parts, str | type) or not isinstance(parts, Iterable):
         raise ConfigError("CONFIG", f"{name}= is no list: put it in brackets")
-    for part in parts:
+    listed = [*parts]
+    for part in listed:
         check_part(name, part)
+    return listed
 
 
 def check_part(name: str, part: Any) -> None:
@@ -54,6 +57,11 @@ def check_part(name: str, part: Any) -> None:
     if name == "task" and hasattr(part, "train_step"):
         # A subclass of a built-in task would train with the loss of that.
         raise ConfigError("CONFIG", "task= has train_step, which nothing calls: name it step")
+    if name == "callbacks":
+        for method in dir(part):
+            if method.startswith("on_") and not hasattr(Callback, method):
+                fact = f"callbacks= has {type(part).__name__}.{method}, which nothing calls"
+                raise ConfigError("CONFIG", f"{fact}: name it as a hook of Callback, or otherwise")
 
 
 def check_coupling(task: Task, plan: BatchPlan) -> None:

@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from ..checkpoint.format import LoadedCheckpoint
 from ..core.activity import Activity
 from ..core.config import check_types
+from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.rng import seed_generators
 from ..distributed.accelerator import start_accelerator
@@ -59,14 +60,16 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     """Join the processes, lock the run folder and load the checkpoint. **Collective.**
 
     Raises:
-        ConfigError: the config differs from that of the run it would continue, or from that of
-            another process.
+        ConfigError: the config is of the wrong type, or differs from that of the run it would
+            continue, or from that of another process.
         ProcessError: the other processes cannot be reached, or one of them failed.
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
     """
     # The order matters; what is entered is left in reverse.
     # 1. Mistakes in settings are reported before any process waits for another.
+    if not isinstance(config, RecipeConfig):
+        raise ConfigError("CONFIG", f"start_run was given {config!r:.60}: give a RecipeConfig")
     check_types(config, RecipeConfig)
     config = with_defaults(config)
     check_allowed_changes(config)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..core.callback import Callback, TrainerView
-from ..core.errors import UserError
+from ..core.errors import ConfigError, UserError
 from ..core.user_code import PartFailed
 
 if TYPE_CHECKING:
@@ -51,9 +51,19 @@ class CallbackRunner:
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states by name, without empty ones. **Collective** if a callback's is."""
-        states = {name: callback.state_dict() for name, callback in self._callbacks.items()}
-        return {name: state for name, state in states.items() if state}
+        """Return the states by name, without empty ones. **Collective** if a callback's is.
+
+        Raises ConfigError for a state that is no dict.
+        """
+        states = {}
+        for name, callback in self._callbacks.items():
+            state = callback.state_dict()
+            if not isinstance(state, dict):
+                fact = f"state_dict of {name} returned {state!r:.40}"
+                raise ConfigError("CALLBACK", f"{fact}: return a dict, {{}} without a state")
+            if state:
+                states[name] = state
+        return states
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Restore the states that `state_dict` returned; callbacks without one stay unchanged."""

@@ -55,6 +55,10 @@ class ClassificationTask:
         class_counts: Tensor | None = None,
     ) -> None:
         self.config = config or ClassificationConfig()
+        if not isinstance(self.config, ClassificationConfig):
+            raise ConfigError(
+                "CONFIG", f"the task has config {config!r}: give a ClassificationConfig"
+            )
         self._class_weights = class_weights
         if self.config.class_weights == "balanced":
             if class_weights is not None or class_counts is None:

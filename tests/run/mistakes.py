@@ -335,6 +335,25 @@ class FailsOnTheLastProcess(Callback):
         1 / (trainer.accelerator.process_index - trainer.accelerator.num_processes + 1)
 
 
+class NamesNoHook(Callback):
+    """Nothing would call it, and nothing would say so."""
+
+    def on_step_ends(self, trainer: TrainerView, report: StepReport) -> None:
+        raise AssertionError("nothing calls it")
+
+
+class ForgetsToReturnItsState(Callback):
+    """A resume would forget the steps that it has seen."""
+
+    seen = 0
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        self.seen += 1
+
+    def state_dict(self) -> Any:
+        dict(seen=self.seen)
+
+
 class AssignsToTheTrainer(Callback):
     def __init__(self, name: str) -> None:
         self.name = name

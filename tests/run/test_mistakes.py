@@ -358,7 +358,7 @@ FITS_NOT = [
     (
         lambda config: m.train(None),  # type: ignore[arg-type]
         "CONFIG",
-        "seed is None: give int",
+        "start_run was given None: give a RecipeConfig",
     ),
     (
         having(task=ClassificationTask(class_weights=np.ones(3))),  # type: ignore[arg-type]
@@ -399,6 +399,31 @@ FITS_NOT = [
         having(train_set=m.NamesAreStrings),
         "DATASET",
         "the training set is NamesAreStrings: give an instance of it",
+    ),
+    (
+        having(callbacks=[m.NamesNoHook()]),
+        "CONFIG",
+        "callbacks= has NamesNoHook.on_step_ends, which nothing calls: name it as a hook ...",
+    ),
+    (
+        having(callbacks=[m.ForgetsToReturnItsState()]),
+        "CALLBACK",
+        "state_dict of ForgetsToReturnItsState returned None: return a dict, ...",
+    ),
+    (
+        lambda config: m.train(config, task=ClassificationTask(3)),  # type: ignore[arg-type]
+        "CONFIG",
+        "the task has config 3: give a ClassificationConfig",
+    ),
+    (
+        lambda config: m.train({"seed": 1}),  # type: ignore[arg-type]
+        "CONFIG",
+        "start_run was given {'seed': 1}: give a RecipeConfig",
+    ),
+    (
+        lambda config: m.train(RecipeConfig),  # type: ignore[arg-type]
+        "CONFIG",
+        "start_run was given <class ...RecipeConfig'>: give a RecipeConfig",
     ),
     (
         having(train_set=m.HasNoLength()),
@@ -535,6 +560,21 @@ def test_an_error_in_the_users_code_is_shown_as_theirs(
     assert {Path(file).name for file in files} <= {"mistakes.py", "test_mistakes.py"}, (
         "frames of others"
     )
+
+
+def test_zero_epochs_evaluate_with_the_schedule_of_the_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert end_of(m.train, tmp_path, capsys, "--epochs", "0")[0] == 0
+
+
+def test_callbacks_and_metrics_may_be_generators(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {"callbacks": (each for each in [m.FailsAtStep()])}
+    assert end_of(having(**parts), tmp_path, capsys)[0] == 80, "the callback was not called"
+    parts = {"metrics": (each for each in [m.FailsInUpdate()])}
+    assert end_of(having(**parts), tmp_path, capsys)[0] == 80, "the metric was not used"
 
 
 @pytest.mark.parametrize(

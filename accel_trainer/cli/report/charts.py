@@ -169,7 +169,7 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
                 zorder=0,
             )
             _plot_run(axes, run, names, kinds, color=color, earlier=runs[:number])
-        axes.set_xlim(0, last_step * 1.02)  # the same x-axis in all charts
+        axes.set_xlim(0, max(last_step, 1) * 1.02)  # the same x-axis in all charts
         if top is not None:
             axes.set_ylim(top=top)
             axes.text(1, 1, CUT_OFF, transform=axes.transAxes, ha="right", color=LIGHT.muted)
