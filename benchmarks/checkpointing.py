@@ -44,7 +44,7 @@ class Savers:
         self.checkpointer = Checkpointer(
             folder / "ours",
             config=CheckpointConfig(),
-            metadata={"settings": {}, "data_fingerprint": ""},
+            header={"settings": {}, "data_fingerprint": ""},
         )
         self.checkpointer.prepare(self.state.state_dict())
 

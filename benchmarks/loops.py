@@ -204,7 +204,7 @@ def ours(
     from accel_trainer.fault_tolerance.preemption import StopFlag
     from accel_trainer.run.build import prepare_checkpoints
     from accel_trainer.training.assembly import assemble
-    from accel_trainer.training.strategy.plain import PlainStrategy
+    from accel_trainer.training.strategy.data_parallel import DataParallelStrategy
 
     sample_ids = torch.arange(BATCH_SIZE, device=next(model.parameters()).device)
 
@@ -242,12 +242,12 @@ def ours(
         learning_rate=LEARNING_RATE, momentum=MOMENTUM, nesterov=False, weight_decay=0.0
     )
     checkpointer = Checkpointer(
-        Path(tempfile.mkdtemp()) / "c", config=CheckpointConfig(), metadata={}
+        Path(tempfile.mkdtemp()) / "c", config=CheckpointConfig(), header={}
     )
     train_config = TrainerConfig(num_epochs=1, monitor="eval/loss", monitor_mode="min")
     assembly = assemble(
         train_config,
-        strategy=PlainStrategy(accelerator, seed=0),
+        strategy=DataParallelStrategy(accelerator, seed=0),
         model=model,
         optimizer=build_optimizer(model, config) if has_own_optimizer else make_optimizer(model),
         task=task,

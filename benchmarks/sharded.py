@@ -63,7 +63,7 @@ class Savers:
         peers = join_peers(accelerator, timeout_s=600)
         metadata = {"settings": {}, "data_fingerprint": ""}
         self.checkpointer = Checkpointer(
-            folder / "checkpoints", config=CheckpointConfig(), metadata=metadata, peers=peers
+            folder / "checkpoints", config=CheckpointConfig(), header=metadata, peers=peers
         )
         run_on_main(lambda: self.checkpointer.prepare(self.state.state_dict()), accelerator)
         self.shard_bytes = sum(tensor.to_local().nbytes for tensor in prepared.parameters()) * 3

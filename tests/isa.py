@@ -37,7 +37,7 @@ NUMERIC = (
     "tests/distributed/test_collectives.py",
     "tests/checkpoint/test_manager.py",
     "tests/checkpoint/test_sharded.py",
-    "tests/checkpoint/test_unseen_state.py",
+    "tests/checkpoint/test_unsaved_state.py",
     "tests/callbacks/test_metric_logger.py",
     "tests/run/test_own_optimizer.py",
     "tests/run/test_session.py",

@@ -61,7 +61,7 @@ MUTANTS = [
     ),
     Mutant(
         "an optimizer inside of another is not looked at",
-        "accel_trainer/training/unseen_state.py",
+        "accel_trainer/training/unsaved_state.py",
         'self.visit(f"{name}.state", value.state)',
         "pass",
         ("tests/training/test_rehearsal.py",),
@@ -770,7 +770,7 @@ MUTANTS = [
     Mutant(
         "exact: the parts of an evaluation are one",
         "accel_trainer/training/evaluator.py",
-        "while self._ends and position >= self._ends[0]:",
+        "while self._ends and first_sample >= self._ends[0]:",
         "while False:",
         (EXACT_EVALUATION,),
     ),
@@ -779,7 +779,7 @@ MUTANTS = [
         "accel_trainer/training/strategy/base.py",
         "fold_in(optimizer_step, index, start=self._forward_key)",
         "fold_in(0, index, start=self._forward_key)",
-        ("tests/training/strategy/test_plain.py",),
+        ("tests/training/strategy/test_data_parallel.py",),
     ),
     Mutant(
         "a step that is skipped moves the average",
@@ -821,7 +821,7 @@ MUTANTS = [
     Mutant(
         "what is not the main process's stays as it was",
         "accel_trainer/distributed/collectives.py",
-        "        exchange_together(tensors, _send_from_main)",
+        "        exchange_flattened(tensors, _send_from_main)",
         "        return",
         (
             "tests/distributed/test_collectives.py::test_rows_are_gathered_and_tensors_of_any_kind_are_copied_from_main",
@@ -968,8 +968,8 @@ MUTANTS = [
     Mutant(
         "all sets have the metrics of the first",
         "accel_trainer/run/data.py",
-        "metrics.get(name, metrics[first])",
-        "metrics[first]",
+        "listed.get(name, listed[first])",
+        "listed[first]",
         ("tests/run/test_eval_sets.py",),
     ),
     Mutant(
@@ -1615,7 +1615,7 @@ MUTANTS = [
         "accel_trainer/training/strategy/base.py",
         "add(torch.stack(counts)) if counts else None",
         "counts[0] if counts else None",
-        ("tests/training/strategy/test_plain.py",),
+        ("tests/training/strategy/test_data_parallel.py",),
     ),
     Mutant(
         "shards are gathered for checkpoints of shards too",
@@ -1675,10 +1675,10 @@ MUTANTS = [
     ),
     Mutant(
         "state in a class is not looked for",
-        "accel_trainer/training/unseen_state.py",
-        "            self._visit_classes(type(value))\n",
+        "accel_trainer/training/unsaved_state.py",
+        "        self._visit_code(*type(value).__mro__)\n",
         "",
-        ("tests/training/test_unseen_state.py",),
+        ("tests/training/test_unsaved_state.py",),
     ),
     Mutant(
         "early stopping forgets what it has counted",

@@ -305,7 +305,7 @@ RULES = {
         {
             "training.step",
             "training.step_check",
-            "training.strategy.plain",  # a backward that trains nothing
+            "training.strategy.data_parallel",  # a backward that trains nothing
         },
         "self.optimizer.step()",
     ),
@@ -316,7 +316,7 @@ RULES = {
             "core.log",  # the bins of a histogram, which are on the host
             "core.digest",  # for a row
             "training.evaluator",
-            "training.unseen_state",  # in the first two steps
+            "training.unsaved_state",  # in the first two steps
             "training.metrics",  # computes from merged sums, which are on the host
             "distributed.collectives",  # sizes and messages, never in a step
             "distributed.with_gradient",  # sizes, only in the step of a task that asks for them
@@ -654,7 +654,7 @@ def test_the_core_stands_alone() -> None:
 
 def test_a_plain_run_imports_neither_exact_reduction_nor_shards() -> None:
     names = modules_after("import accel_trainer.cli.recipe.main, accel_trainer.run.build")
-    assert "training.strategy.plain" in names
+    assert "training.strategy.data_parallel" in names
     assert not names & {"training.strategy.exact", "training.strategy.sharded", "distributed.fsdp"}
 
 

@@ -1,1 +1,1 @@
-"""What observes a run: records, progress, trackers, early stopping."""
+"""The built-in callbacks: metrics, progress bar, trackers, early stopping, export."""

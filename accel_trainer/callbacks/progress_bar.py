@@ -15,7 +15,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ..checkpoint.format import is_committed, list_checkpoints, step_of
 from ..core.callback import Callback, RunResult, TrainerView
-from ..core.console import fold, say, terminal_columns
+from ..core.console import say, terminal_columns, wrap_lines
 from ..core.errors import UserError
 from ..core.history import is_number
 from ..core.train_state import checkpoint_name
@@ -156,7 +156,7 @@ class ProgressBar(Callback):
     def write(self, text: str) -> None:
         """Show some lines, above the bar if there is one."""
         if not self._is_quiet:
-            say(fold(text, terminal_columns()), write=tqdm.write)
+            say(wrap_lines(text, terminal_columns()), write=tqdm.write)
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Show how it ended."""

@@ -1,1 +1,1 @@
-"""State to disk and back, so that no checkpoint is lost and none can run code."""
+"""Checkpoints: saving, verifying and loading the state of a run; no load can run code."""

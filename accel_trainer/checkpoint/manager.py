@@ -32,7 +32,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Checkpointer:
     """Saves and deletes the checkpoints of one run in `directory`.
 
-    `metadata` goes into every manifest: `settings`, `data_fingerprint`, versions and the like.
+    `header` goes into every manifest: `settings`, `data_fingerprint`, versions and the like.
     `before_commit` runs in the saving thread just before a checkpoint becomes valid, to sync what
     must not be older than the checkpoint, such as the history of metrics. `peers` are the processes
     that save together, each its own shards; each has a Checkpointer, and all of them save, wait and
@@ -47,7 +47,7 @@ class Checkpointer:
         directory: Path,
         *,
         config: CheckpointConfig,
-        metadata: Mapping[str, object],
+        header: Mapping[str, object],
         before_commit: Callable[[], None] = lambda: None,
         peers: Peers = SINGLE_PROCESS,
     ) -> None:
@@ -59,7 +59,7 @@ class Checkpointer:
         # The commit marks of the checkpoints that retention may delete: those that the run had at
         # its start or saved itself, not those that somebody puts beside them.
         self._own: set[bytes | None] = set()
-        self._metadata = dict(metadata)
+        self._header = dict(header)
         self._before_commit = before_commit
         self._snapshot = Snapshot()
         self.is_closed = False
@@ -154,7 +154,7 @@ class Checkpointer:
             name: local_slices(encode(value, name=name), index) for name, value in pieces.items()
         }
         copies, wait_for_copies = self._snapshot.take(encoded)
-        header = {**self._metadata, "metadata": copy_metadata(metadata), **position._asdict()}
+        header = {**self._header, "metadata": copy_metadata(metadata), **position._asdict()}
         name = checkpoint_name(position)
 
         def commit() -> None:
@@ -219,7 +219,7 @@ class Checkpointer:
                 return False
             # This process has written the newest: reading all of it again would tell nothing.
             is_newest = name == self.last_committed and is_committed(path)
-            return is_newest or retention.has_valid(path, self._metadata)
+            return is_newest or retention.has_valid(path, self._header)
 
         if not self.peers.agree(check)[0]:
             write_checkpoint(

@@ -118,7 +118,7 @@ def _load_whole(path: Path) -> LoadedCheckpoint:
     return loaded
 
 
-def has_valid(path: Path, metadata: Mapping[str, object]) -> bool:
+def has_valid(path: Path, header: Mapping[str, object]) -> bool:
     """Whether a valid checkpoint of this run is at `path`; any other one there is quarantined."""
     if not os.path.lexists(path):
         return False
@@ -129,8 +129,7 @@ def has_valid(path: Path, metadata: Mapping[str, object]) -> bool:
         quarantine(path, "damaged")
         return False
     if any(
-        manifest.get(name) != metadata.get(name)
-        for name in ("settings", "order", "data_fingerprint")
+        manifest.get(name) != header.get(name) for name in ("settings", "order", "data_fingerprint")
     ):
         quarantine(path, "superseded")
         return False

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..distributed.streams import arrival, has_streams
+from ..distributed.streams import has_streams, record_events
 from .serialization import Encoded
 
 
@@ -45,4 +45,4 @@ class Snapshot:
         self._buffers = buffers
         # Later kernels of a stream run after the copies, so training cannot change a tensor that is
         # still being copied.
-        return copies, arrival(*devices)
+        return copies, record_events(*devices)

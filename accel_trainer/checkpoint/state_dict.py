@@ -37,7 +37,7 @@ class ModelWeights(Stateful):
         """Return the model's state dict."""
         return dict(self.model.state_dict())
 
-    def fit(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    def validated(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the tensors. Raises CheckpointError if they belong to another model."""
         check_weights(self._name, self.model.state_dict(), stored)
         return stored
@@ -104,7 +104,7 @@ class OptimizerState(Stateful):
             **self._optimizer.state_dict(),
         }
 
-    def fit(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+    def validated(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state dict to load.
 
         Entries that torch's own optimizers do not have are loaded as they were saved. Raises
@@ -158,7 +158,7 @@ class OptimizerState(Stateful):
         return groups
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `fit` returned."""
+        """Load what `validated` returned."""
         self._optimizer.load_state_dict(state)
 
 
@@ -253,7 +253,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     Raises CheckpointError, before anything changes, if they do not fit.
     """
     part = ModelWeights(model, name="model")
-    fitted = part.fit(weights)
+    fitted = part.validated(weights)
     make_dense(model)
     part.load_state_dict(fitted)
 
@@ -273,7 +273,7 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
         raise CheckpointError(
             "CKPT_WEIGHTS",
             f"the checkpoint's {name} does not fit: "
-            f"{listed(differences, separator='; ')}: use the --model it was made with",
+            f"{listed(differences, separator='; ')}: use the model that it was made with",
         )
 
 

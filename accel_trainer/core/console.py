@@ -33,7 +33,7 @@ def terminal_columns() -> int | None:
     )
 
 
-def fold(text: str, columns: int | None) -> str:
+def wrap_lines(text: str, columns: int | None) -> str:
     """Return `text` with lines that are longer than `columns` continued below, indented.
 
     A word that is longer than a line, such as a path, is left whole: it can be copied.

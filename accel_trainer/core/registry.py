@@ -11,7 +11,7 @@ from .errors import CheckpointError
 class Stateful:
     """A part of a run with state, such as the model.
 
-    All parts are checked with `fit` before the first one is restored.
+    All parts are checked with `validated` before the first one is restored.
     """
 
     is_optional = False
@@ -21,7 +21,7 @@ class Stateful:
 
     That is allowed only if settings were changed on purpose."""
 
-    def fit(self, stored: Any) -> Any:
+    def validated(self, stored: Any) -> Any:
         """Return `stored` in the form that `load_state_dict` takes.
 
         Raises CheckpointError if it does not fit this part.
@@ -36,7 +36,7 @@ class Stateful:
         raise NotImplementedError
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore what `fit` returned."""
+        """Restore what `validated` returned."""
         raise NotImplementedError
 
     def start_fresh(self) -> None:
@@ -66,7 +66,9 @@ class Registry:
             if not (changes and parts[name].starts_fresh):
                 fix = "start with the options that it was made with"
                 raise CheckpointError("CKPT_MISSING", f"the checkpoint has no {name}: {fix}")
-        fitted = {name: part.fit(stored[name]) for name, part in parts.items() if name in stored}
+        fitted = {
+            name: part.validated(stored[name]) for name, part in parts.items() if name in stored
+        }
         for name, state in fitted.items():
             parts[name].load_state_dict(state)
         for name in missing:

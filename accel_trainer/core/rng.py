@@ -76,9 +76,9 @@ def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:
     return torch.randperm(num_samples, generator=generator)
 
 
-def seed_evaluation(seed: int, *, position: int, device: torch.device) -> None:
-    """Seed Python, numpy and torch for the evaluation batch that begins with sample `position`."""
-    seed_generators(fold_in(seed, _EVALUATION, position), device)
+def seed_evaluation(seed: int, first_sample: int, device: torch.device) -> None:
+    """Seed Python, numpy and torch for the evaluation batch that begins with `first_sample`."""
+    seed_generators(fold_in(seed, _EVALUATION, first_sample), device)
 
 
 def seed_generators(key: int, device: torch.device = _CPU) -> None:

@@ -79,7 +79,7 @@ class Batch:
 class LazyBatches(Sequence[Batch]):
     """`length` micro-batches, each made by `make(index)` when it is indexed.
 
-    So only one at a time needs to be in memory.
+    So only one at a time needs to be on the device.
     """
 
     def __init__(self, make: Callable[[int], Batch], length: int) -> None:

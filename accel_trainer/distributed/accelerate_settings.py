@@ -41,7 +41,7 @@ def read_sharding() -> FullyShardedDataParallelPlugin | None:
     version = os.environ.get("FSDP_VERSION", "1")
     # Version 1 would fail because a device is missing.
     _reject((f"fsdp_version: {version}", version != "2", "set it to 2, as in fsdp.yaml"))
-    with accelerates_errors():
+    with launch_errors_explained():
         # accelerate's launcher switches on `cpu_ram_efficient_loading`, which fails with the
         # buffers of batch norms (1.15). Without it every process builds the same weights.
         return FullyShardedDataParallelPlugin(cpu_ram_efficient_loading=False)
@@ -96,7 +96,7 @@ def reject_unsupported(accelerator: Accelerator) -> None:
 
 
 @contextmanager
-def accelerates_errors() -> Iterator[None]:
+def launch_errors_explained() -> Iterator[None]:
     """Turn accelerate's errors, such as a missing library or a bad value, into a ConfigError."""
     try:
         yield
@@ -107,7 +107,7 @@ def accelerates_errors() -> Iterator[None]:
         ) from error
 
 
-def forget_earlier_accelerators() -> None:
+def reset_accelerate() -> None:
     """Reset accelerate's state, so that the next `Accelerator()` may have other settings."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()

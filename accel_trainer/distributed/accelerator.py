@@ -24,11 +24,11 @@ from accelerate.utils import FullyShardedDataParallelPlugin as FsdpPlugin
 from ..core.config import POSITIVE, Range, short_flag
 from ..core.errors import ConfigError
 from .accelerate_settings import (
-    accelerates_errors,
-    forget_earlier_accelerators,
     is_switched_on,
+    launch_errors_explained,
     read_sharding,
     reject_unsupported,
+    reset_accelerate,
 )
 from .determinism import allow_tf32, choose_kernels, prepare_cuda
 from .launch_env import MAX_THREADS, count_local_processes, given_num_threads, setup_launch_env
@@ -138,12 +138,12 @@ def uses_cpu() -> bool:
 def _build_accelerator(
     config: RuntimeConfig, precision: str, fsdp: FsdpPlugin | None, *, is_on_cpus: bool
 ) -> Accelerator:
-    forget_earlier_accelerators()
+    reset_accelerate()
     ddp = DistributedDataParallelKwargs(find_unused_parameters=config.find_unused_parameters)
     scaler = GradScalerKwargs(init_scale=config.loss_scale)
     # Without this variable accelerate sets the number of threads, with a warning. It is set later.
     with (
-        accelerates_errors(),
+        launch_errors_explained(),
         patch_environment(omp_num_threads=os.environ.get("OMP_NUM_THREADS", "1")),
     ):
         accelerator = Accelerator(

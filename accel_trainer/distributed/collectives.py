@@ -56,7 +56,7 @@ def sum_pairwise(values: Tensor, accelerator: Accelerator) -> Tensor:
     return values
 
 
-def exchange_together(tensors: Sequence[Tensor], exchange: Callable[[Tensor], Tensor]) -> None:
+def exchange_flattened(tensors: Sequence[Tensor], exchange: Callable[[Tensor], Tensor]) -> None:
     """Apply `exchange` to all tensors of a dtype at once, concatenated to one flat tensor.
 
     Each tensor is overwritten with its part of the result.
@@ -69,10 +69,10 @@ def exchange_together(tensors: Sequence[Tensor], exchange: Callable[[Tensor], Te
             tensor.detach().copy_(values.view(tensor.shape))
 
 
-def copy_from_main(tensors: Sequence[Tensor], accelerator: Accelerator) -> None:
+def broadcast_from_main(tensors: Sequence[Tensor], accelerator: Accelerator) -> None:
     """Overwrite `tensors`, of any dtype, with the main process's values. **Collective.**"""
     if accelerator.num_processes > 1:
-        exchange_together(tensors, _send_from_main)
+        exchange_flattened(tensors, _send_from_main)
 
 
 def _send_from_main(flat: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ _last_operations: list[dist.Work | None] = []
 
 
 def shutdown(accelerator: Accelerator) -> None:
-    """Wait for all processes, close the trackers and destroy the process group. **Collective.**
+    """Wait for all processes, and destroy the process group. **Collective.**
 
     The handle of the last operation is kept forever. Otherwise gloo's thread may have to free it,
     for which it needs the interpreter lock, while this thread holds that lock and waits for gloo's

@@ -60,8 +60,8 @@ def choose_kernels(deterministic: bool | Literal["strict"]) -> None:
 
 
 @contextmanager
-def nondeterminism_named(*, says_it: bool) -> Iterator[set[str]]:
-    """Collect operations without a deterministic kernel; if `says_it`, warn once of each.
+def nondeterminism_named(*, warns: bool) -> Iterator[set[str]]:
+    """Collect operations without a deterministic kernel; if `warns`, warn once of each.
 
     torch reports such an operation by a Python warning that points into its own sources: this
     replaces it. Raises ConfigError where torch refuses the operation, as with `strict`.
@@ -69,20 +69,20 @@ def nondeterminism_named(*, says_it: bool) -> Iterator[set[str]]:
     operations: set[str] = set()
     show = warnings.showwarning
 
-    def name_it(message: Any, *where: Any, **more: Any) -> None:
+    def record_it(message: Any, *where: Any, **more: Any) -> None:
         found = _NO_KERNEL.search(str(message))
         if found is None:
             show(message, *where, **more)
         elif found[1] not in operations:
             operations.add(found[1])
-            if says_it:
+            if warns:
                 _logger.warning(
                     "%s has no deterministic kernel here: a resumed run is close, not equal bit "
                     "for bit; --runtime.deterministic strict ends a run there instead",
                     found[1],
                 )
 
-    warnings.showwarning = name_it
+    warnings.showwarning = record_it
     try:
         yield operations
     except RuntimeError as error:

@@ -23,7 +23,7 @@ from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, 
 
 from ..core.errors import ConfigError, ExitCode, OneLineError, Preempted, ProcessError
 from ..core.user_code import describe_error, exit_code_of, print_error
-from .accelerate_settings import forget_earlier_accelerators
+from .accelerate_settings import reset_accelerate
 from .accelerator import uses_cpu
 from .determinism import prepare_cuda
 from .launch_env import setup_launch_env
@@ -131,7 +131,7 @@ def _run(
     # save.
     _prctl_pr_set_pdeathsig(signal.SIGTERM)
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
-    forget_earlier_accelerators()  # those of the parent
+    reset_accelerate()  # those of the parent
     code = 0
     try:
         result = action()

@@ -14,7 +14,7 @@ def has_streams(device: torch.device) -> bool:
     return accelerator is not None and device.type == accelerator.type != "mps"
 
 
-def arrival(*devices: torch.device) -> Callable[[], None]:
+def record_events(*devices: torch.device) -> Callable[[], None]:
     """Return a function that waits for the work queued on `devices` by now, not for later work."""
     events = [
         torch.accelerator.current_stream(device).record_event()

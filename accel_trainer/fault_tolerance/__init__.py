@@ -1,1 +1,1 @@
-"""What goes wrong beside the algorithm: signals, hangs, lack of memory."""
+"""Signals, hangs, lack of memory, and the report of a failure."""

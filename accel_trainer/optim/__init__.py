@@ -1,1 +1,1 @@
-"""What moves the weights: optimizers, schedules, averages."""
+"""Optimizers, learning rate schedules, and the average of the weights (EMA)."""

@@ -36,10 +36,10 @@ class Ema:
         # A forward may have assigned a new tensor to a buffer.
         if self._has_shards or not are_same(buffers, self._buffers):
             self._look_up()
-        averages, sources = zip(*self._numbers, strict=True)
+        averages, sources = zip(*self._averaged, strict=True)
         torch._foreach_lerp_(averages, sources, 1 - decay)
-        if self._counters:
-            averages, sources = zip(*self._counters, strict=True)
+        if self._copied:
+            averages, sources = zip(*self._copied, strict=True)
             torch._foreach_copy_(averages, sources)
 
     def _look_up(self) -> None:
@@ -59,5 +59,5 @@ class Ema:
         self._buffers = averages + sources
         pairs = [(local_part(average), local_part(source)) for average, source in self._parameters]
         pairs += zip(averages, sources, strict=True)
-        self._numbers = [pair for pair in pairs if pair[0].is_floating_point()]
-        self._counters = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
+        self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]

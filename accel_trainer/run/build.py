@@ -40,7 +40,7 @@ from ..training.trainer import Trainer
 from .agreement import check_same_everywhere
 from .config import decisive_values
 from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, fingerprint_of
-from .dry_run import UnseenRecorder
+from .dry_run import UnsavedStateRecorder
 from .final_test import FinalTest
 from .observers import build_callbacks
 from .optimization import Optimization, describe_length, plan_optimization
@@ -132,7 +132,7 @@ def build_trainer(
     parts |= named(callbacks)
     if run.config.run.dry_run:
         data = data.limited(run)
-        callbacks = [*callbacks, UnseenRecorder(run.folder, parts)]
+        callbacks = [*callbacks, UnsavedStateRecorder(run.folder, parts)]
     all_callbacks = build_callbacks(
         run,
         banner=_banner(run, data.train, model, optimization, identity),
@@ -334,7 +334,7 @@ def _open_checkpointer(
     checkpointer = Checkpointer(
         run.folder / "checkpoints",
         config=run.config.checkpoint,
-        metadata=header,
+        header=header,
         before_commit=history.sync if history is not None else lambda: None,
         peers=strategy.checkpoint_peers(timeout_s=run.config.runtime.timeout_s),
     )
@@ -404,7 +404,7 @@ def _restore(
         restore_checkpoint(
             trainer,
             run.checkpoint,
-            metadata=header,
+            header=header,
             allowed=run.config.run.allow_change,
         )
         return

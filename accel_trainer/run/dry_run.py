@@ -14,11 +14,11 @@ from accelerate import Accelerator
 from ..core.callback import Callback, TrainerView
 from ..core.json_files import write_json
 from ..core.types import Batch, EvalLoader, StepReport
-from ..training.unseen_state import mark_unseen
+from ..training.unsaved_state import mark_unsaved
 
 NUM_STEPS = 3  # before the resume, and again after it
 MAX_EVAL_SAMPLES = 512
-UNSEEN_FILE = "unseen.json"
+UNSAVED_FILE = "unsaved.json"
 
 
 class FewSamples:
@@ -52,7 +52,7 @@ def limit_evaluation(loader: EvalLoader, accelerator: Accelerator) -> EvalLoader
     return loader
 
 
-class UnseenRecorder(Callback):
+class UnsavedStateRecorder(Callback):
     """Writes hashes of state that no checkpoint holds, when a dry run ends and when it resumes."""
 
     def __init__(self, folder: Path, parts: Mapping[str, Any]) -> None:
@@ -72,8 +72,8 @@ class UnseenRecorder(Callback):
     def _record(self, trainer: TrainerView) -> None:
         if not trainer.accelerator.is_main_process:
             return
-        marks = mark_unseen(self._parts, model=self._parts["model"])
+        marks = mark_unsaved(self._parts, model=self._parts["model"])
         hashes = {
             name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in marks.items()
         }
-        write_json(self._folder / UNSEEN_FILE, hashes)
+        write_json(self._folder / UNSAVED_FILE, hashes)

@@ -37,7 +37,7 @@ class FinalTest:
         try:
             config = self.run.config.trainer
             _, weights = load_best(self._load, trainer.best, trainer.state, config.last_weights)
-            part.load_state_dict(part.fit(weights))
+            part.load_state_dict(part.validated(weights))
             values = self.evaluator.run(
                 model, position=trainer.position, stop_flag=self.run.stop_flag
             )

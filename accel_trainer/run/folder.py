@@ -40,7 +40,7 @@ from .resume import (
     choose_folder,
     find_source,
     read_stored_config,
-    with_batch,
+    with_global_batch_size,
 )
 
 _NUM_REMOVALS = 5
@@ -90,7 +90,7 @@ def open_folder(
     _sweep(folder)
     source = find_source(folder, config.run)
     stored = None if source is None else read_stored_config(source)
-    resolved = with_batch(config, stored, num_processes=accelerator.num_processes)
+    resolved = with_global_batch_size(config, stored, num_processes=accelerator.num_processes)
     # What does not depend on the data is refused before it is read.
     num_processes = accelerator.num_processes
     enough = num_processes * resolved.batch.resolved_global_batch_size(num_processes)

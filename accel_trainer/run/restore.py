@@ -1,7 +1,9 @@
 """Restores a trainer from a loaded checkpoint, if the data and the task are the same.
 
-The settings have been compared before (`check_changes`). `Trainer.restore` then passes each piece
-of the checkpoint to the object that it belongs to.
+`check_changes` has compared the settings with the folder's config.yaml, and refuses a start. Here
+they are compared with the manifest, which has those that the checkpoint was trained with: what
+differs was changed on purpose. `Trainer.restore` then passes each piece to the object that it
+belongs to.
 """
 
 from __future__ import annotations
@@ -23,26 +25,26 @@ def restore_checkpoint(
     trainer: Trainer,
     checkpoint: LoadedCheckpoint,
     *,
-    metadata: Mapping[str, Any],
+    header: Mapping[str, Any],
     allowed: Sequence[str],
 ) -> None:
     """Check that `checkpoint` belongs to this run, and load its state into `trainer`.
 
-    `metadata` describes this start of the run, as the manifests of its checkpoints will. `allowed`
+    `header` describes this start of the run, as the manifests of its checkpoints will. `allowed`
     are the names in `--allow-change`.
 
     Raises:
         CheckpointError: the data or the task has changed, or this run cannot load the state.
     """
-    stored = {**metadata, **checkpoint.manifest}  # those of older versions have less
-    changes = _find_changes(stored, metadata, allowed)
-    if stored["task_fingerprint"] != metadata["task_fingerprint"]:
+    stored = {**header, **checkpoint.manifest}  # those of older versions have less
+    changes = _find_changes(stored, header, allowed)
+    if stored["task_fingerprint"] != header["task_fingerprint"]:
         raise CheckpointError(
             "TASK_CHANGED",
             "the task is not what this run was trained with, such as its class weights or its "
             "teacher: restore it, or choose another --output-dir",
         )
-    _warn_of_changes(checkpoint.name, stored, metadata)
+    _warn_of_changes(checkpoint.name, stored, header)
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
         trainer.metadata.update(checkpoint.manifest.get("metadata", {}))

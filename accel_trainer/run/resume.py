@@ -67,7 +67,7 @@ def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     """Whether `folder` holds a run of the same config that is neither done nor in use."""
     try:
         stored = read_yaml(folder / "config.yaml")
-        resolved = with_batch(config, stored, num_processes=1)
+        resolved = with_global_batch_size(config, stored, num_processes=1)
         if training_changes(stored, resolved) or not has_checkpoints(folder / "checkpoints"):
             return False
         if is_in_use(folder):
@@ -120,7 +120,7 @@ def read_stored_config(source: Source) -> dict[str, Any]:
         ) from error
 
 
-def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: int) -> R:
+def with_global_batch_size(config: R, stored: Mapping[str, Any] | None, *, num_processes: int) -> R:
     """Return `config` with its global batch size filled in.
 
     It is the given one, else that of the `stored` config, else it follows from `num_processes`.

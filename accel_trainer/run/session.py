@@ -110,10 +110,10 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             with (
                 explain_out_of_memory(config.batch, activity, accelerator),
                 compile_errors_explained(),
-                nondeterminism_named(says_it=accelerator.is_main_process) as operations,
+                nondeterminism_named(warns=accelerator.is_main_process) as operations,
                 ExitStack() as resources,
             ):
-                # 6. The checkpoint is loaded last: it is large, and no setting refuses the run now.
+                # 6. The checkpoint is loaded last, since it is large.
                 yield Run(
                     config=config,
                     accelerator=accelerator,

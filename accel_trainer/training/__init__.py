@@ -1,1 +1,1 @@
-"""The algorithm: the loop, the optimizer step, evaluation, tasks and metrics."""
+"""The training loop, the optimizer step, evaluation, tasks and metrics."""

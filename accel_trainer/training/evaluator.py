@@ -24,7 +24,7 @@ from ..core.rng import preserved_generators, seed_evaluation
 from ..core.training_mode import set_training_mode
 from ..core.types import START, Batch, EvalLoader, Metric, Position, Task, eval_step_of
 from ..core.user_code import PartFailed, PeerFailed, describe_error
-from ..distributed.collectives import copy_from_main, sum_pairwise
+from ..distributed.collectives import broadcast_from_main, sum_pairwise
 from ..fault_tolerance.preemption import StopFlag
 from .metrics import describe_tensor, plain_values, sums_device
 from .task_output import check_output
@@ -52,8 +52,8 @@ class Evaluator:
     begin a batch at each. The sums of the blocks are added up in pairs: the metrics are then the
     same bits on any number of processes.
 
-    Random numbers that a task, a model or a metric draws depend on `seed` and on the place of the
-    batch in the set: they are the same in every evaluation. The generators are restored afterwards.
+    Random numbers that a task, a model or a metric draws depend on `seed` and on the batch's first
+    sample: they are the same in every evaluation. The generators are restored afterwards.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Evaluator:
         stop_flag = stop_flag or StopFlag()
         with preserved_generators(self.accelerator.device):
             # Running statistics differ between processes where norms are not synchronised.
-            copy_from_main(buffers_at([*buffer_places(model).values()]), self.accelerator)
+            broadcast_from_main(buffers_at([*buffer_places(model).values()]), self.accelerator)
             # Without parts, all samples are added up together.
             ends = [block.stop for block in self._blocks] if self._num_parts else []
             block_sums = _BlockSums(self._empty_sums(), ends)
@@ -148,7 +148,7 @@ class Evaluator:
                 )
             if num_failures:
                 raise failure or PeerFailed("a metric failed on another process")
-            seed_evaluation(self._seed, position=num_samples, device=self.accelerator.device)
+            seed_evaluation(self._seed, num_samples, self.accelerator.device)
             results: dict[str, Any] = {}
             for metric, sums in zip(self.metrics, merged, strict=True):
                 results |= _compute(metric, sums)
@@ -232,12 +232,12 @@ class Evaluator:
         seen = [torch.zeros(0, dtype=torch.int64, device=self._sums_device)]
         failure: MetricFailed | None = None
         eval_step = eval_step_of(task)
-        position = self._blocks[0].start
+        first_sample = self._blocks[0].start
         # Not inference mode: tensors that a forward caches there, or FSDP gathers, cannot be
         # trained on (torch 2.13).
         with torch.no_grad(), self.accelerator.autocast():
             for batch in batches:
-                seed_evaluation(self._seed, position=position, device=self.accelerator.device)
+                seed_evaluation(self._seed, first_sample, self.accelerator.device)
                 if len(batch) > 0 or self._has_collective_forward:
                     output = eval_step(model, batch)
                     check_output(output, len(batch), has_graph=False)
@@ -249,8 +249,8 @@ class Evaluator:
                     batch = batch.map(lambda tensor: tensor.to(self._sums_device))
                     output = send_to_device(output, self._sums_device)
                 seen.append(batch.sample_ids)
-                block_sums.begin_batch(position)
-                position += len(batch)
+                block_sums.begin_batch(first_sample)
+                first_sample += len(batch)
                 for metric, sums in zip(self.metrics, block_sums.current, strict=True):
                     try:
                         returned: object = metric.update(sums, batch, output)  # type: ignore[func-returns-value]
@@ -299,9 +299,9 @@ class _BlockSums:
         self._ends = ends
         self._tree = PairwiseSum()
 
-    def begin_batch(self, position: int) -> None:
-        """Complete the blocks that end before the batch that begins with sample `position`."""
-        while self._ends and position >= self._ends[0]:
+    def begin_batch(self, first_sample: int) -> None:
+        """Complete the blocks that end before the batch that begins with `first_sample`."""
+        while self._ends and first_sample >= self._ends[0]:
             del self._ends[0]
             self._tree.add([sums.clone() for sums in self.current])
             for sums in self.current:

@@ -22,7 +22,7 @@ from ..core.train_state import TrainState
 from ..core.training_mode import set_training_mode
 from ..core.types import Batch, StepBatch, Task, eval_step_of
 from ..distributed.collectives import gather_rows
-from ..distributed.streams import arrival, has_streams
+from ..distributed.streams import has_streams, record_events
 from .strategy.base import Strategy
 
 _logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class NonfiniteGuard:
             self._optimizer.found_inf = found  # type: ignore[attr-defined]  # as GradScaler does
             self.flush(steps_ago=1)
             flag = self._found.to("cpu", non_blocking=True, copy=True)
-            self._pending = (update, flag, arrival(self._found.device))
+            self._pending = (update, flag, record_events(self._found.device))
             return False
         if not found:
             return False
@@ -124,7 +124,7 @@ class NonfiniteGuard:
         else:
             gradients = [grad_norm]
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
-        return self._strategy.is_found_anywhere(self._found)
+        return self._strategy.is_on_any_process(self._found)
 
     def flush(self, *, steps_ago: int = 0) -> None:
         """Wait for the flag of a deferred check, if one is pending, and read it.

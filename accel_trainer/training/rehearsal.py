@@ -31,7 +31,7 @@ from ..core.types import Metric
 from ..core.user_code import describe_error
 from ..distributed.collectives import differing_lines, run_on_main
 from .metrics import describe_tensor
-from .unseen_state import Mark, mark_unseen
+from .unsaved_state import Mark, mark_unsaved
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer
@@ -72,16 +72,16 @@ class Rehearsal:
         self._train_set = train_set
         self._before = _identify(model)
         self._fresh_optimizer = _copy_optimizer(optimizer)
-        self._marks = [mark_unseen(self._parts, model=model)]
+        self._marks = [mark_unsaved(self._parts, model=model)]
         self._restored: set[str] = set()
         self._named: set[str] = set()
 
-    def trying(self, metrics: Iterable[Metric]) -> AbstractContextManager[None]:
+    def watching_metrics(self, metrics: Iterable[Metric]) -> AbstractContextManager[None]:
         """Warn of values that the metrics change in the block, and that no checkpoint holds."""
         parts = {type(metric).__name__: metric for metric in metrics}
         return self._warning(parts, "an evaluation", "compute from the sums alone")
 
-    def ending_epoch(self) -> AbstractContextManager[None]:
+    def watching_epoch_end(self) -> AbstractContextManager[None]:
         """Warn of values that the end of an epoch changes, as callbacks may do."""
         # Reading samples may fill a cache of the data, so steps are not compared.
         parts = {**self._parts, "train_set": self._train_set}
@@ -89,14 +89,14 @@ class Rehearsal:
 
     @contextmanager
     def _warning(self, parts: Mapping[str, object], what: str, fix: str) -> Iterator[None]:
-        before = mark_unseen(parts, model=self._model)
+        before = mark_unsaved(parts, model=self._model)
         yield
-        after = mark_unseen(parts, model=self._model)
+        after = mark_unsaved(parts, model=self._model)
         kept = _changed(before, after) - self._named
         self._named |= kept
         if kept and self._accelerator.is_main_process:
             _logger.warning(
-                "[UNSEEN_STATE] %s changes %s, and no checkpoint holds it: %s, "
+                "[UNSAVED_STATE] %s changes %s, and no checkpoint holds it: %s, "
                 "or set unsaved_attributes = (%r,) if no result depends on it",
                 what,
                 listed(kept),
@@ -116,7 +116,7 @@ class Rehearsal:
         self.num_steps_left -= 1
         self.check_tensors()
         if not self.num_steps_left:
-            run_on_main(self._warn_of_unseen, self._accelerator)
+            run_on_main(self._warn_of_unsaved, self._accelerator)
             return
         state = read_state()
         if self._accelerator.num_processes > 1:
@@ -129,7 +129,7 @@ class Rehearsal:
             self._check_optimizer(self._fresh_optimizer, state["optimizer"])
             self._fresh_optimizer = None
         run_on_main(lambda: self._checkpointer.check_room(state), self._accelerator)
-        self._marks.append(mark_unseen(self._parts, model=self._model))
+        self._marks.append(mark_unsaved(self._parts, model=self._model))
 
     def check_tensors(self) -> None:
         """Check that the model still has the tensors of a new one. **Collective. Host sync.**
@@ -187,7 +187,7 @@ class Rehearsal:
         name = type(fresh).__name__
         try:
             with preserved_parameters(fresh):
-                fresh.load_state_dict(OptimizerState(fresh).fit(piece))
+                fresh.load_state_dict(OptimizerState(fresh).validated(piece))
                 found = fresh.state_dict()
         except Exception as error:
             raise _inexact(
@@ -205,16 +205,16 @@ class Rehearsal:
                 f"{name}.load_state_dict does not restore the optimizer's {path}: a resumed "
                 "run would have other weights"
             )
-        live = mark_unseen({"optimizer": self._optimizer}, model=self._model)
-        loaded = mark_unseen({"optimizer": fresh}, model=self._model)
+        live = mark_unsaved({"optimizer": self._optimizer}, model=self._model)
+        loaded = mark_unsaved({"optimizer": fresh}, model=self._model)
         self._restored = {key for key, mark in live.items() if loaded.get(key) == mark}
 
-    def _warn_of_unseen(self) -> None:
+    def _warn_of_unsaved(self) -> None:
         """Warn of values that both steps have changed.
 
         A value that only the first step changes is set up there, and would be after a resume, too.
         """
-        first, second, third = [*self._marks, mark_unseen(self._parts, model=self._model)]
+        first, second, third = [*self._marks, mark_unsaved(self._parts, model=self._model)]
         self._marks = []
         late = [
             name
@@ -223,20 +223,20 @@ class Rehearsal:
         ]
         if late:
             _logger.warning(
-                "[UNSEEN_STATE] the first step creates %s, and so would the first one after a "
+                "[UNSAVED_STATE] the first step creates %s, and so would the first one after a "
                 "resume, with other random numbers: create it before build_trainer",
                 listed(late),
             )
-        unseen = _changed(first, second) & _changed(second, third) - self._restored
-        self._named = unseen
-        if unseen:
+        unsaved = _changed(first, second) & _changed(second, third) - self._restored
+        self._named = unsaved
+        if unsaved:
             _logger.warning(
-                "[UNSEEN_STATE] training changes %s, and no checkpoint holds it: if --dry-run "
+                "[UNSAVED_STATE] training changes %s, and no checkpoint holds it: if --dry-run "
                 "shows that it matters, keep it in a buffer of the model (register_buffer) or in "
                 "the state_dict of the optimizer or a callback; if not, set "
                 "unsaved_attributes = (%r,) on the class that has it",
-                listed(unseen),
-                min(unseen).rpartition(".")[2],
+                listed(unsaved),
+                min(unsaved).rpartition(".")[2],
             )
 
 

@@ -27,7 +27,7 @@ _REPEAT = (
 )
 
 
-def attempts_at(
+def repeated_for_check(
     number: int, step: OptimizerStep, model: nn.Module, batch: StepBatch, *, every: int | None
 ) -> Iterator[StepBatch]:
     """Yield the `batch` of step `number` each time that it is to be computed: once.

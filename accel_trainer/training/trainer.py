@@ -1,4 +1,4 @@
-"""The algorithm: everything else serves these few functions."""
+"""The training loop: steps, evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .evaluation_file import read_details, write_details
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed, group_of, nonfinite_loss
 from .metrics import describe_tensor
 from .progress import Progress
-from .step_check import attempts_at
+from .step_check import repeated_for_check
 
 if TYPE_CHECKING:
     from .assembly import Assembly
@@ -181,7 +181,7 @@ class Trainer:
         step_batch = step_batch._replace(position=self.position)
         every = self._config.check_every_n_steps
         number = state.optimizer_step + 1
-        for attempt in attempts_at(number, step, self.model, step_batch, every=every):
+        for attempt in repeated_for_check(number, step, self.model, step_batch, every=every):
             step.begin(state, attempt)
             sample_ids = []
             for batch in self._data_wait.around(attempt.micro_batches):
@@ -365,13 +365,13 @@ class Trainer:
             with self._activity.during("evaluation"):
                 for set_name, evaluator in self._evaluators.items():
                     monitored = self._progress.monitored_in(set_name)
-                    with self._rehearsal.trying(evaluator.metrics):
+                    with self._rehearsal.watching_metrics(evaluator.metrics):
                         evaluator.rehearse(self.model, monitored=monitored)
 
     def _end_epoch(self) -> None:
         """Evaluate if due, and move to the next epoch unless a signal ends the evaluation."""
         next_epoch = self.state.after_epoch()
-        with self._rehearsal.ending_epoch():
+        with self._rehearsal.watching_epoch_end():
             if self._is_evaluation_due and not self._evaluate_at(next_epoch):
                 return  # `_finish` saves the position as not yet evaluated: a resume evaluates it
             self._move_to(next_epoch)

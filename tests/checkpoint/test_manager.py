@@ -103,7 +103,7 @@ def test_the_history_is_synced_before_the_commit_of_a_checkpoint(directory: Path
     checkpointer = Checkpointer(
         directory,
         config=CheckpointConfig(),
-        metadata={},
+        header={},
         before_commit=lambda: seen.append(names(directory)),
     )
     checkpointer.prepare({})
@@ -236,7 +236,7 @@ def check_threads_of_a_save(folder: Path) -> None:
     weights = torch.ones(1 << 20)
     weights.sum()  # starts the other two
     before = len(os.listdir("/proc/self/task"))
-    checkpointer = Checkpointer(folder, config=CheckpointConfig(), metadata={})
+    checkpointer = Checkpointer(folder, config=CheckpointConfig(), header={})
     checkpointer.prepare({"model": {"weights": weights}})
     checkpointer.save(TrainState(optimizer_step=1), {"model": {"weights": weights}})
     checkpointer.wait(must_succeed=True)

@@ -17,7 +17,7 @@ class Number(Stateful):
     def state_dict(self) -> dict[str, int]:
         return {"value": self.value} if self.value else {}
 
-    def fit(self, stored: dict[str, int]) -> int:
+    def validated(self, stored: dict[str, int]) -> int:
         if stored["value"] < 0:
             raise CheckpointError("CKPT_STATE", "negative")
         return stored["value"]

@@ -21,7 +21,7 @@ from accel_trainer.core.errors import (
 from accel_trainer.distributed.collectives import (
     broadcast_bytes,
     broadcast_files,
-    copy_from_main,
+    broadcast_from_main,
     gather_rows,
     join_peers,
     run_on_main,
@@ -71,7 +71,7 @@ def check_tensors() -> None:
 
         of_main = kinds_of_tensors(0)
         copies = kinds_of_tensors(rank)
-        copy_from_main(copies, accelerator)
+        broadcast_from_main(copies, accelerator)
         for copied, expected in zip(copies, of_main, strict=True):
             assert copied.dtype == expected.dtype
             assert torch.equal(copied, expected)

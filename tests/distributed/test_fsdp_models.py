@@ -328,5 +328,5 @@ def test_the_rehearsal_of_a_resume_says_nothing_of_sharded_models(
             logs = tmp_path / f"logs-{name}-{number}"
             arguments = (tmp_path / name, net, "adamw", max_steps, settings)
             job = processes.run(train, *arguments, num_processes=2, folder=logs)
-            assert not re.search("UNSEEN_STATE|CKPT_INEXACT", job.output(0) + job.output(1))
+            assert not re.search("UNSAVED_STATE|CKPT_INEXACT", job.output(0) + job.output(1))
     assert stored_bytes(newest(tmp_path / "whole")) == stored_bytes(newest(tmp_path / "resumed"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accel_trainer.distributed.streams import arrival, has_streams
+from accel_trainer.distributed.streams import has_streams, record_events
 
 
 @pytest.mark.parametrize("kind", ["cpu", "mps", "meta"])
@@ -14,4 +14,4 @@ def test_a_device_without_streams_has_no_copies_in_the_background(kind: str) -> 
 
 
 def test_without_streams_there_is_nothing_to_wait_for() -> None:
-    arrival(torch.device("cpu"))()
+    record_events(torch.device("cpu"))()

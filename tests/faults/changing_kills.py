@@ -40,7 +40,7 @@ from accel_trainer import (
 from tests import processes, workload
 from tests.changing_net import NETS as CHANGING_NETS
 from tests.checkpoint.sharded_run import KINDS
-from tests.checkpoint.test_unseen_state import Counting, Lookahead
+from tests.checkpoint.test_unsaved_state import Counting, Lookahead
 from tests.distributed.test_fsdp_models import NETS as SHARDED_NETS
 from tests.faults import training_run
 from tests.faults.elastic import KillSoonAfter

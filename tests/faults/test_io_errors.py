@@ -45,7 +45,7 @@ STEPS_BEFORE = 3
 
 def make_checkpointer(folder: Path, **config: int) -> Checkpointer:
     checkpointer = Checkpointer(
-        folder / "checkpoints", config=CheckpointConfig(**config), metadata=METADATA
+        folder / "checkpoints", config=CheckpointConfig(**config), header=METADATA
     )
     checkpointer.prepare(pieces_at(0))
     return checkpointer

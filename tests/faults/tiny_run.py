@@ -90,7 +90,7 @@ def continue_run(
     checkpointer = make(
         folder / "checkpoints",
         config=CheckpointConfig(keep_last_n=2),
-        metadata=METADATA,
+        header=METADATA,
         before_commit=history.sync,
     )
     checkpointer.prepare(pieces_at(0))
@@ -125,7 +125,7 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def make(directory: Path, metadata: dict[str, Any] = METADATA, **config: Any) -> Checkpointer:
-    checkpointer = Checkpointer(directory, config=CheckpointConfig(**config), metadata=metadata)
+    checkpointer = Checkpointer(directory, config=CheckpointConfig(**config), header=metadata)
     checkpointer.prepare(pieces_at(0))
     return checkpointer
 

@@ -67,7 +67,7 @@ class Run:
         self.checkpointer = Checkpointer(
             directory,
             config=CheckpointConfig(keep_last_n=2, max_failed_saves=MAX_FAILED_SAVES),
-            metadata=METADATA,
+            header=METADATA,
             before_commit=self.history.sync if self.history else lambda: None,
             peers=join_peers(self.accelerator, timeout_s=60),
         )

@@ -47,7 +47,7 @@ def restore(
     trainer = Restored(error)
     manifest = {name: value for name, value in {**NOW, **stored}.items() if value is not None}
     checkpoint = LoadedCheckpoint("step-3", manifest, {"model": {}})
-    restore_checkpoint(cast(Trainer, trainer), checkpoint, metadata=NOW, allowed=allowed)
+    restore_checkpoint(cast(Trainer, trainer), checkpoint, header=NOW, allowed=allowed)
     assert checkpoint.pieces == {}, "their memory is free"
     return trainer.changes
 

@@ -20,7 +20,7 @@ from accel_trainer.run.resume import (
     find_source,
     load_for_all,
     read_stored_config,
-    with_batch,
+    with_global_batch_size,
 )
 from tests.faults.tiny_run import is_state_at, make, name_at, save
 
@@ -40,7 +40,7 @@ def make_run(folder: Path, config: RecipeConfig, *, state: str | None = None) ->
 
 def test_the_folder_of_a_run_is_the_newest_unfinished_one_of_its_config(tmp_path: Path) -> None:
     config = config_in(tmp_path)
-    stored = with_batch(config, None, num_processes=1)
+    stored = with_global_batch_size(config, None, num_processes=1)
     make_run(tmp_path / "net-1", stored)
     newest = make_run(tmp_path / "net-2", stored, state="preempted")
     make_run(tmp_path / "net-3", stored, state="done")
@@ -52,7 +52,7 @@ def test_the_folder_of_a_run_is_the_newest_unfinished_one_of_its_config(tmp_path
 
 def test_the_folder_of_a_run_is_new_if_there_is_none_to_continue(tmp_path: Path) -> None:
     config = config_in(tmp_path)
-    make_run(tmp_path / "net-1", with_batch(config, None, num_processes=1))
+    make_run(tmp_path / "net-1", with_global_batch_size(config, None, num_processes=1))
     never = replace(config, run=replace(config.run, resume="never"))
     folder = choose_folder(never, "net")
     assert re.fullmatch(r"net-\d{8}-\d{6}", folder.name)
@@ -128,7 +128,9 @@ def test_a_resume_has_the_global_batch_that_is_given_stored_or_computed(
     given: dict[str, int], stored: Any, expected: int
 ) -> None:
     config = RecipeConfig(batch=BatchConfig(per_device_batch_size=8, accumulation_steps=2, **given))
-    assert with_batch(config, stored, num_processes=3).batch.global_batch_size == expected
+    assert (
+        with_global_batch_size(config, stored, num_processes=3).batch.global_batch_size == expected
+    )
 
 
 def test_changed_settings_end_the_resume_unless_each_is_allowed() -> None:

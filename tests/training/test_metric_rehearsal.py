@@ -151,7 +151,7 @@ def test_a_metric_that_remembers_evaluations_is_named(
     if is_confirmed:
         monkeypatch.setattr(Remembers, "unsaved_attributes", ("total",), raising=False)
     workload.train(workload.make_config(tmp_path / "run"))
-    lines = [line for line in caplog.messages if line.startswith("[UNSEEN_STATE] an evaluation")]
+    lines = [line for line in caplog.messages if line.startswith("[UNSAVED_STATE] an evaluation")]
     assert len(lines) == (not is_confirmed)
     assert is_confirmed or "changes Remembers.total, and no checkpoint" in lines[0]
 

@@ -21,7 +21,7 @@ from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.types import Batch, StepReport
 
 from .. import processes
-from ..checkpoint.test_unseen_state import Cached, Counting, Lookahead
+from ..checkpoint.test_unsaved_state import Cached, Counting, Lookahead
 from .planted import Net, PlainTask, make_config, train, vectors
 
 GLOBAL_STEPS = 0
@@ -420,8 +420,8 @@ def test_state_that_the_end_of_an_epoch_changes_is_named_once(
         callbacks=(AtEpochEnd(changes[name]),),
     )
     assert result.position.epoch == 5
-    (line,) = [line for line in caplog.messages if "UNSEEN_STATE" in line]
-    assert line.startswith(f"[UNSEEN_STATE] the end of an epoch changes {name}, and no ")
+    (line,) = [line for line in caplog.messages if "UNSAVED_STATE" in line]
+    assert line.startswith(f"[UNSAVED_STATE] the end of an epoch changes {name}, and no ")
 
 
 class Plateau(Callback):
@@ -483,7 +483,7 @@ def test_state_that_no_checkpoint_holds_is_named_in_one_line(
     parts, named = NAMED[name]
     assert run(tmp_path / "run", **parts).state == "done"
     (line,) = [
-        record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()
+        record.getMessage() for record in caplog.records if "UNSAVED_STATE" in record.getMessage()
     ]
     assert named in line
 
@@ -511,7 +511,7 @@ def test_state_that_its_class_lists_in_unsaved_attributes_is_not_named(
         monkeypatch.setattr(Logged, "unsaved_attributes", ())
     run(tmp_path / "run", model=Logged)
     lines = [
-        record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()
+        record.getMessage() for record in caplog.records if "UNSAVED_STATE" in record.getMessage()
     ]
     assert len(lines) == (not confirmed)
     assert confirmed or "training changes Logged.total, model.calls" in lines[0]
@@ -831,7 +831,7 @@ def test_libraries_of_another_environment_are_not_the_users_code(
         run(tmp_path / "run", model=import_module("library_elsewhere").LibraryNet).state == "done"
     )
     assert [
-        record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()
+        record.getMessage() for record in caplog.records if "UNSAVED_STATE" in record.getMessage()
     ] == []
 
 
@@ -858,7 +858,7 @@ def check_honest(folder: Path, caplog: pytest.LogCaptureFixture, **parts: Any) -
         load_file(folder / name / "export" / "model.safetensors") for name in ("whole", "parts")
     )
     assert [
-        record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()
+        record.getMessage() for record in caplog.records if "UNSAVED_STATE" in record.getMessage()
     ] == []
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 

@@ -20,7 +20,7 @@ from accel_trainer import OptimizerConfig
 
 from .. import processes
 from ..checkpoint.sharded_run import KINDS, newest, stored_bytes
-from ..checkpoint.test_unseen_state import Counting
+from ..checkpoint.test_unsaved_state import Counting
 from ..variants import slow_but
 from . import planted
 from .test_rehearsal import ForgetfulCounter
@@ -165,5 +165,5 @@ def test_an_honest_optimizer_is_not_named_and_resumes_to_the_same_bytes(
             job = processes.run(
                 train, tmp_path / folder, kind, name, stop, num_processes=2, folder=logs
             )
-            assert not re.search("UNSEEN_STATE|CKPT_INEXACT", job.output(0) + job.output(1))
+            assert not re.search("UNSAVED_STATE|CKPT_INEXACT", job.output(0) + job.output(1))
     assert stored_bytes(newest(tmp_path / "parts")) == stored_bytes(newest(tmp_path / "whole"))

@@ -16,7 +16,7 @@ from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.train_state import TrainState
 from accel_trainer.core.types import Batch, StepBatch, StepOutput, Task, eval_step_of
 from accel_trainer.training.step import OptimizerStep
-from accel_trainer.training.strategy.plain import PlainStrategy
+from accel_trainer.training.strategy.data_parallel import DataParallelStrategy
 from accel_trainer.training.task_output import check_output
 
 LOSSES = torch.ones(4, requires_grad=True)
@@ -172,7 +172,7 @@ TOKENS = torch.tensor([[1, 3, 0], [2, 0, 0], [0, 0, 0], [3, 3, 1], [0, 1, 0], [0
 def make_step(model: nn.Module) -> OptimizerStep:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     return OptimizerStep(
-        PlainStrategy(Accelerator(cpu=True), seed=0),
+        DataParallelStrategy(Accelerator(cpu=True), seed=0),
         wrapped_model=model,
         optimizer=optimizer,
         buffers=BufferHistory(model),

@@ -26,7 +26,7 @@ from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.core.activity import Activity
 from accel_trainer.fault_tolerance.preemption import StopFlag
 from accel_trainer.training.assembly import assemble
-from accel_trainer.training.strategy.plain import PlainStrategy
+from accel_trainer.training.strategy.data_parallel import DataParallelStrategy
 
 BATCH_SIZE = 16
 
@@ -92,13 +92,13 @@ def make_trainer(
     task = ClassificationTask()
     assembly = assemble(
         config,
-        strategy=PlainStrategy(accelerator, seed=5),
+        strategy=DataParallelStrategy(accelerator, seed=5),
         model=model,
         optimizer=optimizer,
         task=task,
         parts={"model": model},
         train_set=loader,
-        checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
+        checkpointer=Checkpointer(folder, config=CheckpointConfig(), header={}),
     )
     return Trainer(
         config,

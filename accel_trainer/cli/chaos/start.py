@@ -26,7 +26,7 @@ from ...core.callback import RunResult, TrainerView
 from ...core.types import StepReport
 from ...run import build
 from ...run.config import RecipeConfig
-from ...run.dry_run import UnseenRecorder
+from ...run.dry_run import UnsavedStateRecorder
 from ..recipe import main as recipe_main
 from .disk import FaultyDisk
 from .faults import SAVE_EVERY, Fault
@@ -117,7 +117,7 @@ def _run(start: Start) -> None:
         disk.num_left = int(start.fault.value)
     filesystem.disk = disk
     vars(recipe_main)["dry_run"] = partial(_train_shortened, start)
-    vars(build)["UnseenRecorder"] = partial(FaultBringer, start=start, disk=disk)
+    vars(build)["UnsavedStateRecorder"] = partial(FaultBringer, start=start, disk=disk)
     sys.argv = [start.recipe, *start.flags, "--dry-run"]
     sys.path.insert(0, str(Path(start.recipe).resolve().parent))
     runpy.run_path(start.recipe, run_name="__main__")
@@ -155,7 +155,7 @@ def _train_shortened(start: Start, train: Callable[[C], RunResult], config: C) -
     )
 
 
-class FaultBringer(UnseenRecorder):
+class FaultBringer(UnsavedStateRecorder):
     """Records what no checkpoint holds, and delivers the fault of its start."""
 
     def __init__(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TextIO
 
-from ...core.console import fold, terminal_columns
+from ...core.console import terminal_columns, wrap_lines
 
 # Control characters of ASCII and Latin-1, characters that change the direction of text or that
 # nobody sees, and unpaired surrogates, which cannot be printed.
@@ -41,7 +41,7 @@ def format_duration(seconds: float) -> str:
 
 def show(text: str) -> None:
     """Print `text`, folded to the width of a terminal."""
-    tell(fold(text, terminal_columns()))
+    tell(wrap_lines(text, terminal_columns()))
 
 
 def tell(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:

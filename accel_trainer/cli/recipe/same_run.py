@@ -13,7 +13,7 @@ from ...core.errors import listed
 from ...core.filesystem import sha256_of
 from ...core.history import read_history
 from ...core.json_files import read_json_object
-from ...run.dry_run import UNSEEN_FILE
+from ...run.dry_run import UNSAVED_FILE
 from ...training.rehearsal import first_difference
 
 ROWS = "metrics.jsonl"
@@ -61,7 +61,7 @@ def lost_state(one: Path, other: Path) -> list[str]:
 
     `one` and `other` are folders with the file that a dry run writes at a step, or as it resumes.
     """
-    left, found = (read_json_object(folder / UNSEEN_FILE) for folder in (one, other))
+    left, found = (read_json_object(folder / UNSAVED_FILE) for folder in (one, other))
     return sorted(name for name in left if left[name] != found.get(name))
 
 

@@ -37,7 +37,7 @@ from accel_trainer.core.shards import local_part
 from accel_trainer.core.types import Batch, StepReport
 from accel_trainer.data import workers
 from accel_trainer.training.step import OptimizerStep
-from accel_trainer.training.unseen_state import mark_unseen
+from accel_trainer.training.unsaved_state import mark_unsaved
 
 STEP = "ACCEL_TRAINER_TRACE_STEP"
 KEEP = "ACCEL_TRAINER_TRACE_KEEP"
@@ -235,8 +235,8 @@ class Recorder:
             "task": getattr(self._trainer, "_task", None),
             "dataset": getattr(reader, "dataset", None),
         }
-        for name, mark in mark_unseen(parts, model=model).items():
-            self.record("unseen", name, outputs=[repr(mark)[:200]])
+        for name, mark in mark_unsaved(parts, model=model).items():
+            self.record("unsaved", name, outputs=[repr(mark)[:200]])
 
     def _record_batch(self, batch: Batch) -> None:
         """Hash each sample by itself, and what is not divided into samples as a whole."""

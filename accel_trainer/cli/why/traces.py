@@ -42,7 +42,7 @@ class TraceDifference:
     @property
     def has_tensors(self) -> bool:
         """Whether the two values can be kept, and compared."""
-        return self.place in ("inputs", "outputs") and self.kind != "unseen"
+        return self.place in ("inputs", "outputs") and self.kind != "unsaved"
 
     def where(self) -> str:
         """Return where in the step it is, such as `backward of layer3.0.conv2`."""
@@ -82,7 +82,7 @@ def _is_compared(row: Row) -> bool:
     compared.
     """
     is_of_loader = row["kind"] == "operator" and row["phase"] == "data" and row["line"] is None
-    return row["kind"] != "unseen" and not is_of_loader
+    return row["kind"] != "unsaved" and not is_of_loader
 
 
 def _compare_rows(one: Row, other: Row) -> tuple[str, int] | None:
@@ -104,7 +104,7 @@ def _compare_rows(one: Row, other: Row) -> tuple[str, int] | None:
 def attributes_that_differ(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
     """Return the names of attributes that no checkpoint holds and that differed before the step."""
     mine, theirs = (
-        {row["name"]: row["outputs"] for row in rows if row["kind"] == "unseen"}
+        {row["name"]: row["outputs"] for row in rows if row["kind"] == "unsaved"}
         for rows in (one, other)
     )
     return sorted(name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name])

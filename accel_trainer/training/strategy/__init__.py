@@ -1,4 +1,4 @@
-"""How the processes train one model: each with all of it (`plain`, `exact`), or with shards."""
+"""How the processes train one model: each has all of it (`data_parallel`, `exact`) or a shard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from accelerate.utils import DistributedType
 
 from ...core.batch_plan import BatchPlan
 from .base import Strategy
-from .plain import PlainStrategy
+from .data_parallel import DataParallelStrategy
 
 
 def choose_strategy(plan: BatchPlan, accelerator: Accelerator, *, seed: int) -> Strategy:
@@ -23,4 +23,4 @@ def choose_strategy(plan: BatchPlan, accelerator: Accelerator, *, seed: int) -> 
         from .exact import ExactStrategy
 
         return ExactStrategy(accelerator, seed=seed, num_micro_batches=plan.num_parts)
-    return PlainStrategy(accelerator, seed=seed)
+    return DataParallelStrategy(accelerator, seed=seed)

@@ -127,7 +127,7 @@ class Strategy:
             return sums, None
         return sums, self.accelerator.reduce(sums.num_items, reduction="sum")
 
-    def is_found_anywhere(self, flag: Tensor) -> Tensor:
+    def is_on_any_process(self, flag: Tensor) -> Tensor:
         """Return a flag [] that is above 0 on all processes if `flag` is on any of them.
 
         **Collective** with shards.

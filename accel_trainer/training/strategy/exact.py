@@ -15,7 +15,7 @@ from ...core.errors import ConfigError
 from ...core.pairwise import PairwiseSum, sum_rows
 from ...core.parameters import parameters_of
 from ...core.rng import fold_in
-from ...distributed.collectives import copy_from_main, exchange_together, sum_pairwise
+from ...distributed.collectives import broadcast_from_main, exchange_flattened, sum_pairwise
 from .base import StepSums, Strategy, add_up
 
 
@@ -86,8 +86,8 @@ class ExactStrategy(Strategy):
                 )
         # One at a time, so that there is never a second copy of the model.
         for parameter in model.parameters():
-            copy_from_main([parameter], self.accelerator)
-        copy_from_main([*buffers.values()], self.accelerator)
+            broadcast_from_main([parameter], self.accelerator)
+        broadcast_from_main([*buffers.values()], self.accelerator)
         return model
 
     def begin(self, buffers: BufferHistory) -> None:
@@ -139,7 +139,7 @@ class ExactStrategy(Strategy):
             numbers.append(num_items)
         totals = self._tree.total()
         if self.accelerator.num_processes > 1:
-            exchange_together(
+            exchange_flattened(
                 [*totals, *numbers], lambda flat: sum_pairwise(flat, self.accelerator)
             )
         num_parameters = len(self._parameters)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ...core.buffers import BufferHistory, buffer_places, buffers_at
 from ...core.errors import ConfigError
 from ...distributed import fsdp
-from ...distributed.collectives import SINGLE_PROCESS, Peers, copy_from_main, join_peers
+from ...distributed.collectives import SINGLE_PROCESS, Peers, broadcast_from_main, join_peers
 from ...distributed.placement import place_model
 from .base import Strategy
 
@@ -85,8 +85,8 @@ class ShardedStrategy(Strategy):
     def begin(self, buffers: BufferHistory) -> None:
         """Copy the main process's buffers, which a checkpoint stores, to all. **Collective.**"""
         # DDP copies them before the first forward of a step.
-        copy_from_main(buffers_at(self._places), self.accelerator)
+        broadcast_from_main(buffers_at(self._places), self.accelerator)
 
-    def is_found_anywhere(self, flag: Tensor) -> Tensor:
+    def is_on_any_process(self, flag: Tensor) -> Tensor:
         """Return a flag [] that is above 0 if `flag` is on any process. **Collective.**"""
         return self.accelerator.reduce(flag)  # type: ignore[no-any-return]  # accelerate is untyped

@@ -33,8 +33,8 @@ from accel_trainer.core.buffers import BufferHistory
 from accel_trainer.core.pairwise import PairwiseSum
 from accel_trainer.distributed.collectives import sum_pairwise
 from accel_trainer.training.strategy.base import StepSums
+from accel_trainer.training.strategy.data_parallel import DataParallelStrategy
 from accel_trainer.training.strategy.exact import ExactStrategy
-from accel_trainer.training.strategy.plain import PlainStrategy
 
 from ... import processes, workload
 from ...changing_net import NETS, ChangingNet
@@ -101,7 +101,7 @@ def reduce_filters() -> None:
     with joined_processes() as accelerator:
         net = nn.Sequential(nn.Conv2d(8, 16, 3, groups=8), nn.Conv2d(16, 4, 1))
         strides = [tensor.stride() for tensor in net.parameters()]
-        model = PlainStrategy(accelerator, seed=0).prepare(
+        model = DataParallelStrategy(accelerator, seed=0).prepare(
             net, torch.optim.SGD(net.parameters(), lr=0.1)
         )
         images = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)

@@ -46,7 +46,7 @@ Mark = tuple[Any, object]
 content."""
 
 
-def mark_unseen(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, Mark]:
+def mark_unsaved(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, Mark]:
     """Return marks, by name, of the values that `parts` keep where no checkpoint has them.
 
     **Host sync** for tensors on a device.

@@ -11,34 +11,34 @@ from torch import Tensor, nn
 
 from accel_trainer.core.types import StepOutput
 from accel_trainer.training.strategy.base import StepSums
-from accel_trainer.training.strategy.plain import PlainStrategy
+from accel_trainer.training.strategy.data_parallel import DataParallelStrategy
 
 from ... import processes
 from ..planted import Net, make_config, train
 
 
 @pytest.fixture
-def strategy() -> PlainStrategy:
-    return PlainStrategy(Accelerator(cpu=True), seed=3)
+def strategy() -> DataParallelStrategy:
+    return DataParallelStrategy(Accelerator(cpu=True), seed=3)
 
 
-def draw(strategy: PlainStrategy, step: int, index: int) -> Tensor:
+def draw(strategy: DataParallelStrategy, step: int, index: int) -> Tensor:
     strategy.begin_forward(step, index)
     return torch.rand(4)
 
 
-def test_a_forward_draws_by_its_step_and_its_micro_batch(strategy: PlainStrategy) -> None:
+def test_a_forward_draws_by_its_step_and_its_micro_batch(strategy: DataParallelStrategy) -> None:
     first = draw(strategy, 5, 1)
     draws = [
         draw(strategy, 5, 0),
         draw(strategy, 6, 1),
-        draw(PlainStrategy(strategy.accelerator, seed=4), 5, 1),
+        draw(DataParallelStrategy(strategy.accelerator, seed=4), 5, 1),
     ]
     assert torch.equal(draw(strategy, 5, 1), first)
     assert not any(torch.equal(other, first) for other in draws)
 
 
-def test_the_numbers_of_micro_batches_are_added_up(strategy: PlainStrategy) -> None:
+def test_the_numbers_of_micro_batches_are_added_up(strategy: DataParallelStrategy) -> None:
     parts = [
         StepSums(torch.tensor(1.0), {"correct": torch.tensor(3.0)}, None),
         StepSums(torch.tensor(2.5), {"correct": torch.tensor(4.0)}, None),
@@ -49,7 +49,7 @@ def test_the_numbers_of_micro_batches_are_added_up(strategy: PlainStrategy) -> N
 
 
 def test_the_items_of_micro_batches_are_added_up_over_all_processes(
-    strategy: PlainStrategy,
+    strategy: DataParallelStrategy,
 ) -> None:
     parts = [StepSums(torch.tensor(1.0), {}, torch.tensor(each)) for each in (3, 4)]
     sums, num_items = strategy.finish(parts)
@@ -58,7 +58,7 @@ def test_the_items_of_micro_batches_are_added_up_over_all_processes(
     assert (int(sums.num_items), int(num_items)) == (7, 7)
 
 
-def test_the_totals_of_one_micro_batch_are_its_sums(strategy: PlainStrategy) -> None:
+def test_the_totals_of_one_micro_batch_are_its_sums(strategy: DataParallelStrategy) -> None:
     part = StepSums(torch.tensor(1.0), {"correct": torch.tensor(2)}, None)
     assert strategy.finish([part]) == (part, None)
 
@@ -71,7 +71,7 @@ def test_the_sums_of_an_output_add_up_its_samples_without_a_graph() -> None:
     assert not sums.loss.requires_grad
 
 
-def test_a_plain_copy_of_a_model_shares_no_memory(strategy: PlainStrategy) -> None:
+def test_a_plain_copy_of_a_model_shares_no_memory(strategy: DataParallelStrategy) -> None:
     model = nn.Linear(2, 2)
     copied = strategy.copy(model)
     assert torch.equal(copied.weight, model.weight)
@@ -79,7 +79,7 @@ def test_a_plain_copy_of_a_model_shares_no_memory(strategy: PlainStrategy) -> No
 
 
 def test_a_plain_strategy_refuses_nothing_and_stores_the_live_state(
-    strategy: PlainStrategy,
+    strategy: DataParallelStrategy,
 ) -> None:
     strategy.refuse({"--compile": True})
     pieces = {"model": {"weight": torch.ones(2)}}

@@ -12,7 +12,7 @@ from torch import nn
 
 from accel_trainer.core.errors import listed
 from accel_trainer.core.tensor_memory import sum_of_bits
-from accel_trainer.training.unseen_state import mark_tensor, mark_unseen
+from accel_trainer.training.unsaved_state import mark_tensor, mark_unsaved
 
 SHARED = {"calls": 0}
 
@@ -35,9 +35,9 @@ class Part:
 def changed(change: Callable[[Part], Any]) -> list[str]:
     part = Part()
     model = nn.Linear(2, 2)
-    before = mark_unseen({"task": part}, model=model)
+    before = mark_unsaved({"task": part}, model=model)
     change(part)
-    after = mark_unseen({"task": part}, model=model)
+    after = mark_unsaved({"task": part}, model=model)
     return [name for name in after if after[name] != before[name]]
 
 
@@ -70,11 +70,11 @@ def test_state_that_is_listed_as_unsaved_is_left_out() -> None:
 
 def test_state_of_the_model_that_a_checkpoint_holds_is_left_out() -> None:
     model = nn.BatchNorm1d(2)
-    before = mark_unseen({"model": model}, model=model)
+    before = mark_unsaved({"model": model}, model=model)
     model(torch.randn(4, 2))
     with torch.no_grad():
         model.weight.add_(1)
-    assert mark_unseen({"model": model}, model=model) == before
+    assert mark_unsaved({"model": model}, model=model) == before
 
 
 def test_the_mark_of_a_tensor_shows_any_bit_of_a_large_one() -> None:

@@ -13,7 +13,7 @@ from ...core.errors import ConfigError, listed
 from .base import Strategy
 
 
-class PlainStrategy(Strategy):
+class DataParallelStrategy(Strategy):
     """Trains with DDP, or with the model itself if there is one process."""
 
     # None if a step may leave parameters out.
