@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import subprocess
 import sys
@@ -100,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config_class = find_config_class(Path(recipe))
     _refuse_own_flags(config_class, flags, [*ramp, "--output-dir"])
     parse_config(config_class, [*flags, *ramp], description="")
+    importlib.import_module("matplotlib.figure")  # if it is missing, nothing is trained in vain
     losses = _measure([recipe, *flags, *ramp], options.num_processes)
     test = analyze([options.lowest * growth**step for step in range(len(losses))], losses)
     _draw(test, options.png)

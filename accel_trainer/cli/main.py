@@ -23,6 +23,8 @@ from .common.output import printable
 
 _PACKAGE = __name__.rpartition(".")[0]
 _INTERRUPTED = 130  # 128 + SIGINT
+# The optional dependencies that bring a package; commands that do without it check for themselves.
+_EXTRAS = {"PIL": "vision", "datasets": "vision", "jinja2": "report", "matplotlib": "report"}
 # Matches the first line of a command's source. Only this line is read: parsing all files would take
 # longer than a small command.
 _SUMMARY = re.compile(
@@ -68,6 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, stopped reading
         console.mute()
         return 0
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        fix = f"pip install 'accel-trainer[{_EXTRAS[error.name]}]'"
+        message = f"this command needs {error.name}: {fix}"
+        print(f"accel_trainer: error[PACKAGE]: {message}", file=sys.stderr)
+        return ExitCode.USAGE
     except OSError as error:
         console.mute()  # stdout itself may have failed
         fix = "check the paths, and the disk of stdout"

@@ -128,6 +128,38 @@ def test_a_misspelt_flag_is_one_line_that_names_the_nearest(
 
 
 @pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        ("data {photos}", "datasets", "vision"),
+        ("predict {run} {photos}", "PIL", "vision"),
+        ("lr-find recipes/minimal.py --steps 10", "matplotlib", "report"),
+    ],
+)
+def test_a_command_without_its_package_is_one_line_before_any_work(
+    command: str, package: str, extra: str, runs: Path, tmp_path: Path
+) -> None:
+    program = (
+        "import sys\n"
+        "from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        "def hide(name, *rest):\n"
+        f"    return None if name.partition('.')[0] == '{package}' else find(name, *rest)\n"
+        "PathFinder.find_spec = staticmethod(hide)\n"
+        "from accel_trainer.cli import lr_find\n"
+        "lr_find._measure = None\n"
+        "from accel_trainer.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    words = command.format(photos=tmp_path, run=runs / "fast").split()
+    run = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
+    fix = f"pip install 'accel-trainer[{extra}]'"
+    assert run.returncode == 64
+    assert run.stderr == (f"accel_trainer: error[PACKAGE]: this command needs {package}: {fix}\n")
+
+
+@pytest.mark.parametrize(
     ("command", "place"),
     [
         ("data {photos}", "data.describe.examine_photo"),  # in a thread
