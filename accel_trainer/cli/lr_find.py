@@ -145,12 +145,14 @@ def _measure(command: Sequence[str], num_processes: int) -> list[float]:
         folder = Path(temporary) / "run"
         command = [*command, "--output-dir", str(folder)]
         with (
-            forward_signals(),
+            forward_signals() as received,
             start_recipe(
                 command, num_processes=num_processes, output=subprocess.DEVNULL
             ) as process,
         ):
             code = process.wait()
+        if received:
+            raise KeyboardInterrupt
         if code not in (ExitCode.DONE, ExitCode.DIVERGED):
             raise OutputError("LR_FIND", f"the run ended with exit code {code}, see above")
         if not (folder / "config.yaml").exists():

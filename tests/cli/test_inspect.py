@@ -51,6 +51,15 @@ def test_inspect_names_a_damaged_checkpoint_and_the_older_one_is_used(
     assert main(["inspect", str(run / "checkpoints" / name_at(2))]) == 74
 
 
+def test_a_run_without_a_folder_of_checkpoints_is_still_a_run(
+    tmp_path: Path, capsys: Shown
+) -> None:
+    for name in ("config.yaml", "status.json"):
+        (tmp_path / name).touch()
+    assert main(["inspect", str(tmp_path)]) == 74
+    assert "has no checkpoints: start it again" in capsys.readouterr().err
+
+
 def test_a_run_without_a_valid_checkpoint_says_so_and_exits_with_74(
     run: Path, capsys: Shown
 ) -> None:

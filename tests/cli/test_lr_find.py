@@ -114,3 +114,19 @@ def test_a_recipe_that_cannot_run_and_a_wrong_range_are_reported(
     assert (code, "--from must be above 0 and below --to" in err) == (64, True)
     code, _, err = run_command(capsys, ["lr-find", recipe, "--batch-size", "1000"])
     assert (code, "the run ended with exit code 64, see above" in err) == (73, True)
+
+
+def test_ctrl_c_in_the_range_test_is_an_interruption_and_no_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "import os, signal, time\n"
+        "from accel_trainer import RecipeConfig\n"
+        "if __name__ == '__main__':\n"
+        "    os.kill(os.getppid(), signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+    )
+    code, _, err = run_command(capsys, ["lr-find", recipe, "--png", tmp_path / "curve.png"])
+    assert (code, err) == (130, "accel_trainer: interrupted\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...core import console
 from ..common.output import format_table, show, tell
-from ..common.parser import CommandParser
+from ..common.parser import CommandParser, at_least
 from ..common.scratch import scratch_folder
 from ..runs.run_reader import read_run, reading
 
@@ -29,14 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument(
         "--segments",
-        type=int,
+        type=at_least(0),
         default=3,
         metavar="N",
         help="how many stretches to train again; 0: only compare files; default: 3",
     )
     parser.add_argument("--seed", type=int, default=0, help="decides which stretches; default: 0")
     parser.add_argument(
-        "--max-steps", type=int, metavar="N", help="train at most N steps of each stretch"
+        "--max-steps", type=at_least(1), metavar="N", help="train at most N steps of each stretch"
     )
     parser.add_argument(
         "--recipe",
@@ -49,8 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     options = parser.parse_args(argv)
-    if options.segments < 0 or (options.max_steps or 1) < 1:
-        parser.error("--segments must be 0 or more, and --max-steps 1 or more")
 
     from .audit import audit  # imports torch
 

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import re
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -60,6 +61,19 @@ class CommandParser(argparse.ArgumentParser):
             f"did you mean {near[0]}?" if near else f"see {' '.join(self.prog.split()[:2])} --help"
         )
         raise ConfigError("USAGE", f"{message}: {fix}")
+
+
+def at_least(lowest: int, kind: Callable[[str], float] = int) -> Callable[[str], float]:
+    """Return a type of argument: a number that is not below `lowest`."""
+
+    def convert(text: str) -> float:
+        value = kind(text)
+        if not value >= lowest:
+            raise argparse.ArgumentTypeError(f"it is {text}, and must be {lowest} or more")
+        return value
+
+    convert.__name__ = kind.__name__  # in the message about a text that is no number
+    return convert
 
 
 class _Paragraphs(argparse.HelpFormatter):

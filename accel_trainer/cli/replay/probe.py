@@ -36,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns 0, or 1 if a row or a digest differs from the run's.
     """
     options = _options(argv)
+    if not options.callbacks.is_file():
+        fact = f"{options.callbacks} is not a file"
+        raise ConfigError("CALLBACKS", f"{fact}: give the path of a Python file of callbacks")
     run = read_run(options.run)
     say: Say = (lambda line: None) if options.json else _say
     with reading(options.run):

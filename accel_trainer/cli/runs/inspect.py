@@ -18,7 +18,7 @@ from ...core.errors import CheckpointError, ExitCode
 from ...core.filesystem import TEMPORARY_NAME
 from ..common.output import format_table, show, tell
 from ..common.parser import CommandParser
-from .run_reader import reading
+from .run_reader import is_run, reading
 
 _POSITION = ("optimizer_step", "epoch", "step_in_epoch", "samples_seen")
 _EXAMPLE = "example: accel-trainer inspect runs/first"
@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with reading(path):
         if (path / "checkpoints").is_dir():
             return _show_run(path)
+        if is_run(path):
+            raise CheckpointError("CKPT_NOT_FOUND", f"{path} has no checkpoints: start it again")
         if not (path / "manifest.json").exists() and not (path / "COMMIT").exists():
             raise CheckpointError(
                 "CKPT_NOT_FOUND", f"{path} is neither a run nor a checkpoint: check the path"

@@ -46,8 +46,12 @@ def require_status(run: Path) -> dict[str, Any]:
     """Return what `read_status` returns. Raises ConfigError if that fails."""
     try:
         return read_status(run)
+    except FileNotFoundError:
+        fact = f"{run} is not a run (there is no status.json)"
+        raise ConfigError("STATUS", f"{fact}: check the path") from None
     except (OSError, ValueError) as error:
-        raise ConfigError("STATUS", f"{run} is not a run ({error}): check the path") from error
+        fact = f"{run / 'status.json'} cannot be read ({error})"
+        raise ConfigError("STATUS", f"{fact}: restore it, or start the run again") from error
 
 
 def read_status(run: Path) -> dict[str, Any]:

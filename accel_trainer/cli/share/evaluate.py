@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...core.errors import ConfigError
+from ...core.errors import CheckpointError, ConfigError
 from ...core.run_dir import expand_home
 from ...distributed.accelerator import RuntimeConfig, start_accelerator
 from ...distributed.machine import available_cpus
@@ -36,6 +36,7 @@ from ..runs.metric_groups import Weights
 from ..runs.run_reader import RunReader, read_run
 from .best_so_far import opened_export
 from .evaluation_data import DataChoice, load_eval_data
+from .onnx_model import is_own_model
 
 _EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"
 _BATCH_SIZE = 500
@@ -128,6 +129,10 @@ def load_model(path: Path, *, weights: Weights | None) -> StoredModel:
     run = read_run(folder) if (folder / "config.yaml").is_file() else None
     with opened_export(path, weights=weights) as export:
         content = read_export_content(export)
+        if is_own_model(export):
+            fact = f"{path} has a model of your own, which only its recipe can evaluate"
+            fix = "start the recipe with --init-from EXPORT/model.safetensors --epochs 0"
+            raise CheckpointError("EXPORT", f"{fact}: {fix}")
         return StoredModel(
             model=from_pretrained(export),
             config=read_export_config(export),

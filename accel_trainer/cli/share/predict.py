@@ -31,7 +31,7 @@ from ...vision.pretrained import (
     read_export_content,
 )
 from ..common.output import tell
-from ..common.parser import CommandParser
+from ..common.parser import CommandParser, at_least
 from ..common.threads import in_order
 from .best_so_far import opened_export
 from .onnx_model import SUFFIXES, OnnxModel, is_own_model, predict_file
@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub"
     )
     parser.add_argument("image", type=Path, nargs="+", help="an image, or a folder of images")
-    parser.add_argument("--top", type=int, default=1, help="classes to print per image; default: 1")
+    parser.add_argument(
+        "--top", type=at_least(1), default=1, help="classes to print per image; default: 1"
+    )
     parser.add_argument(
         "--batch-size", type=int, default=64, help="images per forward pass; default: 64"
     )

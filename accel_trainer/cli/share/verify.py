@@ -27,7 +27,7 @@ from ...core.run_dir import expand_home
 from ...distributed.machine import available_cpus
 from ...vision.pretrained import find_export, read_export_config, read_export_content
 from ..common.output import format_number, is_fraction, tell
-from ..common.parser import CommandParser
+from ..common.parser import CommandParser, at_least
 from ..common.threads import in_order
 from ..runs.run_reader import read_run
 from .evaluation_data import DataChoice, load_eval_data
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_cache_option()
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=at_least(0, float),
         default=5e-4,
         help="allowed difference: 0.0005 is 5 of 10,000 images, or 0.05 %% of a loss",
     )

@@ -104,9 +104,10 @@ def serving(page: LivePage, host: str, port: int) -> Iterator[PageServer]:
     """Serve `page` while the block runs. Raises OutputError if the address is not free."""
     try:
         server = PageServer(page, host, port)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", error)
         raise OutputError(
-            "WATCH", f"{host}:{port} cannot be used ({error.strerror}): choose another --port"
+            "WATCH", f"{host}:{port} cannot be used ({reason}): choose another --port or --host"
         ) from error
     threads = [
         threading.Thread(target=page.follow, daemon=True),

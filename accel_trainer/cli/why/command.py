@@ -9,7 +9,7 @@ from pathlib import Path
 from ...core import console
 from ...core.filesystem import write_file_atomic
 from ..common.output import show, tell
-from ..common.parser import CommandParser
+from ..common.parser import CommandParser, at_least
 from ..runs.run_reader import read_run, reading
 
 _EXAMPLE = "example: accel-trainer why runs/first runs/second"
@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the recipe to run, once for both runs or once for each; "
         "default: the recorded one, if it is below the current folder",
     )
-    parser.add_argument("--until", type=int, metavar="STEP", help="the last step to look at")
+    parser.add_argument(
+        "--until", type=at_least(1), metavar="STEP", help="the last step to look at"
+    )
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="keep the replays in this new folder"
     )
