@@ -45,14 +45,17 @@ class TraceDifference:
         return self.place in ("inputs", "outputs") and self.kind != "unsaved"
 
     def where(self) -> str:
-        """Return where in the step it is, such as `backward of layer3.0.conv2`."""
+        """Return where in the step it is, such as `backward of layer3.0.conv2`.
+
+        The name of the row, which is printed after it, says which state or gradient.
+        """
         row = self.rows[0]
         if row["kind"] == "state":
-            return f"before its data: {row['name']}"
+            return "before its data"
         if row["kind"] in ("batch", "sample"):
             return "data"
         if row["kind"] == "gradient":
-            return f"gradient of {row['name']}"
+            return "gradient"
         owned = row.get("owned") or []
         changed = owned[self.position] if self.place == "outputs" and owned else ""
         of = row.get("module") or changed

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from accel_trainer.cli.why.traces import (
+    TraceDifference,
     attributes_that_differ,
     compare_data,
     compare_traces,
@@ -54,6 +57,14 @@ def test_an_update_names_the_weight_that_it_changes() -> None:
     found = compare_traces([update], [{**update, "outputs": ["x"]}])
     assert found is not None
     assert found.where() == "update of conv.weight"
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"), [("state", "before its data"), ("gradient", "gradient")]
+)
+def test_the_place_of_a_state_or_a_gradient_does_not_repeat_its_name(kind: str, where: str) -> None:
+    row = {"kind": kind, "name": "conv1.weight"}
+    assert TraceDifference((row, row), "outputs", 0).where() == where
 
 
 def test_attributes_and_samples_are_compared_by_their_names() -> None:
