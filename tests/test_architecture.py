@@ -30,7 +30,7 @@ ENGINE = (
     "callbacks",
     "run",
 )
-ORDER = (*ENGINE, "vision", "cli", "api", "__init__", "recipes")
+ORDER = (*ENGINE, "vision", "cli", "api", "__init__", "__main__", "recipes")
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,19 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def type_name(kind: Any) -> str:
-    """Return the name of a type as people write it, such as `int | None`."""
-    return re.sub(r"\w+\.(?=\w)", "", inspect.formatannotation(kind))
+    """Return what a field accepts in words, such as `no, bf16 or None`."""
+    *others, last = _alternatives(kind)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _alternatives(kind: Any) -> list[str]:
+    if get_origin(kind) is Literal:
+        return [*map(str, get_args(kind))]
+    if get_origin(kind) in (Union, UnionType):
+        return [name for each in get_args(kind) for name in _alternatives(each)]
+    if kind is type(None):
+        return ["None"]
+    return [re.sub(r"\w+\.(?=\w)", "", inspect.formatannotation(kind))]
 
 
 def unchecked_defaults(config_class: type[C]) -> C:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import struct
@@ -85,10 +86,14 @@ def from_pretrained(folder: Path | str) -> nn.Module:
     """
     folder = find_export(folder)
     config = read_export_config(folder)
+    recorded = read_export_content(folder).get("sha256")
     path = file_in(folder, "model.safetensors")
     try:
         config.check_fits(_described_tensors(path))
-        weights = load_safetensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
+        data = filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES)
+        if recorded not in (None, hashlib.sha256(data).hexdigest()):
+            raise ValueError("its SHA-256 is not the one in config.json")
+        weights = load_safetensors(data)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
             "EXPORT", f"{path} cannot be read ({error}): export the run again"

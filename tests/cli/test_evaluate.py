@@ -115,6 +115,22 @@ def test_an_export_without_its_run_needs_the_data(
     assert len(out.splitlines()) == 1 + 3 + 4
 
 
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_weights_that_have_changed_since_their_export_are_not_used(
+    photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    shutil.copytree(photo_run / "export", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    photos = photo_run.parent / "photos"
+    data_of = {"evaluate": ["--dataset", photos, "--cache-dir", tmp_path], "predict": [photos]}
+    code, _, err = run_command(capsys, [command, tmp_path / "model", *data_of[command]])
+    assert (code, err.count("\n")) == (74, 1)
+    assert "its SHA-256 is not the one in config.json): export the run again" in err
+
+
 def test_images_of_another_size_without_a_transform_are_one_line(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -134,36 +135,73 @@ def test_a_misspelt_flag_is_one_line_that_names_the_nearest(
     assert error.count("\n") == 1
 
 
+VISION, REPORT = ("pip install 'accel-trainer[vision]'", "pip install 'accel-trainer[report]'")
+
+
 @pytest.mark.parametrize(
-    ("command", "package", "extra"),
+    ("command", "package", "said"),
     [
-        ("data {photos}", "datasets", "vision"),
-        ("predict {run} {photos}", "PIL", "vision"),
-        ("lr-find recipes/minimal.py --steps 10", "matplotlib", "report"),
+        ("data {photos}", "datasets", f"photos need datasets: {VISION}"),
+        ("predict {run} {photos}", "PIL", f"this command needs PIL: {VISION}"),
+        (
+            "lr-find recipes/minimal.py --steps 10",
+            "matplotlib",
+            f"this command needs matplotlib: {REPORT}",
+        ),
     ],
 )
 def test_a_command_without_its_package_is_one_line_before_any_work(
-    command: str, package: str, extra: str, runs: Path, tmp_path: Path
+    command: str, package: str, said: str, runs: Path, tmp_path: Path
 ) -> None:
     program = (
-        "import sys\n"
-        "from importlib.machinery import PathFinder\n"
-        "find = PathFinder.find_spec\n"
-        "def hide(name, *rest):\n"
-        f"    return None if name.partition('.')[0] == '{package}' else find(name, *rest)\n"
-        "PathFinder.find_spec = staticmethod(hide)\n"
         "from accel_trainer.cli import lr_find\n"
         "lr_find._measure = None\n"
         "from accel_trainer.cli.main import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     words = command.format(photos=tmp_path, run=runs / "fast").split()
-    run = subprocess.run(
-        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    run = without(package, program, words)
+    assert (run.returncode, run.stderr) == (64, f"accel_trainer: error[PACKAGE]: {said}\n")
+
+
+def test_a_recipe_without_its_package_is_one_line_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    recipe = Path(__file__).parents[2] / "recipes" / "images.py"
+    program = f"import runpy\nrunpy.run_path({str(recipe)!r}, run_name='__main__')\n"
+    folders = ["--dataset", str(tmp_path / "photos"), "--output-dir", str(tmp_path / "run")]
+    run = without("datasets", program, folders)
+    said = f"photos need datasets: {VISION}"
+    assert (run.returncode, run.stderr) == (64, f"accel_trainer: error[PACKAGE]: {said}\n")
+    assert not (tmp_path / "run").exists()
+
+
+def without(package: str, program: str, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program where a package is not installed."""
+    hidden = (
+        "import sys\n"
+        "from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        "def hide(name, *rest):\n"
+        f"    return None if name.partition('.')[0] == '{package}' else find(name, *rest)\n"
+        "PathFinder.find_spec = staticmethod(hide)\n"
     )
-    fix = f"pip install 'accel-trainer[{extra}]'"
-    assert run.returncode == 64
-    assert run.stderr == (f"accel_trainer: error[PACKAGE]: this command needs {package}: {fix}\n")
+    return subprocess.run(
+        [sys.executable, "-c", hidden + program, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.usefixtures("python_is_forked")
+def test_the_package_is_a_program_too() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "accel_trainer", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.startswith("usage: accel-trainer COMMAND ...")
 
 
 @pytest.mark.parametrize(

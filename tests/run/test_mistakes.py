@@ -343,7 +343,7 @@ FITS_NOT = [
     (
         lambda config: m.train(replace(config, batch=replace(config.batch, order="random"))),  # type: ignore[arg-type]
         "CONFIG",
-        "batch.order is 'random': give Literal['uniform', ...",
+        "batch.order is 'random': give uniform, stored or balanced",
     ),
     (
         m.trains_after_the_run,

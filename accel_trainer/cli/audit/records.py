@@ -73,7 +73,7 @@ def _find_disorder(evidence: Evidence) -> Iterator[str]:
     yield from _find_repeats(evidence)
     per_epoch = evidence.run.steps_per_epoch
     rows = evidence.rows
-    if per_epoch is None or not rows:
+    if per_epoch is None:
         return
     stored = evidence.run.config.get("trainer") or {}
     config = TrainerConfig(**{name: stored[name] for name in _INTERVALS if name in stored})
@@ -82,7 +82,7 @@ def _find_disorder(evidence: Evidence) -> Iterator[str]:
         if row["optimizer_step"] and row["epoch"] != -(-row["optimizer_step"] // per_epoch):
             step = row["optimizer_step"]
             yield f"the row {row['event']} of step {step} says epoch {row['epoch']}"
-    last = rows[-1]["optimizer_step"]
+    last = rows[-1]["optimizer_step"] if rows else 0
     if evidence.newest is not None:
         last = max(last, step_named(evidence.newest))
     for step in range(1, last + 1):

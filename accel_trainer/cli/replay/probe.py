@@ -79,7 +79,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--every",
         type=int,
         metavar="N",
-        help="a row each N steps; default: as often as the run, which logs means since the row "
+        help="a row every N steps; default: as often as the run, which logs means since the row "
         "before",
     )
     parser.add_argument("--from", type=int, dest="first", metavar="STEP", help="default: 1")

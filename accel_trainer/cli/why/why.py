@@ -299,8 +299,8 @@ def _within(story: Story, pair: Pair, folder: Path, *, known: Cause | None = Non
         return Finding(is_equal=False, cause="evaluation", text=story.text)
     step, parts = found
     equal = [name for name in pair.one.steps[step] if name not in parts]
-    also = f", {' and '.join(equal)} not" if equal else ""
-    story(f"the first difference is after step {step}: {' and '.join(parts)} differ{also}")
+    also = f", {', '.join(equal)} not" if equal else ""
+    story(f"the first difference is after step {step}: {', '.join(parts)} differ{also}")
     if known is not None and not pair.has_equal_batches:
         return _conclude(story, Finding(is_equal=False, step=step, parts=parts), known)
     for number in range(_MAX_TRACES):

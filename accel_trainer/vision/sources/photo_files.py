@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import DataError
+from ...core.errors import ConfigError, DataError
 from ...core.filesystem import read_file
 from ...core.run_dir import expand_home
 from .photo_folders import EXPECTED, METADATA, Listing, list_splits, read_class_folders
@@ -35,8 +36,11 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Any:
     `datasets` writes its files about local data below `cache_dir`; None: in its default cache.
 
     Raises:
+        ConfigError: `datasets` is not installed.
         DataError: there is nothing, or nothing that is recognised.
     """
+    if find_spec("datasets") is None:
+        raise ConfigError("PACKAGE", "photos need datasets: pip install 'accel-trainer[vision]'")
     path = expand_home(Path(source))
     if path.is_dir():
         return _open_folder(path.absolute(), _cache(cache_dir))

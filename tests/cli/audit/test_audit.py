@@ -169,6 +169,11 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "metrics.jsonl",
         "there is no train row of step 10",
     ),
+    "all rows removed": (
+        lambda run: (run / "metrics.jsonl").unlink(),
+        "metrics.jsonl",
+        "there is no train row of step",
+    ),
     "the export of another run": (
         export_another,
         "export",

@@ -70,7 +70,7 @@ def test_the_place_of_a_state_or_a_gradient_does_not_repeat_its_name(kind: str, 
 def test_attributes_and_samples_are_compared_by_their_names() -> None:
     def rows(count: str, sample: str) -> list[dict[str, Any]]:
         return [
-            {"kind": "unseen", "name": "model.count", "outputs": [count]},
+            {"kind": "unsaved", "name": "model.count", "outputs": [count]},
             {"kind": "batch", "name": "the ids of the samples", "outputs": ["ids"]},
             {"kind": "batch", "name": "sample 3", "outputs": [sample]},
             {"kind": "sample", "name": "sample 3", "outputs": ["as read"]},
