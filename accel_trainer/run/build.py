@@ -378,13 +378,14 @@ def _banner(
     """Return what a run prints about itself at its start, with the loader's `description`."""
     plan = loader.plan
     described = f"{loader.description}\n" if hasattr(loader, "description") else ""
-    num_samples = " + ".join(map(str, data["num_samples"]))
+    num_train, *num_evaluated = data["num_samples"]
     checked = describe_fingerprint(data["data_fingerprint"])
     return (
         f"{describe_machine(run.accelerator)}\n"
         f"{plan.describe()}, {describe_length(run.config, plan)}\n"
         f"{optimization.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
-        f"{num_samples} samples; a resume checks {checked}\n"
+        f"{num_train} samples to train on, {' + '.join(map(str, num_evaluated))} to evaluate; "
+        f"a resume checks {checked}\n"
         f"{described}run folder {run.folder}"
     )
 

@@ -103,7 +103,10 @@ def test_the_banner_says_what_is_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path, Points(96), max_steps=1)
-    assert "96 + 10 samples; a resume checks a hash of some samples" in capsys.readouterr().out
+    assert (
+        "96 samples to train on, 10 to evaluate; a resume checks a hash of some samples"
+        in capsys.readouterr().out
+    )
 
 
 def test_data_that_cannot_be_read_twice_says_so_and_is_compared_by_number(
