@@ -1807,6 +1807,13 @@ MUTANTS = [
         ("tests/data/test_fingerprint.py",),
     ),
     Mutant(
+        "the state of a subclass of the trainer is not looked for",
+        "accel_trainer/training/trainer.py",
+        "return {name: value for name, value in vars(self).items() if name not in known}",
+        "return {}",
+        ("tests/training/test_rehearsal.py",),
+    ),
+    Mutant(
         "the state of callbacks is not looked for",
         "accel_trainer/run/build.py",
         "    parts |= named(callbacks)\n",

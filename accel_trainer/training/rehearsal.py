@@ -43,6 +43,9 @@ _BUILT_IN = ("torch", "accel_trainer")
 Identities = Mapping[str, tuple[int | None, str]]
 """For each tensor of a checkpoint, by name: its `id` if it is a parameter, and dtype and shape."""
 
+TrainerAttributes = Callable[[], Mapping[str, object]]
+"""Returns what a user's subclass of Trainer keeps, by the names of the attributes."""
+
 
 class Rehearsal:
     """Compares what a resume would have with the live state, in the first two steps of a start.
@@ -72,9 +75,21 @@ class Rehearsal:
         self._train_set = train_set
         self._before = _identify(model)
         self._fresh_optimizer = _copy_optimizer(optimizer)
-        self._marks = [mark_unsaved(self._parts, model=model)]
+        self._marks: list[dict[str, Mark]] = []
         self._restored: set[str] = set()
         self._named: set[str] = set()
+
+    def begin(self, trainer: TrainerAttributes) -> None:
+        """Note the state before the first step; `trainer` returns the attributes of a subclass."""
+        self._trainer = trainer
+        self._marks = [self._mark()]
+
+    def _all_parts(self) -> dict[str, object]:
+        attributes = {f"trainer.{name}": value for name, value in self._trainer().items()}
+        return {**self._parts, **attributes}
+
+    def _mark(self) -> dict[str, Mark]:
+        return mark_unsaved(self._all_parts(), model=self._model)
 
     def watching_metrics(self, metrics: Iterable[Metric]) -> AbstractContextManager[None]:
         """Warn of values that the metrics change in the block, and that no checkpoint holds."""
@@ -84,7 +99,7 @@ class Rehearsal:
     def watching_epoch_end(self) -> AbstractContextManager[None]:
         """Warn of values that the end of an epoch changes, as callbacks may do."""
         # Reading samples may fill a cache of the data, so steps are not compared.
-        parts = {**self._parts, "train_set": self._train_set}
+        parts = {**self._all_parts(), "train_set": self._train_set}
         return self._warning(parts, "the end of an epoch", "compute it from `batch.position`")
 
     @contextmanager
@@ -129,7 +144,7 @@ class Rehearsal:
             self._check_optimizer(self._fresh_optimizer, state["optimizer"])
             self._fresh_optimizer = None
         run_on_main(lambda: self._checkpointer.check_room(state), self._accelerator)
-        self._marks.append(mark_unsaved(self._parts, model=self._model))
+        self._marks.append(self._mark())
 
     def check_tensors(self) -> None:
         """Check that the model still has the tensors of a new one. **Collective. Host sync.**
@@ -214,7 +229,7 @@ class Rehearsal:
 
         A value that only the first step changes is set up there, and would be after a resume, too.
         """
-        first, second, third = [*self._marks, mark_unsaved(self._parts, model=self._model)]
+        first, second, third = [*self._marks, self._mark()]
         self._marks = []
         late = [
             name

@@ -86,6 +86,7 @@ class Trainer:
         """Plain JSON values that every checkpoint stores; those of the main process count."""
         self.result: RunResult | None = None
         """How the run ended; None while it runs."""
+        self._engine_attributes = {*vars(self), "_engine_attributes"}
 
     def __setattr__(self, name: str, value: Any) -> None:
         is_property = isinstance(getattr(type(self), name, None), property)
@@ -361,12 +362,18 @@ class Trainer:
         # During the start, a signal may have reached only some processes.
         self._stop_flag.agree()
         self._activity.phase = "training"
+        self._rehearsal.begin(self._attributes_of_subclass)
         if self.state.optimizer_step == 0 and not self.is_finished:
             with self._activity.during("evaluation"):
                 for set_name, evaluator in self._evaluators.items():
                     monitored = self._progress.monitored_in(set_name)
                     with self._rehearsal.watching_metrics(evaluator.metrics):
                         evaluator.rehearse(self.model, monitored=monitored)
+
+    def _attributes_of_subclass(self) -> dict[str, object]:
+        """Return the attributes that a subclass has set, but for those that no resume needs."""
+        known = {*self._engine_attributes, *getattr(self, "unsaved_attributes", ())}
+        return {name: value for name, value in vars(self).items() if name not in known}
 
     def _end_epoch(self) -> None:
         """Evaluate if due, and move to the next epoch unless a signal ends the evaluation."""

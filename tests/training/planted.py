@@ -21,6 +21,7 @@ from accel_trainer import (
     RunResult,
     RuntimeConfig,
     StepOutput,
+    Trainer,
     TrainerConfig,
     build_trainer,
     start_run,
@@ -77,6 +78,7 @@ def train(
     metrics: tuple[Any, ...] = (),
     data: Callable[[int], Any] = vectors,
     schedule: Callable[[int], float] | None = None,
+    trainer_class: type[Trainer] = Trainer,
 ) -> RunResult:
     """Train on vectors; the parts are built as a recipe builds them, at each start."""
     with start_run(config, recipe="planted") as run:
@@ -90,5 +92,6 @@ def train(
             optimizer=optimizer,
             callbacks=callbacks,
             schedule=schedule,
+            trainer_class=trainer_class,
         )
         return trainer.fit()

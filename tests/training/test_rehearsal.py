@@ -16,7 +16,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from accel_trainer import Callback, CheckpointError, OptimizerConfig, RunResult, StepOutput
+from accel_trainer import (
+    Callback,
+    CheckpointError,
+    OptimizerConfig,
+    RunResult,
+    StepBatch,
+    StepOutput,
+    Trainer,
+)
 from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.types import Batch, StepReport
 
@@ -338,6 +346,24 @@ class NumpyGenerator(PlainTask):
         return super().step(model, Batch(batch.inputs + noise, batch.targets, batch.sample_ids))
 
 
+class WarmTrainer(Trainer):
+    """Its steps count in an attribute that no checkpoint has."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.num_warm = 0
+        self.num_logged = 0
+
+    def train_step(self, step_batch: StepBatch) -> StepReport:
+        self.num_warm += 1
+        self.num_logged += 1
+        return super().train_step(step_batch)
+
+
+class LoggingTrainer(WarmTrainer):
+    unsaved_attributes = ("num_logged",)
+
+
 class HiddenCounter(SGD):
     """Its rate depends on a counter that no state dict has."""
 
@@ -470,6 +496,8 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "generator of numpy": ({"task": NumpyGenerator}, "task.generator"),
     "optimizer attribute": (of(HiddenCounter), "optimizer.k"),
     "optimizer inside": (of(InnerMomentum), "optimizer.inner.state"),
+    "trainer": ({"trainer_class": WarmTrainer}, "trainer.num_logged, trainer.num_warm,"),
+    "trainer with a log": ({"trainer_class": LoggingTrainer}, "changes trainer.num_warm,"),
     "callback": ({"callbacks": (Plateau(), StoredPlateau())}, "training changes Plateau.lowest,"),
     "schedule": ({"schedule": Decaying()}, "schedule.calls"),
     "global of a function": ({"schedule": decaying_by_a_global}, f"{__name__}.GLOBAL_STEPS"),
