@@ -117,7 +117,8 @@ def test_a_rerun_that_differs_says_so_after_what_is_not_as_it_was(
 def test_what_cannot_be_run_again_is_said_before_any_work(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "config.yaml").write_text((runs / "fast" / "config.yaml").read_text())
+    for name in ("config.yaml", "status.json"):
+        shutil.copy(runs / "fast" / name, tmp_path)
     code, _, err = run_command(capsys, ["rerun", tmp_path])
     assert (code, "has no checkpoint to compare with" in err) == (74, True)
     shutil.copytree(runs / "fast" / "checkpoints", tmp_path / "checkpoints")
