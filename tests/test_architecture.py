@@ -701,3 +701,12 @@ def test_importing_the_package_is_light() -> None:
         [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert run.stdout.split("\n")[0] == "[] False"
+
+
+def test_the_start_of_a_command_line_does_not_import_the_compiler() -> None:
+    """It takes a second or two, which `--help` and each refused flag would cost."""
+    probe = "import sys, accel_trainer.cli.recipe.main\nprint('torch._dynamo' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "False\n"

@@ -32,18 +32,21 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 _REDUCED = (itertools.count, random.Random, np.random.Generator)
 _INSTALLED = {"site-packages", "dist-packages"}
 _CODE = (type, ModuleType, property, classmethod, staticmethod)
-# Attributes that every module and optimizer has, or that schedulers and gradient scalers set.
-_SET_BY_LIBRARIES = {
-    *vars(nn.Module()),
-    *vars(SGD([torch.zeros(1)], lr=0.1)),
-    "found_inf",
-    "grad_scale",
-    "_opt_called",
-}
-
 Mark = tuple[Any, object]
 """Shows whether a value has changed: its type (of a tensor with dtype and shape), and its
 content."""
+
+
+@cache
+def _set_by_libraries() -> frozenset[str]:
+    """Attributes that every module and optimizer has, or that schedulers and scalers set.
+
+    Asked for late: the first optimizer of a process imports torch's compiler, for a second or two.
+    """
+    optimizer = SGD([torch.zeros(1)], lr=0.1)
+    return frozenset(
+        {*vars(nn.Module()), *vars(optimizer), "found_inf", "grad_scale", "_opt_called"}
+    )
 
 
 def mark_unsaved(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, Mark]:
@@ -102,7 +105,7 @@ class _Walk:
         if isinstance(value, Optimizer) and not any(value is part for part in self._parts):
             self.visit(f"{name}.state", value.state)
         if is_users or type(value).__module__.startswith("torch.nn."):  # as `p` of a dropout
-            own = {key: each for key, each in vars(value).items() if key not in _SET_BY_LIBRARIES}
+            own = {key: each for key, each in vars(value).items() if key not in _set_by_libraries()}
             self._visit_all(name, value, own)
         self._visit_code(*type(value).__mro__)
 
