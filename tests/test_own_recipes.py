@@ -91,7 +91,8 @@ def train_whole_and_in_parts(name: str, folder: Path) -> None:
     train(name, folder / "parts", 3)
 
 
-@pytest.mark.parametrize("name", slow_but(["characters"], NAMES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_two_processes_train_the_same_model(tmp_path: Path, name: str) -> None:
     recipe(name)
     for num_processes in (1, 2):

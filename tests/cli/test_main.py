@@ -138,6 +138,7 @@ def test_a_misspelt_flag_is_one_line_that_names_the_nearest(
 VISION, REPORT = ("pip install 'accel-trainer[vision]'", "pip install 'accel-trainer[report]'")
 
 
+@pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize(
     ("command", "package", "said"),
     [
@@ -164,6 +165,7 @@ def test_a_command_without_its_package_is_one_line_before_any_work(
     assert (run.returncode, run.stderr) == (64, f"accel_trainer: error[PACKAGE]: {said}\n")
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_recipe_without_its_package_is_one_line_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     recipe = Path(__file__).parents[2] / "recipes" / "images.py"
@@ -184,6 +186,9 @@ def without(package: str, program: str, words: Sequence[str]) -> subprocess.Comp
         "def hide(name, *rest):\n"
         f"    return None if name.partition('.')[0] == '{package}' else find(name, *rest)\n"
         "PathFinder.find_spec = staticmethod(hide)\n"
+        "for name in [*sys.modules]:  # a forked Python has some already\n"
+        f"    if name.partition('.')[0] == '{package}':\n"
+        "        del sys.modules[name]\n"
     )
     return subprocess.run(
         [sys.executable, "-c", hidden + program, *words],

@@ -27,7 +27,6 @@ from accel_trainer import (
 from accel_trainer.data.fingerprint import NUM_REPEATS
 from tests import processes, workload
 from tests.training.test_exactness import final_files
-from tests.variants import slow
 
 NUM_TRAIN = 13  # with two processes the last step has a share of no samples
 
@@ -104,7 +103,8 @@ def train(
         ).fit()
 
 
-@pytest.mark.parametrize("shape", [as_dict, *slow([as_tuple])])
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [as_dict, as_tuple])
 def test_nested_inputs_train_as_one_tensor_does_and_resume_exactly(
     tmp_path: Path, shape: Callable[[Tensor], Any]
 ) -> None:

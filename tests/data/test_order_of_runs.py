@@ -114,7 +114,8 @@ def train_with_workers(folder: Path, kind: str) -> None:
     train(config_of(folder, kind, num_workers=2), **parts_of(kind))
 
 
-@pytest.mark.parametrize("kind", slow_but(["balanced"], KINDS))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_data_workers_read_an_order_to_the_same_bits(tmp_path: Path, whole: Any, kind: str) -> None:
     run = tmp_path / "run"
     job = processes.start(

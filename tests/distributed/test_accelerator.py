@@ -285,6 +285,7 @@ def test_a_bad_value_is_named_with_its_fix(changes: dict[str, object], message: 
         RuntimeConfig(**changes)
 
 
+@pytest.mark.slow
 def test_memory_that_a_step_frees_is_there_for_the_next(tmp_path: Path) -> None:
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("another C library")

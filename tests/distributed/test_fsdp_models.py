@@ -20,7 +20,7 @@ from tests import processes, workload
 from tests.changing_net import ChangingNet
 from tests.checkpoint.sharded_run import newest, stored_bytes
 from tests.joined import FSDP
-from tests.variants import slow_but
+from tests.variants import slow
 from tests.workload import NUM_CLASSES
 
 
@@ -201,7 +201,12 @@ def train(
 
 @pytest.mark.parametrize(
     "net",
-    ["a transformer", "a vit of transformers", "containers", "tied weights", "not contiguous"],
+    [
+        "a transformer",
+        *slow(["a vit of transformers", "containers"]),
+        "tied weights",
+        "not contiguous",
+    ],
 )
 def test_a_model_with_containers_attention_or_tied_weights_is_sharded(
     tmp_path: Path, net: str
@@ -211,7 +216,8 @@ def test_a_model_with_containers_attention_or_tied_weights_is_sharded(
     processes.run(train, tmp_path / "run", net, num_processes=2, folder=tmp_path / "logs")
 
 
-@pytest.mark.parametrize("net", slow_but(["T5"], ["BERT", "T5", "Llama"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("net", ["BERT", "T5", "Llama"])
 def test_a_language_model_is_sharded_with_or_without_tied_embeddings(
     tmp_path: Path, net: str
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from accel_trainer import BatchConfig, Callback, RecipeConfig, StepReport, Trainer, main
 from accel_trainer.checkpoint import manager
-from tests import processes, workload
+from tests import processes, variants, workload
 from tests.faults import signals
 
 SLOW_S = 4.5  # longer than the watchdog's limit and its grace together
@@ -75,8 +75,7 @@ def slow_down(owner: Any, name: str, seconds: float, *, at: int | None) -> None:
     [
         ("callback", None),  # one process has no limit unless it is given one
         ("disk", LIMIT_S),
-        ("accumulation", LIMIT_S),
-        ("evaluation", LIMIT_S),
+        *variants.slow([("accumulation", LIMIT_S), ("evaluation", LIMIT_S)]),
     ],
 )
 def test_slow_work_is_not_stuck(tmp_path: Path, slow: str, stuck_timeout_s: float | None) -> None:

@@ -11,10 +11,11 @@ import pytest
 from accel_trainer import Callback, StepReport, Trainer
 from tests import processes
 from tests.faults import soak
-from tests.variants import slow
+
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("num_workers", [0, *slow([1])])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_nothing_grows_with_the_steps_of_a_run(tmp_path: Path, num_workers: int) -> None:
     job = processes.start(
         soak_for, 1000, num_workers, num_processes=1, folder=tmp_path, has_workers=True

@@ -45,6 +45,7 @@ def test_recomputing_keeps_fewer_activations() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_recomputed_model_compiles() -> None:
     config = ModelConfig(name="resnet8", width=4, activation_checkpointing=True)
     model = build_model(config, in_channels=3, num_classes=5)

@@ -129,6 +129,7 @@ def run_in_float64(photos: Path, folder: Path, *extra: str) -> None:
     run(photos, folder, *extra)
 
 
+@pytest.mark.slow
 def test_it_trains_on_an_accelerator_as_on_the_cpu(photos: Path, tmp_path: Path) -> None:
     """One that can only pretend: batches are pinned, copied on a stream of their own, and
     normalised there."""

@@ -80,6 +80,7 @@ def test_state_that_no_checkpoint_holds_is_named_after_a_resume(
     assert "model.middle.num_calls" in found.text
 
 
+@pytest.mark.slow
 def test_samples_of_other_data_are_named(clean: Path, one_that_forks: Path, tmp_path: Path) -> None:
     other = train(one_that_forks, tmp_path / "other", "nothing", until=2, flags="--data changed")
     found = found_in(clean, other)
