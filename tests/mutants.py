@@ -44,7 +44,7 @@ MUTANTS = [
     Mutant(
         "state that changes where an epoch ends is not looked at",
         "accel_trainer/training/rehearsal.py",
-        'parts = {**self._parts, "train_set": self._train_set}',
+        'parts = {**self._all_parts(), "train_set": self._train_set}',
         "parts: Mapping[str, object] = {}",
         (
             "tests/training/test_rehearsal.py::test_state_that_the_end_of_an_epoch_changes_is_named_once",
