@@ -183,9 +183,16 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "a launcher's TERM before the INT of the same Ctrl-C counts as a first press",
+        "accel_trainer/fault_tolerance/preemption.py",
+        "_SAME_INTERRUPT_S = 0.25",
+        "_SAME_INTERRUPT_S = 0.0",
+        ("tests/fault_tolerance/test_preemption.py::test_a_second_interrupt_leaves_at_once",),
+    ),
+    Mutant(
         "Ctrl-C says nothing",
         "accel_trainer/fault_tolerance/preemption.py",
-        "            flag.on_interrupt()\n",
+        "            flag.on_interrupt(exits)\n",
         "",
         (
             "tests/callbacks/test_progress_bar.py"

@@ -175,13 +175,13 @@ class ProgressBar(Callback):
         """Leave the terminal as it was."""
         self._terminal.close()
 
-    def _say_interrupted(self) -> None:
+    def _say_interrupted(self, exits: bool) -> None:
         """Say what Ctrl-C does. Called by the signal's handler, so it writes past all buffers.
 
         Whatever it cannot read or write, the run stops or ends.
         """
         with suppress(OSError, UserError):
-            text = self._what_is_lost() if self._stop_flag.is_raised else self._what_comes_next()
+            text = self._what_is_lost() if exits else self._what_comes_next()
             os.write(2, f"\n{text}\n".encode())
 
     def _what_comes_next(self) -> str:

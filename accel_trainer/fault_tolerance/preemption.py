@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -21,6 +23,8 @@ TIME_LIMIT = 100  # above every signal number
 # which the end of the run makes anyway, and a save over no request.
 _SAVE = 500
 _NOTHING = 1000
+# A launcher turns the INT of a terminal into a TERM, which may come before the INT itself does.
+_SAME_INTERRUPT_S = 0.25
 
 T = TypeVar("T")
 
@@ -54,7 +58,7 @@ class StopFlag:
     `is_save_agreed` is set in the same way once any process has asked for a save. It stays set
     until the trainer has saved and clears it: evaluations poll, too, but do not save.
 
-    `on_interrupt` is called in the handler of INT, before it requests a stop or exits.
+    `on_interrupt` is called in the handler of INT, with True if the process exits next.
 
     `num_polls` counts the calls of `poll`: the watchdog sees in it that the process makes progress.
 
@@ -70,7 +74,7 @@ class StopFlag:
         """
         self.agreed = self._wish = Stop()
         self.num_polls = 0
-        self.on_interrupt: Callable[[], None] = lambda: None
+        self.on_interrupt: Callable[[bool], None] = lambda exits: None
         self.is_starting = False
         self.is_save_agreed = False
         self._wants_save = False
@@ -80,11 +84,6 @@ class StopFlag:
         self._reduced = torch.zeros(2, dtype=torch.int32)
         self._pending: dist.Work | None = None
         self._have_all_run_out = False
-
-    @property
-    def is_raised(self) -> bool:
-        """Whether this process has requested a stop."""
-        return bool(self._wish)
 
     def request(self, code: int) -> None:
         """Request a stop by signal number or `TIME_LIMIT`; the first signal is kept.
@@ -161,18 +160,25 @@ class StopFlag:
 def stop_on_signals(flag: StopFlag) -> Iterator[None]:
     """Raise `flag` on the first TERM, INT, USR1 or HUP inside the block; USR2 requests a save.
 
-    A second INT exits at once with 130. A signal that was ignored stays ignored, as under nohup.
-    Outside the main thread, where Python allows no handlers, the block runs without them.
+    A second INT, or one after another signal, exits at once with 130. A signal that was ignored
+    stays ignored, as under nohup. Outside the main thread, where Python allows no handlers, the
+    block runs without them.
     """
+    exits_from_s = math.inf  # an INT exits from this time on
 
     def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal exits_from_s
         if number in SAVE_SIGNALS:
             flag.request_save()
             return
+        now_s = time.monotonic()
         if number == signal.SIGINT:
-            flag.on_interrupt()
-            if flag.is_raised:
+            exits = now_s >= exits_from_s
+            exits_from_s = now_s
+            flag.on_interrupt(exits)
+            if exits:
                 os._exit(128 + signal.SIGINT)
+        exits_from_s = min(exits_from_s, now_s + _SAME_INTERRUPT_S)
         flag.request(number)
         if flag.is_starting:
             flag.is_starting = False  # a second signal must not interrupt the cleanup
