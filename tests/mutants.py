@@ -190,6 +190,16 @@ MUTANTS = [
         ("tests/fault_tolerance/test_preemption.py::test_a_second_interrupt_leaves_at_once",),
     ),
     Mutant(
+        "the state of a callback that is gone is lost without a word",
+        "accel_trainer/training/callback_runner.py",
+        "sorted(states.keys() - self._callbacks.keys())",
+        "()",
+        (
+            "tests/training/test_callback_runner.py"
+            "::test_the_state_of_a_callback_that_is_gone_is_named",
+        ),
+    ),
+    Mutant(
         "Ctrl-C says nothing",
         "accel_trainer/fault_tolerance/preemption.py",
         "            flag.on_interrupt(exits)\n",
