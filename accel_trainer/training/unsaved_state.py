@@ -32,6 +32,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 _REDUCED = (itertools.count, random.Random, np.random.Generator)
 _INSTALLED = {"site-packages", "dist-packages"}
 _CODE = (type, ModuleType, property, classmethod, staticmethod)
+
 Mark = tuple[Any, object]
 """Shows whether a value has changed: its type (of a tensor with dtype and shape), and its
 content."""

@@ -24,7 +24,7 @@ from .. import evaluated, processes
 from ..joined import joined_processes
 
 pytestmark = pytest.mark.signal
-PAUSE = -1
+PAUSE = -1  # in place of a signal: the next INT comes so late that somebody has pressed Ctrl-C
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

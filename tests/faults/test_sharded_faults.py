@@ -196,8 +196,8 @@ NOTHING = ("", "")
 def test_no_power_loss_takes_an_acknowledged_checkpoint_of_shards(
     scratch: Path, trace: tuple[list[Change], Path], effort: int
 ) -> None:
-    states = list(replay_in(scratch, trace, NOTHING, 400 * effort))
-    assert len(states) >= 400 * effort
+    states = list(replay_in(scratch, trace, NOTHING, 1000 * effort))
+    assert len(states) >= 1000 * effort
     assert not any(states), [problem for problem in states if problem][:3]
 
 

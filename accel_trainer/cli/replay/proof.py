@@ -34,8 +34,10 @@ class Proof:
             return f"DIFFERENT from the run: {self.first_difference}"
         if not self.num_rows:
             return "the run has no row on the way, so nothing could be compared"
-        digests = f"{self.num_digests} of {self.num_digests} digests and " * bool(self.num_digests)
-        return f"{digests}{self.num_rows} of {self.num_rows} rows on the way are equal"
+        equal = f"{self.num_rows} of {self.num_rows} rows on the way are equal"
+        if not self.num_digests:
+            return equal
+        return f"{self.num_digests} of {self.num_digests} digests and {equal}"
 
 
 def compare(recorded: Iterable[Row], replayed: Iterable[Row]) -> Proof:
