@@ -44,7 +44,8 @@ def restore_checkpoint(
             "the task is not what this run was trained with, such as its class weights or its "
             "teacher: restore it, or choose another --output-dir",
         )
-    _warn_of_changes(checkpoint.name, stored, header)
+    if trainer.accelerator.is_main_process:
+        _warn_of_changes(checkpoint.name, stored, header)
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
         trainer.metadata.update(checkpoint.manifest.get("metadata", {}))

@@ -273,6 +273,7 @@ class Trainer:
         self._callback_runner.load_state_dict(progress["callbacks"])
         self.log.pending = progress.get("log", {})  # not in older versions
         if self.accelerator.is_main_process:
+            self._callback_runner.warn_of_lost(progress["callbacks"])
             with suppress(OSError, ValueError):
                 step, details = read_details(self._run_folder)
                 if step == self._progress.evaluated_step:  # the file is of the last evaluation

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -27,10 +28,11 @@ NOW: Mapping[str, Any] = {
 class Restored:
     """What a trainer is given to restore; it may find that it cannot."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None, *, is_main: bool = True) -> None:
         self.error = error
         self.changes: Sequence[str] | None = None
         self.metadata: dict[str, Any] = {}
+        self.accelerator = SimpleNamespace(is_main_process=is_main)
 
     def restore(self, pieces: Mapping[str, Any], *, changes: Sequence[str]) -> None:
         if self.error is not None:
@@ -40,11 +42,15 @@ class Restored:
 
 
 def restore(
-    *, error: Exception | None = None, allowed: Sequence[str] = (), **stored: Any
+    *,
+    error: Exception | None = None,
+    is_main: bool = True,
+    allowed: Sequence[str] = (),
+    **stored: Any,
 ) -> Sequence[str] | None:
     """Restore a checkpoint with the manifest of now, but for what was `stored`; return the
     changes."""
-    trainer = Restored(error)
+    trainer = Restored(error, is_main=is_main)
     manifest = {name: value for name, value in {**NOW, **stored}.items() if value is not None}
     checkpoint = LoadedCheckpoint("step-3", manifest, {"model": {}})
     restore_checkpoint(cast(Trainer, trainer), checkpoint, header=NOW, allowed=allowed)
@@ -108,6 +114,7 @@ def test_a_checkpoint_of_other_versions_is_restored_with_a_warning(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         restore(**stored)
+        restore(**stored, is_main=False)  # the main process has said it
     expected = [
         f"changed since step-3 was saved: {warned}; the results may differ in the last bits"
     ]
