@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from .config import AT_LEAST_ONE, NOT_NEGATIVE, short_flag
 from .errors import ConfigError, DataError
+from .wording import counted
 
 Reduce = Literal["float", "exact"]
 
@@ -124,11 +125,14 @@ class BatchPlan:
 
     def describe(self) -> str:
         """Return the arithmetic in one line."""
-        return (
-            f"{self.per_device_batch_size} per device x {self.num_processes} processes "
-            f"x {self.accumulation_steps} accumulation = {self.global_batch_size} per step, "
-            f"{self.steps_per_epoch} steps per epoch of {self.num_samples} samples"
-        )
+        size = self.per_device_batch_size
+        processes = counted(self.num_processes, "process")
+        split = f"{size} per device x {processes} x {self.accumulation_steps} accumulation"
+        if size * self.num_processes * self.accumulation_steps != self.global_batch_size:
+            split = f"{processes} x {self.accumulation_steps} micro-batches of at most {size}"
+        steps = counted(self.steps_per_epoch, "step")
+        samples = counted(self.num_samples, "sample")
+        return f"{self.global_batch_size} per step ({split}), {steps} per epoch of {samples}"
 
 
 def split_evenly(

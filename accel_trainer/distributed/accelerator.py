@@ -23,6 +23,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin as FsdpPlugin
 
 from ..core.config import POSITIVE, Range, short_flag
 from ..core.errors import ConfigError
+from ..core.wording import counted
 from .accelerate_settings import (
     is_switched_on,
     launch_errors_explained,
@@ -200,7 +201,7 @@ def _keep_freed_memory() -> None:
 def describe_machine(accelerator: Accelerator) -> str:
     """Return the hardware and precision in one line."""
     device = accelerator.device
-    name = f"{torch.get_num_threads()} threads"
+    name = counted(torch.get_num_threads(), "thread")
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     backend = f" over {dist.get_backend()}" if accelerator.num_processes > 1 else ""

@@ -378,11 +378,14 @@ def _banner(
     """Return what a run prints about itself at its start, with the loader's `description`."""
     plan = loader.plan
     described = f"{loader.description}\n" if hasattr(loader, "description") else ""
+    size = plan.global_batch_size
+    any_number = f"; the same steps on any number of processes: --global-batch-size {size}"
+    same_steps = any_number if plan.num_processes > 1 else ""
     num_train, *num_evaluated = data["num_samples"]
     checked = describe_fingerprint(data["data_fingerprint"])
     return (
         f"{describe_machine(run.accelerator)}\n"
-        f"{plan.describe()}, {describe_length(run.config, plan)}\n"
+        f"{plan.describe()}, {describe_length(run.config, plan)}{same_steps}\n"
         f"{optimization.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
         f"{num_train} samples to train on, {' + '.join(map(str, num_evaluated))} to evaluate; "
         f"a resume checks {checked}\n"

@@ -12,6 +12,7 @@ from ..core.batch_plan import BatchPlan
 from ..core.config import config_to_dict, diff_config
 from ..core.errors import ConfigError
 from ..core.learning_rate import Schedule
+from ..core.wording import counted
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig, build_schedule, checked_schedule
 from ..optim.optimizers import build_optimizer, build_own_optimizer
@@ -93,4 +94,5 @@ def describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
     num_epochs = config.trainer.num_epochs
     num_steps = config.trainer.num_steps(plan.steps_per_epoch)
     is_limited = num_steps < num_epochs * plan.steps_per_epoch
-    return f"{num_epochs} epochs, {num_steps} steps" + " (--max-steps)" * is_limited
+    length = f"{counted(num_epochs, 'epoch')}, {counted(num_steps, 'step')}"
+    return length + " (--max-steps)" * is_limited

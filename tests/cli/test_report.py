@@ -301,7 +301,11 @@ def test_a_report_on_photos_shows_mistakes_by_name_and_augmented_photos(
         assert Image.open(io.BytesIO(data)).size == (24, 24)
     run = read_run(photo_run)
     photos = load_data(run, str(photo_run.parent / "photos"), cache_dir=tmp_path / "cache")
-    page = Page(render([with_few_charts(run)], photos)[0])
+    text, _ = render([with_few_charts(run)], photos)
+    captions = "".join(re.findall("<figcaption>.*?</figcaption>", text, re.DOTALL))
+    assert f"<span>{stored[0]['label']}/" in captions
+    assert str(photo_run.parent) not in captions, "a folder of this machine"
+    page = Page(text)
     assert "Training images, as the model saw them" in page.headings
     assert page.counts["img"] == min(16, len(stored)) + 16
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import pytest
 
@@ -138,12 +139,32 @@ def test_the_config_gives_global_batch_micro_batch_and_accumulation(
     assert plan.steps_per_epoch == math.ceil(100 / plan.global_batch_size)
 
 
-def test_the_arithmetic_is_described_in_one_line() -> None:
-    plan = BatchConfig(per_device_batch_size=8, accumulation_steps=3).plan(100, num_processes=2)
-    assert plan.describe() == (
-        "8 per device x 2 processes x 3 accumulation = 48 per step, 3 steps per epoch of 100 "
-        "samples"
-    )
+def test_the_product_in_the_description_of_a_plan_is_its_global_batch() -> None:
+    num_products = 0
+    for size, of_all, accumulation, processes in itertools.product(
+        (1, 7, 8, 64), (None, 24, 50, 100), (1, 3), (1, 2, 4)
+    ):
+        config = BatchConfig(
+            per_device_batch_size=size, global_batch_size=of_all, accumulation_steps=accumulation
+        )
+        if config.resolved_global_batch_size(processes) % processes:
+            continue
+        plan = config.plan(1000, num_processes=processes)
+        described = plan.describe()
+        assert described.startswith(f"{plan.global_batch_size} per step (")
+        factors = re.search(r"\((\d+) per device x (\d+) process(?:es)? x (\d+) acc", described)
+        if factors is None:
+            assert f"micro-batches of at most {plan.per_device_batch_size})" in described
+        else:
+            assert math.prod(map(int, factors.groups())) == plan.global_batch_size
+            num_products += 1
+    assert num_products > 20
+
+
+def test_what_there_is_one_of_is_described_in_the_singular() -> None:
+    described = BatchConfig(per_device_batch_size=8).plan(8, num_processes=1).describe()
+    assert "1 process " in described
+    assert "1 step per epoch" in described
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ...core.errors import ConfigError
+from ...core.wording import counted
 from ...distributed.accelerator import uses_cpu
 from ...distributed.machine import available_cpus
 from ...run.config import RecipeConfig
@@ -198,7 +199,8 @@ def describe(plan: RunPlan) -> list[str]:
     lines = [batch.describe()]
     if last != batch.global_batch_size:
         lines.append(f"the last step of an epoch has {last} samples")
-    lines.append(f"{trainer.num_epochs} epochs, {plan.num_steps} steps{stop}")
+    epochs = counted(trainer.num_epochs, "epoch")
+    lines.append(f"{epochs}, {counted(plan.num_steps, 'step')}{stop}")
     lines.append(f"peak learning rate {plan.peak_learning_rate:g}{scaling}, {_warmup(plan)}")
     lines.append("")
     lines.append(f"{'step':>9}  {'epoch':>7}  {'learning rate':>13}")

@@ -5,6 +5,7 @@ Shapes: B batch, C channels, H height, W width.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,10 +53,23 @@ def read_mistakes(run: RunReader) -> list[Picture]:
             "label": str(mistake["prediction"]),
             "truth": str(mistake["label"]),
             "confidence": f"{float(mistake['probability']):.0%}",
-            "name": str(mistake["name"]),
+            "name": _without_folders(str(mistake["name"]), run),
         }
         for mistake in stored[:_NUM_PICTURES]
     ]
+
+
+def _without_folders(name: str, run: RunReader) -> str:
+    """Return the name of a sample as its dataset knows it.
+
+    A report is made to be shown: it does not tell where a machine keeps its files.
+    """
+    command = run.environment.get("command") or {}
+    directory = str(command.get("directory") or "")
+    dataset = os.path.normpath(os.path.join(directory, str(run.config.get("dataset") or "")))
+    if not os.path.isabs(dataset) or dataset == os.path.dirname(dataset):
+        return name
+    return name.replace(dataset + os.sep, "").replace(dataset, os.path.basename(dataset))
 
 
 def load_data(run: RunReader, dataset: str, *, cache_dir: Path) -> ImageDataset | Photos:

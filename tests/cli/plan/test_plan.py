@@ -83,6 +83,8 @@ def test_a_run_does_what_was_planned(num_processes: int, every: str, tmp_path: P
     ]
     trained = [row for row in rows if row["event"] == "train"]
     assert banner[1].startswith(plan.batch.describe())
+    says_what_keeps_the_steps = f"--global-batch-size {plan.batch.global_batch_size}" in banner[1]
+    assert says_what_keeps_the_steps == (num_processes > 1)
     assert banner[2].startswith(f"peak learning rate {plan.peak_learning_rate:g},")
     assert [row["optimizer_step"] for row in trained] == list(range(1, plan.num_steps + 1))
     assert [row["optim/learning_rate"] for row in trained] == [
@@ -111,7 +113,7 @@ def test_a_plan_for_any_number_of_processes_starts_none_of_them(
     code, lines, _ = plan(capsys, RECIPES / "cifar.py", *config, "--num-processes", "8")
     assert code == 0
     assert lines[:4] == [
-        "64 per device x 8 processes x 1 accumulation = 512 per step, 3 steps per epoch of 1438 "
+        "512 per step (64 per device x 8 processes x 1 accumulation), 3 steps per epoch of 1438 "
         "samples",
         "the last step of an epoch has 414 samples",
         "10 epochs, 30 steps",
@@ -130,7 +132,7 @@ def test_flags_that_all_recipes_have_are_planned_without_one(
     flags = ["--num-samples", "469", "--epochs", "2", "--optimizer.learning-rate-scaling", "sqrt"]
     code, lines, _ = plan(capsys, *flags, "--batch-size", "64")
     assert code == 0
-    assert lines[0].endswith("= 64 per step, 8 steps per epoch of 469 samples")
+    assert lines[0].endswith("8 steps per epoch of 469 samples")
     assert lines[3] == "peak learning rate 0.05 = 0.1 x sqrt(64/256), no warmup"
 
 
@@ -200,7 +202,8 @@ def test_any_recipe_is_planned_with_its_time_and_memory(
     more = ["--epochs", "4", "--evaluate-every", "2epochs", "--hours", "1", "--seconds", "0"]
     code, lines, _ = plan(capsys, own, *SHORT, *more)
     assert code == 0
-    assert lines[0].endswith("= 10 per step, 30 steps per epoch of 300 samples")
+    assert lines[0].startswith("10 per step (")
+    assert lines[0].endswith("of 300 samples")
     begin = next(number for number, line in enumerate(lines) if line.startswith("here, by "))
     assert lines[begin].startswith(
         "here, by 3 steps after the first 3 and 1,024 samples of evaluation, in "
