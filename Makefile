@@ -94,8 +94,8 @@ gpu: setup ## Test and measure on a GPU; DATASET=FOLDER: CIFAR-10 from there; AR
 docs: setup ## Build the documentation into site/, readable offline
 	@NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet && echo "open site/index.html"
 
-# For every supported Python and platform in one file, which pip and uv read. The condition that all lines share goes.
-SUPPORTED := python_full_version < '3.14'
+# For every platform in one file, which pip and uv read. The platforms that all lines share go. The Python stays: no line
+# is for a later one, which thus gets the versions that pip chooses.
 PLATFORMS := sys_platform == 'darwin' or sys_platform == 'linux' or sys_platform == 'win32'
 lock: setup ## Choose versions for constraints.txt, keeping what fits; ARGS=--upgrade: the newest
 	@$(BIN)/pip install --quiet --disable-pip-version-check uv
@@ -103,7 +103,7 @@ lock: setup ## Choose versions for constraints.txt, keeping what fits; ARGS=--up
 	pyproject.toml --output-file constraints.txt $(ARGS)
 	@{ echo "# The exact versions that the tests run with: \`pip install -c constraints.txt -e '.[dev]'\`,"; \
 	echo "# or \`uv pip install\` with the same arguments. Written by \`make lock\`."; \
-	sed -E "/^#/d; s/ and $(SUPPORTED)//; s/$(SUPPORTED) and //; s/ (;|and) \(?($(PLATFORMS))\)?$$//" constraints.txt; \
+	sed -E "/^#/d; s/ (;|and) \(?($(PLATFORMS))\)?$$//" constraints.txt; \
 	} > .constraints.new && mv .constraints.new constraints.txt
 
 clean: ## Remove .venv and all caches, but not runs/

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import signal
 import sys
@@ -33,6 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="multiplies the repetitions of crash, fuzz and signal tests",
     )
     parser.addoption(
+        "--start-method",
+        choices=multiprocessing.get_all_start_methods(),
+        help="how Python starts processes where nothing else is chosen: data workers, for example",
+    )
+    parser.addoption(
         "--sample",
         type=int,
         default=1,
@@ -44,6 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not HAS_TIMEOUT:
         config.addinivalue_line("markers", "timeout: of pytest-timeout")
+    if method := config.getoption("--start-method"):
+        multiprocessing.set_start_method(method, force=True)
     reaper.start()
     del sys.argv[1:]  # a run looks there for the origins of its config
 

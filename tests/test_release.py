@@ -11,12 +11,15 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from accel_trainer.run.preflight import TRIED_PYTHON
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
+CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -24,15 +27,30 @@ def test_the_changelog_has_the_version_with_its_date() -> None:
     assert f"\n## {PROJECT['version']} - 20" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_readme_names_the_oldest_and_the_newest_python() -> None:
+def test_the_readme_names_the_oldest_python_and_none_is_too_new() -> None:
     allowed = SpecifierSet(PROJECT["requires-python"])
     minors = [minor for minor in range(100) if allowed.contains(f"3.{minor}.0")]
-    assert f"Python 3.{minors[0]} to 3.{minors[-1]}" in (ROOT / "README.md").read_text()
+    assert minors == [*range(minors[0], 100)], "a later Python says that it was not tried"
+    assert f"Python 3.{minors[0]} or later" in (ROOT / "README.md").read_text()
+
+
+def test_the_workflow_runs_the_pythons_that_count_as_tried() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]
+    assert jobs["test"]["strategy"]["matrix"]["python"] == [*TRIED_PYTHON]
+
+
+def test_no_pin_is_for_a_python_that_was_not_tried() -> None:
+    major, minor = map(int, TRIED_PYTHON[-1].split("."))
+    for python, is_pinned in ((f"{major}.{minor}", True), (f"{major}.{minor + 1}", False)):
+        now = {"python_version": python, "python_full_version": f"{python}.0"}
+        pins = [Requirement(line) for line in CONSTRAINTS if not line.startswith("#")]
+        held = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(now)]
+        assert bool(held) == is_pinned, held
 
 
 def test_every_dependency_is_pinned_at_a_version_that_it_allows() -> None:
     pinned: dict[str, list[str]] = {}
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
+    for line in CONSTRAINTS:
         if not line.startswith("#"):
             pin = Requirement(line)
             pinned.setdefault(canonicalize_name(pin.name), []).append(

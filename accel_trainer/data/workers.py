@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,8 +38,9 @@ class SampleReader:
 
     Samples are whatever `collate` accepts: `(input, target)` pairs for the default one. Random
     transforms inside the dataset may use Python's, numpy's or torch's global generators, which are
-    seeded before each sample. The workers live as long as the reader. Batches are in host memory,
-    which is pinned if `device` is an accelerator.
+    seeded before each sample. The workers live as long as the reader; on Linux they are
+    forked, unless `multiprocessing.set_start_method("spawn")` was called. Batches are in host memory, which is
+    pinned if `device` is an accelerator.
 
     A `DataError` names a sample that cannot be read, whose label is not below `num_classes` (None:
     not checked), or whose data worker dies or takes more than `timeout_s` for a batch.
@@ -68,6 +70,7 @@ class SampleReader:
             collate_fn=self._make_batch,
             pin_memory=has_streams(device),
             timeout=timeout_s if num_workers else 0,
+            multiprocessing_context=_start_method() if num_workers else None,
             # Without a generator, creating the iterator would draw from the global one.
             generator=torch.Generator(),
             worker_init_fn=self._samples.start_worker,
@@ -123,6 +126,16 @@ class SampleReader:
 
     def _empty_batch(self, key: int) -> Batch:
         return self._make_batch([self._samples[key, 0]]).map(lambda tensor: tensor[:0])
+
+
+def _start_method() -> str | None:
+    """Return how data workers start: by a fork on Linux, unless the user has chosen to spawn them.
+
+    From Python 3.14 on its default is a server, which must be sent the dataset by pickle, and whose
+    processes do not see what this one has changed in its modules. None: Python's choice.
+    """
+    is_spawned = multiprocessing.get_start_method(allow_none=True) == "spawn"
+    return "fork" if sys.platform == "linux" and not is_spawned else None
 
 
 class _Order:

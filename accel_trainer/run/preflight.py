@@ -6,6 +6,7 @@ These are cheap and run at every start; `accel-trainer doctor` has more.
 from __future__ import annotations
 
 import os
+import platform
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,9 @@ from ..distributed.accelerate_settings import is_switched_on
 if TYPE_CHECKING:
     from .config import RecipeConfig
 
-TRIED_TORCH = ("2.11", "2.13", "2.15")  # `make test-torch`; the table is in docs/troubleshooting.md
+# The versions that the whole suite has run with; the tables are in docs/troubleshooting.md.
+TRIED_PYTHON = ("3.10", "3.11", "3.12", "3.13", "3.14")
+TRIED_TORCH = ("2.11", "2.13", "2.15")
 _HAS_TF32 = (8, 0)  # CUDA's compute capability
 _LARGE_BATCH = 4  # as a multiple of the batch size that the learning rate was tuned for
 
@@ -46,12 +49,16 @@ def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict
     """Return warnings by their codes: each says what is probably not meant, and the fix."""
     runtime = config.runtime
     num_gpus = 0 if is_switched_on("ACCELERATE_USE_CPU") else torch.cuda.device_count()
-    found = {}
-    if not torch.__version__.startswith(tuple(f"{tried}." for tried in TRIED_TORCH)):
-        found["TORCH_UNTRIED"] = (
-            f"torch {torch.__version__} has not been tried: the tests ran with "
-            f"{', '.join(TRIED_TORCH)}"
+    found = {
+        f"{name.upper()}_UNTRIED": (
+            f"{name} {version} has not been tried: the tests ran with {', '.join(tried)}"
         )
+        for name, version, tried in (
+            ("Python", platform.python_version(), TRIED_PYTHON),
+            ("torch", torch.__version__, TRIED_TORCH),
+        )
+        if not version.startswith(tuple(f"{minor}." for minor in tried))
+    }
     if num_gpus and runtime.deterministic and is_too_late_for_cublas:
         found["CUBLAS_LATE"] = (
             "CUDA was in use before the run, so matrix products may differ in their last bits: "

@@ -7,10 +7,13 @@ import os
 import random
 import select
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -100,6 +103,55 @@ def test_classes_of_targets_that_are_no_labels_are_one_line() -> None:
 def test_a_number_of_classes_that_is_none_is_one_line(number: Any) -> None:
     with pytest.raises(ConfigError, match=r"DatasetOptions.num_classes is .*: set it to 1 or more"):
         DatasetOptions(num_classes=number)
+
+
+class Unsendable(Drawing):
+    """Samples that are made with what no pickle can hold."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._lock = threading.Lock()
+        self._change = lambda index: index + 1
+        self._file = file
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        with self._lock:
+            return torch.tensor([self._change(index), len(self._file.read(0))]), index
+
+
+@pytest.fixture
+def choose_start_method() -> Iterator[Callable[[str | None], None]]:
+    """Return a function that chooses how this process starts others; None: nothing is chosen."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    yield partial(multiprocessing.set_start_method, force=True)
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems spawn their workers")
+def test_a_dataset_that_cannot_be_pickled_has_workers_unless_they_are_to_be_spawned(
+    choose_start_method: Callable[[str | None], None],
+) -> None:
+    with Path(__file__).open("rb") as file:
+        for method in (None, "forkserver", "fork"):  # Python 3.14's default is the second
+            choose_start_method(method)
+            (batch,) = read(SampleReader(Unsendable(file), CPU, num_workers=1), [3, 7])
+            assert batch.inputs.tolist() == [[4, 0], [8, 0]], method
+        choose_start_method("spawn")
+        with pytest.raises(ConfigError, match=r"DATASET.*pickle.*--batch\.num-workers 0"):
+            read(SampleReader(Unsendable(file), CPU, num_workers=1), [3, 7])
+
+
+def test_a_dataset_that_can_be_pickled_has_the_same_samples_however_workers_start(
+    choose_start_method: Callable[[str | None], None],
+) -> None:
+    (alone,) = read(SampleReader(Drawing(), CPU), [3, 7])
+    for method in multiprocessing.get_all_start_methods():
+        choose_start_method(method)
+        reader = SampleReader(Drawing(), CPU, num_workers=1)
+        (chosen,) = read(reader, [3, 7])
+        reader._loader.multiprocessing_context = method
+        (forced,) = read(reader, [3, 7])
+        assert torch.equal(chosen.inputs, alone.inputs), method
+        assert torch.equal(forced.inputs, alone.inputs), method
 
 
 def die_before_the_workers_begin(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         precision: str = "no",
         capability: tuple[int, int] = (7, 5),
         version: str = "2.13.0",
+        python: str = "3.11.7",
     ) -> None:
         monkeypatch.setenv("WORLD_SIZE", str(num_processes))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_processes))
@@ -48,6 +50,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: is_mac)
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: has_nccl)
         monkeypatch.setattr(torch, "__version__", version)
+        monkeypatch.setattr(platform, "python_version", lambda: python)
 
     return pretend_it
 
@@ -178,22 +181,26 @@ def train_on_a_mac(folder: Path) -> None:
     assert not torch.distributed.is_initialized()
 
 
-@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.13.1", "2.15.0+cu132"])
-def test_a_version_of_torch_that_the_tests_ran_with_is_no_surprise(
-    pretend: Callable[..., None], version: str
-) -> None:
-    pretend(version=version)
-    assert warning("TORCH_UNTRIED") is None
+def test_versions_that_the_tests_ran_with_are_no_surprise(pretend: Callable[..., None]) -> None:
+    for version in ("2.11.0+cu130", "2.13.1", "2.15.0+cu132"):
+        pretend(version=version)
+        assert warning("TORCH_UNTRIED") is None, version
+    for python in ("3.10.0", "3.11.7", "3.13.5", "3.14.8+"):
+        pretend(python=python)
+        assert warning("PYTHON_UNTRIED") is None, python
 
 
-@pytest.mark.parametrize("version", ["2.8.0", "2.1.2", "2.80.0", "2.99.0", "3.0.0a0+git1"])
-def test_a_version_of_torch_that_was_never_tried_is_said(
-    pretend: Callable[..., None], version: str
-) -> None:
-    pretend(version=version)
-    assert str(warning("TORCH_UNTRIED")).startswith(
-        f"torch {version} has not been tried: the tests ran with 2.11, "
-    )
+def test_versions_that_were_never_tried_are_said(pretend: Callable[..., None]) -> None:
+    for version in ("2.8.0", "2.1.2", "2.80.0", "2.99.0", "3.0.0a0+git1"):
+        pretend(version=version)
+        assert str(warning("TORCH_UNTRIED")).startswith(
+            f"torch {version} has not been tried: the tests ran with 2.11, "
+        )
+    for python in ("3.15.0", "3.15.0rc1", "3.1.4", "3.141.0", "4.0.0"):
+        pretend(python=python)
+        assert str(warning("PYTHON_UNTRIED")).startswith(
+            f"Python {python} has not been tried: the tests ran with 3.10, "
+        )
 
 
 def test_cuda_in_use_before_the_run_without_a_workspace_of_cublas(

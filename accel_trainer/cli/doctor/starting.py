@@ -8,6 +8,7 @@ from ...run.preflight import find_warnings, refuse_launch
 from .findings import Finding, LaunchContext
 
 START_EXPECTATIONS = {
+    "PYTHON_UNTRIED": "The tests have run with this version of Python",
     "TORCH_UNTRIED": "The tests have run with this version of torch",
     "CUBLAS_LATE": "Deterministic kernels of cuBLAS were requested before CUDA was used",
     "TENSOR_CORES": "A GPU with tensor cores uses them",
