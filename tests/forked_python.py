@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import json
 import os
 import runpy
@@ -27,6 +28,8 @@ _CLIENT = """#!{python} -ISs
 import json, os, signal, socket, sys
 words = [*{words}, *sys.argv[1:]]
 is_isolated = words[:1] == ["-I"]
+if "-u" in words[:2]:
+    os.environ["PYTHONUNBUFFERED"] = "1"
 while words[:1] in (["-I"], ["-u"], ["-W"]):
     del words[: 1 + (words[0] == "-W")]
 if not words or words[0].startswith("-") and words[0] not in ("-c", "-m"):
@@ -132,9 +135,9 @@ def _be_python(request: dict[str, Any], streams: list[int]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)  # type: ignore[arg-type]
         os.close(stream)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # multiprocessing has put /dev/null there
     os.environ.clear()
     os.environ.update(request["variables"])
+    _open_streams()
     if os.environ.get(LAUNCHER) == str(request["parent"]):
         os.environ[LAUNCHER] = str(os.getppid())  # whose end would be the launcher's
     os.chdir(request["folder"])
@@ -149,6 +152,25 @@ def _be_python(request: dict[str, Any], streams: list[int]) -> None:
         _run(kind, arguments)
     finally:
         atexit._run_exitfuncs()
+
+
+def _open_streams() -> None:
+    """Open the standard streams as a Python does that is started with these files."""
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # multiprocessing has put /dev/null there
+    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    strict = "strict" if encoding else sys.stdout.errors
+    is_buffered = not os.environ.get("PYTHONUNBUFFERED")
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        binary = open(number, "wb", -1 if is_buffered else 0, closefd=False)  # noqa: SIM115
+        stream = io.TextIOWrapper(
+            binary,
+            encoding=encoding or getattr(sys, name).encoding,
+            errors="backslashreplace" if name == "stderr" else errors or strict,
+            line_buffering=is_buffered and (name == "stderr" or binary.isatty()),
+            write_through=not is_buffered,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _run(kind: str, arguments: list[str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from . import terminal
 from .forked_python import _serve
 
 LOOK = (
@@ -54,6 +55,39 @@ def test_forked_python_has_the_arguments_streams_and_exit_code_of_python(
     assert [
         (code, said.replace(str(tmp_path / "script.py"), "script.py")) for code, said in forked
     ] == [(code, said.replace(str(tmp_path / "script.py"), "script.py")) for code, said in started]
+
+
+STREAMS = (
+    "import sys; print([(stream.encoding, stream.errors, stream.line_buffering,"
+    " stream.write_through) for stream in (sys.stdout, sys.stderr)])"
+)
+
+
+def test_forked_python_buffers_and_encodes_as_python_does(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    variables: list[dict[str, str]] = [
+        {},
+        {"PYTHONUNBUFFERED": "1"},
+        {"PYTHONIOENCODING": "cp1252"},
+        {"PYTHONIOENCODING": "ascii:replace"},
+    ]
+
+    def shown(*flags: str) -> list[str]:
+        command = [sys.executable, *flags, "-c", STREAMS]
+        on_terminal = [terminal.run(command, columns=80, environment=each) for each in variables]
+        in_file = [
+            subprocess.check_output(command, env={**os.environ, **each}, text=True)
+            for each in variables
+        ]
+        return [*on_terminal, *in_file]
+
+    started = [shown(), shown("-u")]
+    request.getfixturevalue("python_is_forked")
+    assert [shown(), shown("-u")] == started
+    assert len({*started[0]}) > 3, "they differ, so there is something to compare"
 
 
 def test_a_client_killed_before_it_knows_its_process_takes_it_along() -> None:

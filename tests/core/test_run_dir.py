@@ -112,8 +112,8 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
     if child == 0:
         code = 1
         try:
+            os.chdir(tmp_path)
             if os.geteuid() == 0:  # root may write anywhere
-                os.chdir(tmp_path)
                 os.setuid(65534)
             prepare_directory(Path("."))
         except OutputError as error:

@@ -55,7 +55,7 @@ RAISED = [
     ),
     (
         m.misspells_an_argument,
-        "TypeError: build_trainer() got an unexpected keyword argument 'modle'",
+        "TypeError: build_trainer() got an unexpected keyword argument 'modle'...",
         "train",
     ),
     (
