@@ -38,9 +38,9 @@ class SampleReader:
 
     Samples are whatever `collate` accepts: `(input, target)` pairs for the default one. Random
     transforms inside the dataset may use Python's, numpy's or torch's global generators, which are
-    seeded before each sample. The workers live as long as the reader; on Linux they are
-    forked, unless `multiprocessing.set_start_method("spawn")` was called. Batches are in host memory, which is
-    pinned if `device` is an accelerator.
+    seeded before each sample. The workers live as long as the reader; on Linux they are forked,
+    unless `multiprocessing.set_start_method("spawn")` was called. Batches are in host memory, which
+    is pinned if `device` is an accelerator.
 
     A `DataError` names a sample that cannot be read, whose label is not below `num_classes` (None:
     not checked), or whose data worker dies or takes more than `timeout_s` for a batch.
