@@ -144,3 +144,29 @@ def test_a_page_in_a_folder_that_is_not_there_is_refused_before_any_work(
     code, out, err = data(capsys, photos, "--html", tmp_path / "nowhere" / "page.html")
     assert (code, out) == (64, "")
     assert "in a folder that does not exist" in err
+
+
+def test_what_a_model_would_hardly_see_is_listed(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        random = np.random.default_rng(number)
+        twelve_bits = random.integers(0, 4096, (30, 40)).astype(np.uint16)
+        path = photos / "train" / "ant" / f"deep {number}.png"
+        path.write_bytes(encoded(Image.fromarray(twelve_bits), "png"))
+    (photos / "train" / "ant" / "red.png").write_bytes(
+        encoded(Image.new("RGB", (40, 30), "red"), "png")
+    )
+    pages = [photo(40, 30, seed=seed) for seed in range(3)]
+    (photos / "val" / "bee" / "scan.tiff").write_bytes(
+        encoded(pages[0], "tiff", save_all=True, append_images=pages[1:])
+    )
+    code, out, _ = data(capsys, photos)
+    lines = out.splitlines()
+    assert code == 0, "a run would read them all"
+    assert "0 to 15 in PNG I;16" in out
+    assert "photos in PNG I;16 (3 looked at)" in out
+    assert "multiplying them by 16" in out
+    assert "red.png" in lines[lines.index("one colour: 1") + 1]
+    heading = "several frames or pages, of which the first is read: 1"
+    assert "scan.tiff" in lines[lines.index(heading) + 1]

@@ -87,6 +87,7 @@ def test_an_export_loads_back_as_the_module_that_was_trained(runs: Path, model: 
         "loss.png",
         "model.py",
         "model.safetensors",
+        "transform.py",
     ]
     assert sorted(path.name for path in model.iterdir()) == names
     expected = load_file(runs / "fast" / "export" / "model.safetensors")

@@ -23,7 +23,8 @@ from ...core import filesystem
 from ...core.errors import ConfigError, DataError, ExitCode, OutputError, UserError
 from ...distributed.machine import available_cpus
 from ...vision import EvalTransform, PhotoSplit, load_photos
-from ...vision.data.photo_decode import decode_photo, opened_image
+from ...vision.data.photo_decode import decode_photo, format_of, opened_image
+from ...vision.data.pixel_range import PixelRange, range_of
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..common.output import both_ends, format_table, tell
 from ..common.parser import CommandParser
@@ -42,7 +43,9 @@ class Photo:
     """What is known of a photo, or the problem that makes it unusable.
 
     `height` and `width` are measured after the photo is turned upright, `kind` is its format and
-    mode, and `sha256` the hash of its bytes.
+    mode, and `sha256` the hash of its bytes. `pixels` is the range of its pixels after decoding;
+    `is_plain` is true if they all have one colour, and `has_more` if there are frames or pages
+    behind the one that is read.
     """
 
     name: str
@@ -51,6 +54,9 @@ class Photo:
     kind: str
     sha256: bytes
     problem: str | None
+    pixels: PixelRange = PixelRange()
+    is_plain: bool = False
+    has_more: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,11 +121,24 @@ def examine_photo(split: PhotoSplit, index: int) -> Photo:
     try:
         data = split.encoded_at(index)
         pixels = decode_photo(data, name)
+        kind = format_of(data, name)
         with opened_image(data, name) as image:
-            kind = f"{image.format} {image.mode}"
+            # The second picture of an MPO, which cameras write, is a preview or a depth map.
+            has_more = getattr(image, "is_animated", False) and image.format != "MPO"
     except DataError as error:
         return Photo(name, 0, 0, "", b"", error.message)
-    return Photo(name, pixels.shape[0], pixels.shape[1], kind, hashlib.sha256(data).digest(), None)
+    height, width, _ = pixels.shape
+    return Photo(
+        name,
+        height,
+        width,
+        kind,
+        hashlib.sha256(data).digest(),
+        problem=None,
+        pixels=range_of(pixels),
+        is_plain=bool((pixels == pixels[0, 0]).all()),
+        has_more=has_more,
+    )
 
 
 def describe(
@@ -133,6 +152,7 @@ def describe(
     yield format_table(["class", *photos], _class_rows(found))
     if intact:
         yield _describe_sizes(intact)
+        yield "\n".join(_describe_pixels(intact))
     yield _describe_duplicates(photos)
     if problems:
         yield "\n".join([f"{len(problems):,} broken:", *_first_lines(problems)])
@@ -164,6 +184,25 @@ def _describe_sizes(photos: Sequence[Photo]) -> str:
         f"sizes: {len(sizes):,}, most often {width:,}x{height:,} ({count:,} times)\n"
         f"formats: {kinds}"
     )
+
+
+def _describe_pixels(photos: Sequence[Photo]) -> Iterator[str]:
+    """Yield lines on the range of the pixels, and on photos of which little is seen."""
+    ranges: dict[str, PixelRange] = defaultdict(PixelRange)
+    for photo in photos:
+        ranges[photo.kind] |= photo.pixels
+    listed = ", ".join(f"{found.low} to {found.high} in {kind}" for kind, found in ranges.items())
+    yield f"pixels, of 0 to 255: {listed}"
+    for kind, found in ranges.items():
+        if note := found.note(f"photos in {kind}"):
+            yield f"  {note}"
+    plain = [photo.name for photo in photos if photo.is_plain]
+    if plain:
+        yield "\n".join([f"one colour: {len(plain):,}", *_first_lines(plain)])
+    longer = [photo.name for photo in photos if photo.has_more]
+    if longer:
+        heading = f"several frames or pages, of which the first is read: {len(longer):,}"
+        yield "\n".join([heading, *_first_lines(longer)])
 
 
 def _describe_duplicates(photos: Mapping[str, Sequence[Photo]]) -> str:

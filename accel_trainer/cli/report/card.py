@@ -7,7 +7,6 @@ from importlib import resources
 from typing import Any
 
 from ...core.errors import OutputError
-from ...vision.data.photo_decode import FORMATS
 from ..common.output import format_number
 from ..runs.metric_groups import metric_in_words
 from ..runs.run_reader import RunReader
@@ -38,7 +37,6 @@ def write_card(
             title=data.model_name,
             config=config,
             split=_split(config),
-            formats=FORMATS,
             metrics={name: format_number(name, value) for name, value in metrics.items()},
             test={
                 metric_in_words(name): format_number(name, value)

@@ -79,7 +79,7 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
         collect = _files_of_own_model if is_own_model(source) else _files_of_our_model
         files = collect(source, config, with_onnx)
     metrics = reported_metrics(run, config)
-    if "eval_transform" in config:
+    if "eval_transform" in config or "model" in config:
         files["transform.py"] = write_transform().encode()
     files |= {
         "config.json": json.dumps(config, indent=1).encode(),

@@ -23,7 +23,7 @@ from ...core.errors import ConfigError, DataError, ExitCode
 from ...distributed.accelerator import RuntimeConfig, start_accelerator
 from ...distributed.machine import available_cpus
 from ...distributed.placement import place_model
-from ...vision.data.photo_decode import opened_image, photo_suffixes, read_photo
+from ...vision.data.photo_decode import decode_photo, photo_suffixes, read_photo
 from ...vision.pretrained import (
     ExportConfig,
     from_pretrained,
@@ -176,8 +176,9 @@ def _read_resized(data: bytes, name: str, config: ExportConfig) -> Tensor:
     import numpy as np
     from PIL import Image
 
-    with opened_image(data, name) as file:
-        image = file.convert("L" if config.in_channels == 1 else "RGB")
+    image = Image.fromarray(decode_photo(data, name))
+    if config.in_channels == 1:
+        image = image.convert("L")  # the same pixels, if they are grey
     if config.image_size is not None:
         height, width = config.image_size
         image = image.resize((width, height), Image.Resampling.BILINEAR)

@@ -36,7 +36,7 @@ from .images import ImageDataset, ImageSplit, MappedFile, Normalization
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2  # it changes whenever the same files decode to other pixels
 _MANIFEST = "images.json"
 _MAX_MANIFEST_BYTES = 1 << 24
 # Keys of the manifest.

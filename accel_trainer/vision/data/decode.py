@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import DataError
 from ..sources.raw import RawImages, RawSplit
-from .photo_decode import opened_image, read_photo
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from .photo_decode import decode_photo, read_header, read_photo
 
 _MAX_PIXELS = 2**24  # of small images, which are all decoded at the start
 
@@ -40,7 +36,7 @@ def decode_on_demand(
 ) -> RawImages:
     """Return both splits, whose images are decoded when they are read.
 
-    All images must have the size and mode of the first readable training image.
+    All images must have the size and number of channels of the first readable training image.
     """
     decoder = _decoder_for(train) if len(train.labels) else None
 
@@ -67,41 +63,38 @@ def _decoder_for(split: EncodedSplit) -> Decoder:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes images of one size and mode: `RGB`, or `L` for greyscale."""
+    """Decodes images of H x W pixels, to C channels: 3, or 1 for greyscale."""
 
-    mode: str
-    size: tuple[int, int]
+    height: int
+    width: int
+    num_channels: int
 
     @classmethod
     def for_first_image(cls, encoded: bytes | Path, *, name: str) -> Decoder:
         """Return the decoder for a dataset whose first image is `encoded`."""
-        with opened_image(_bytes_of(encoded, name), name) as image:
-            if image.width * image.height > _MAX_PIXELS:
-                size = f"{image.width}x{image.height} pixels"
-                fact = f"{name} is {size}, more than {_MAX_PIXELS:,} in all"
-                raise DataError("DATA_IMAGE_LARGE", f"{fact}: make the images smaller")
-            return cls(_grey_or_rgb(image), image.size)
+        header = read_header(_bytes_of(encoded, name), name)
+        if header.width * header.height > _MAX_PIXELS:
+            size = f"{header.width}x{header.height} pixels"
+            fact = f"{name} is {size}, more than {_MAX_PIXELS:,} in all"
+            raise DataError("DATA_IMAGE_LARGE", f"{fact}: make the images smaller")
+        return cls(header.height, header.width, num_channels=1 if header.is_grey else 3)
 
     def __call__(self, encoded: bytes | Path, *, name: str) -> NDArray[np.uint8]:
         """Return the pixels, uint8 [H, W, C]. `name` is used in errors."""
-        with opened_image(_bytes_of(encoded, name), name) as image:
-            # Checked before decoding: a few bytes can claim to be gigabytes of pixels.
-            if image.size != self.size:
-                raise DataError(
-                    "DATA_IMAGE_SIZE",
-                    f"{name} is {image.width}x{image.height} pixels, but the first image is "
-                    f"{self.size[0]}x{self.size[1]}: give all images the same size",
-                )
-            if self.mode == "L" and _grey_or_rgb(image) != "L":
-                fact = f"{name} is a colour image ({image.mode}), but the first is greyscale"
-                raise DataError("DATA_IMAGE_MODE", f"{fact}: give all the same mode")
-            pixels = np.asarray(image.convert(self.mode))
-        return pixels.reshape(*pixels.shape[:2], -1)
+        data = _bytes_of(encoded, name)
+        header = read_header(data, name)
+        # Checked before decoding: a few bytes can claim to be gigabytes of pixels.
+        if (header.height, header.width) != (self.height, self.width):
+            raise DataError(
+                "DATA_IMAGE_SIZE",
+                f"{name} is {header.width}x{header.height} pixels, but the first image is "
+                f"{self.width}x{self.height}: give all images the same size",
+            )
+        if self.num_channels == 1 and not header.is_grey:
+            fact = f"{name} is a colour image, but the first is greyscale"
+            raise DataError("DATA_IMAGE_MODE", f"{fact}: give all the same mode")
+        return decode_photo(data, name, header=header)[..., : self.num_channels]
 
 
 def _bytes_of(encoded: bytes | Path, name: str) -> bytes:
     return read_photo(encoded, name) if isinstance(encoded, Path) else encoded
-
-
-def _grey_or_rgb(image: Image) -> str:
-    return "L" if image.mode in ("1", "L") else "RGB"

@@ -27,9 +27,12 @@ from ..augment.batch import (
 )
 from .description import describe
 from .images import ImageDataset, ImageSplit, Normalization
+from .pixel_range import PixelRange, range_of
 from .pixels import Normalizer, crop
 
 _logger = logging.getLogger(__name__)
+
+_NUM_LOOKED_AT = 256
 
 
 class _Pixels:
@@ -237,6 +240,7 @@ def build_image_loaders(
     if accelerator.is_main_process:
         for name, split in (("train", images.train), ("test", images.test)):
             _warn_of_left_out(name, split)
+            _warn_of_range(name, split)
     order = choose_order(batch, len(images.train), labels=images.train.labels)
     train = ImageLoader(
         images.train,
@@ -272,3 +276,11 @@ def _warn_of_left_out(name: str, split: ImageSplit) -> None:
             name,
             listed,
         )
+
+
+def _warn_of_range(name: str, split: ImageSplit) -> None:
+    found = PixelRange()
+    for index in torch.linspace(0, len(split) - 1, min(_NUM_LOOKED_AT, len(split))).long():
+        found |= range_of(split.images[index].numpy())
+    if note := found.note(f"{name} images"):
+        _logger.warning(note)

@@ -29,25 +29,35 @@ FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")
 """The formats that are decoded, by Pillow's names. Others are refused: Pillow hands PostScript to
 Ghostscript, which runs it as a program."""
 
-_LISTED = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]} format"
+_NO_IMAGE = f"it is not an image in {', '.join(FORMATS[:-1])} or {FORMATS[-1]} format"
 # Enough for a photo with the most pixels; a sparse file may claim to be larger than the memory.
 _MAX_FILE_BYTES = 2**31
 _ORIENTATION = 0x0112  # a tag of EXIF
 _START_OF_SCAN = 0xDA  # markers of JPEG's segments
 _APP1 = 0xE1
 _EXIF = b"Exif\0\0"
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how a file begins
+_BITS_PER_SAMPLE = 258  # tags of TIFF
+_PHOTOMETRIC = 262
+_SAMPLE_FORMAT = 339
+_WHITE_IS_ZERO = 0
+_SIGNED = 2
+_LEAST_OF_16_BITS = 2**13  # of 0 to 65,535, an eighth
+# The chunks of a PNG that may have an orientation.
+_EXIF_IN_PNG = (b"eXIf", b"tEXtRaw profile", b"zTXtRaw profile", b"iTXtXML:com.adobe.xmp")
 
 
 class PhotoHeader(NamedTuple):
     """What is known before decoding.
 
-    `height` and `width` are of the upright photo, `orientation` is EXIF's (1..8), and a plain JPEG
-    is decoded by simplejpeg.
+    `height` and `width` are of the upright photo, `orientation` is EXIF's (1..8), a grey photo has
+    no channels but one of grey, and a plain JPEG is decoded by simplejpeg.
     """
 
     height: int
     width: int
     orientation: int
+    is_grey: bool
     is_plain_jpeg: bool
 
 
@@ -95,16 +105,31 @@ def decode_photo(
 ) -> NDArray[np.uint8]:
     """Return the upright pixels, uint8 [H, W, 3], contiguous and writable.
 
-    Grey becomes RGB, 16 bits become 8, transparent pixels become white. With `shrink` 2, 4 or 8 a
-    JPEG is decoded at 1/2, 1/4 or 1/8 of its size, which is cheaper; other formats are not shrunk.
-    `header` saves reading it again.
+    Grey becomes RGB, transparent pixels become white, and of more than 8 bits the upper 8 are
+    kept: the range is that of the format, whatever part of it a photo uses. With `shrink` 2, 4 or 8
+    a JPEG is decoded at 1/2, 1/4 or 1/8 of its size, which is cheaper; other formats are not
+    shrunk. `header` saves reading it again.
 
     Raises:
-        DataError: the photo `name` is damaged, not an image, or too large.
+        DataError: the photo `name` is damaged, not an image, or too large, or its format does not
+            say what is black and what is white: floating-point pixels, and signed or 32-bit ones
+            that do not look like 16 bits.
     """
     header = header or read_header(data, name)
     pixels = _decode_plain_jpeg(data, header, shrink) if header.is_plain_jpeg else None
     return _decode_with_pillow(data, name) if pixels is None else pixels
+
+
+def format_of(data: bytes, name: str) -> str:
+    """Return format and mode by Pillow's names, such as `PNG RGB`, or `PNG RGB;16` of 16 bits.
+
+    Raises DataError.
+    """
+    if header := _jpeg_header(data):
+        return "JPEG L" if header.is_grey else "JPEG RGB"
+    with opened_image(data, name) as image:
+        is_deep = ";" not in image.mode and _bits_of_channel(image, data) == 16
+        return f"{image.format} {image.mode}{';16' * is_deep}"
 
 
 @cache
@@ -129,13 +154,16 @@ def _jpeg_header(data: bytes) -> PhotoHeader | None:
     orientation = _jpeg_orientation(data)
     if orientation >= 5:
         height, width = width, height
-    return PhotoHeader(height, width, orientation, is_plain_jpeg=True)
+    return PhotoHeader(height, width, orientation, colours == "Gray", is_plain_jpeg=True)
 
 
 def _jpeg_orientation(data: bytes) -> int:
     """Find the EXIF orientation in the segments before the pixels: Pillow would take longer."""
     place = 2
     while place + 4 <= len(data) and data[place] == 0xFF and data[place + 1] != _START_OF_SCAN:
+        if data[place + 1] == 0xFF:  # any number of these may stand before a marker
+            place += 1
+            continue
         (length,) = struct.unpack_from(">H", data, place + 2)
         if data[place + 1] == _APP1 and data.startswith(_EXIF, place + 4):
             return _orientation_of(partial(_loaded_exif, data[place + 4 : place + 2 + length]))
@@ -190,32 +218,108 @@ def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 def _other_header(data: bytes, name: str) -> PhotoHeader:
     with opened_image(data, name) as image:
         width, height = image.size
-        # Pillow turns a TIFF upright itself.
-        orientation = 1 if image.format == "TIFF" else _orientation_of(image.getexif)
+        is_grey = image.mode in ("1", "L") or image.mode.startswith("I")
+        orientation = _other_orientation(image, data)
     if orientation >= 5:
         width, height = height, width
-    return PhotoHeader(height, width, orientation, is_plain_jpeg=False)
+    return PhotoHeader(height, width, orientation, is_grey, is_plain_jpeg=False)
+
+
+def _other_orientation(image: Any, data: bytes) -> int:
+    if image.format == "TIFF":  # Pillow turns it upright itself
+        return 1
+    if image.format == "PNG" and not _has_exif(data):
+        return 1  # Pillow would decode the pixels to see what comes after them
+    return _orientation_of(image.getexif)
+
+
+def _has_exif(png: bytes) -> bool:
+    place = 8
+    while place + 4 <= len(png) and not png.startswith(_EXIF_IN_PNG, place + 4):
+        (length,) = struct.unpack_from(">I", png, place)
+        place += 12 + length
+    return place + 4 <= len(png)
 
 
 def _decode_with_pillow(data: bytes, name: str) -> NDArray[np.uint8]:
     with opened_image(data, name) as image:
-        image.load()
-        orientation = _orientation_of(image.getexif)
-        return _upright(_rgb(image), orientation)
+        try:
+            pixels = _rgb(image, data)
+        except _UnknownRangeError as error:
+            fact = f"{name} cannot be decoded ({error} have no fixed range)"
+            raise DataError(
+                "DATA_IMAGE", f"{fact}: scale them to 0 to 255 and save it in 8 bits, as PNG"
+            ) from None
+        return _upright(pixels, _other_orientation(image, data))
 
 
-def _rgb(image: Any) -> NDArray[np.uint8]:
+class _UnknownRangeError(ValueError):
+    """Nobody can know which value of these pixels is black and which is white."""
+
+
+def _tag(image: Any, number: int) -> tuple[int, ...]:
+    """Return the values of a TIFF's tag, which may be none."""
+    values = image.tag_v2.get(number, ())
+    return values if isinstance(values, tuple) else (values,)
+
+
+def _bits_of_channel(image: Any, data: bytes) -> int:
+    """Return how many bits a PNG or TIFF stores for a channel; 8 for other formats."""
+    if image.format == "PNG":
+        return data[24]
+    return max(_tag(image, _BITS_PER_SAMPLE), default=1) if image.format == "TIFF" else 8
+
+
+def _rgb(image: Any, data: bytes) -> NDArray[np.uint8]:
     from PIL import Image
 
-    if image.mode.startswith("I"):  # 16-bit greyscale, perhaps stored in 32 bits
-        grey = (np.clip(np.array(image), 0, 2**16 - 1) >> 8).astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
     if image.mode == "F":
-        raise ValueError("floating-point pixels have no fixed range")
+        raise _UnknownRangeError("floating-point pixels")
+    if image.mode.startswith("I"):
+        return _deep_grey(image, data)
+    if image.format == "TIFF" and _SIGNED in _tag(image, _SAMPLE_FORMAT):
+        raise _UnknownRangeError("signed pixels")
+    if image.format == "PNG" and isinstance(image.info.get("transparency"), int | tuple):
+        num_bits = _bits_of_channel(image, data)
+        if image.mode == "RGB" and num_bits == 16:
+            return _deep_colour(image, data)
+        if image.mode == "L":  # Pillow scales the pixels to 8 bits, and not the transparent one
+            image.info["transparency"] *= 255 // (2**num_bits - 1)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return np.array(image.convert("RGB"))
+
+
+def _deep_grey(image: Any, data: bytes) -> NDArray[np.uint8]:
+    """Return the pixels of a photo with more than 8 bits of grey."""
+    stored = np.array(image)  # [H, W], uint16 or int32
+    num_bits = 16
+    is_tiff = image.format == "TIFF"
+    if is_tiff and image.mode == "I":  # signed or 32 bits: some tools store 16 bits in these
+        low, high = int(stored.min()), int(stored.max())
+        if low < 0 or not _LEAST_OF_16_BITS <= high < 2**16:
+            raise _UnknownRangeError(f"signed or 32-bit pixels of {low:,} to {high:,}")
+    elif is_tiff:
+        num_bits = _bits_of_channel(image, data)
+    grey = (stored >> (num_bits - 8)).astype(np.uint8)
+    if is_tiff and _WHITE_IS_ZERO in _tag(image, _PHOTOMETRIC):
+        grey = 255 - grey
+    grey[stored == image.info.get("transparency", -1)] = 255
+    return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+def _deep_colour(image: Any, data: bytes) -> NDArray[np.uint8]:
+    """Return the pixels of a 16-bit RGB PNG with a transparent colour.
+
+    Pillow keeps the upper bytes of the pixels; it finds the lower ones in the other byte order.
+    """
+    pixels = np.array(image)
+    with opened_image(data, "") as again:
+        again.tile = [tile._replace(args="RGB;16L") for tile in again.tile]
+        stored = pixels * np.uint16(256) + np.array(again)
+    pixels[(stored == image.info["transparency"]).all(2)] = 255
+    return pixels
 
 
 @contextmanager
@@ -238,7 +342,8 @@ def opened_image(encoded: bytes, name: str) -> Iterator[Any]:
     except Exception as error:  # Pillow's decoders raise errors of any type for damaged files
         reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):  # its message has an address in memory
-            reason = f"it is not an image in {_LISTED}"
+            is_tiff = encoded.startswith(_TIFF)
+            reason = "a kind of TIFF that Pillow cannot read" if is_tiff else _NO_IMAGE
         raise DataError(
             "DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace or remove it"
         ) from error

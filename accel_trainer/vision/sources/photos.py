@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -21,6 +22,7 @@ from ...core.errors import ConfigError, DataError
 from ...data.fingerprint import SAMPLED
 from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
+from ..data.pixel_range import FormatRanges
 from ..models.timm_nets import input_settings
 from .photo_columns import ImageColumn, read_columns
 from .photo_files import open_dataset
@@ -82,7 +84,7 @@ class Photos:
 
     `fingerprint` is a hash of all labels, the class names, the decoder's version and some photos of
     each split. `notes` are lines that a user should read, such as classes without a validation
-    photo.
+    photo, or photos that are almost black.
     """
 
     train: PhotoSplit
@@ -108,11 +110,11 @@ def load_photos(
 ) -> Photos:
     """Return the photos of a folder, a name on the hub, a `datasets.Dataset` or a `DatasetDict`.
 
-    No photo is decoded. The columns are found by type unless they are named. If the source has no
-    validation split, `val_fraction` (0..1) of the photos are set aside: a hash of a photo's name
-    decides, so that adding photos moves no other. With `multi_label`, the column has a list of
-    classes for each photo. `datasets` writes its files about local data below `cache_dir`; None: in
-    its default cache.
+    A few photos are decoded, to see which range their pixels use. The columns are found by type
+    unless they are named. If the source has no validation split, `val_fraction` (0..1) of the
+    photos are set aside: a hash of a photo's name decides, so that adding photos moves no other.
+    With `multi_label`, the column has a list of classes for each photo. `datasets` writes its files
+    about local data below `cache_dir`; None: in its default cache.
 
     Raises:
         ConfigError: a column does not exist, or the fraction cannot be used.
@@ -155,11 +157,14 @@ def load_photos(
             raise DataError(
                 "DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction"
             )
+    ranges = {kind: FormatRanges() for kind in ("training", "validation")}
+    fingerprint = fingerprint_photos(parts, columns.names, class_names, list(ranges.values()))
+    notes += tuple(note for kind, seen in ranges.items() for note in seen.notes(f"{kind} photos"))
     return Photos(
         train=parts[0],
         val=parts[1],
         class_names=class_names,
-        fingerprint=fingerprint_photos(parts, columns.names, class_names),
+        fingerprint=fingerprint,
         notes=notes,
     )
 
@@ -248,13 +253,22 @@ def _listed(labels: NDArray[np.int64], class_names: Sequence[str]) -> str:
 
 
 def fingerprint_photos(
-    parts: list[PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]
+    parts: list[PhotoSplit],
+    columns: tuple[str, str],
+    class_names: tuple[str, ...],
+    ranges: Sequence[FormatRanges] = (),
 ) -> str:
-    """Return a hash of labels, names of columns and classes, decoder, and some photos of a part."""
+    """Return a hash of labels, names of columns and classes, decoder, and some photos of a part.
+
+    These photos are added to the part's `ranges`, if there are any.
+    """
     digest = hashlib.sha256(repr((decoder_version(), columns, class_names)).encode())
-    for part in parts:
+    for part, seen in zip_longest(parts, ranges):
         digest.update(f"{len(part)} ".encode() + part.labels.tobytes())
         indices = np.linspace(0, len(part) - 1, min(_NUM_HASHED, len(part))).astype(int)
         for index in indices.tolist():
-            digest.update(hashlib.sha256(part.encoded_at(index)).digest())
+            data = part.encoded_at(index)
+            digest.update(hashlib.sha256(data).digest())
+            if seen is not None:
+                seen.look_at(data, part.name_of(index))
     return f"{SAMPLED}{digest.hexdigest()}"
