@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +54,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", "timeout: of pytest-timeout")
     if method := config.getoption("--start-method"):
         multiprocessing.set_start_method(method, force=True)
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the variable of the first process
+        state = tempfile.mkdtemp(prefix="state-of-tests-")
+        os.environ["XDG_STATE_HOME"] = state  # runs list their starts there, and not at home
+        config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
     reaper.start()
     del sys.argv[1:]  # a run looks there for the origins of its config
 

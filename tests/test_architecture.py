@@ -228,6 +228,21 @@ def any_of(*matchers: Callable[[ast.AST], bool]) -> Callable[[ast.AST], bool]:
     return lambda node: any(matches(node) for matches in matchers)
 
 
+def reads_item(name: str) -> Callable[[ast.AST], bool]:
+    """Match `values[name]` and `values.get(name, ...)`."""
+
+    def matches(node: ast.AST) -> bool:
+        if isinstance(node, ast.Call) and dotted(node.func).endswith(".get") and node.args:
+            key: ast.AST = node.args[0]
+        elif isinstance(node, ast.Subscript):
+            key = node.slice
+        else:
+            return False
+        return isinstance(key, ast.Constant) and key.value == name
+
+    return matches
+
+
 def is_object_collective(node: ast.AST) -> bool:
     name = dotted(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
     return name in {"gather_object", "broadcast_object_list", "scatter_object_list"} or (
@@ -373,6 +388,7 @@ RULES = {
         ),
         {
             "core.filesystem",
+            "run.started",  # a list in the user's home, which stops no run
             "vision.data.cache",  # makes the folder that users name
             # These work in a temporary folder.
             "cli.common.scratch",
@@ -435,6 +451,7 @@ RULES = {
             "cli.recipe.exit",
             "run.preflight",
             "run.provenance",  # records it
+            "run.started",  # where the list of starts lies
             "run.extra_callbacks",  # no config may name a program
             "cli.launch",
             "cli.replay.step_samples",  # the step, from the command that replays it
@@ -458,6 +475,14 @@ RULES = {
             "run.provenance",  # records it
         },
         "sys.argv[1:]",
+    ),
+    "reads which recipe a run has recorded": Rule(
+        reads_item("recipe"),
+        {
+            "cli.runs.recorded_start",  # decides whether it may run
+            "run.folder",  # copies it as the run records it
+        },
+        "environment['code']['recipe']",
     ),
     "installs a signal handler": Rule(
         calls("signal.signal", "signal.set_wakeup_fd", ".add_signal_handler"),

@@ -62,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.flush()
         return code
     except OneLineError as error:
-        print(f"accel_trainer: {error}", file=sys.stderr)
+        # An `UnknownRecipeError` has it, whose module not every command imports.
+        shown = error.with_command(argv) if hasattr(error, "with_command") else error
+        print(f"accel_trainer: {shown}", file=sys.stderr)
         return int(error.exit_code)
     except KeyboardInterrupt:
         print("accel_trainer: interrupted", file=sys.stderr)

@@ -42,6 +42,7 @@ from .resume import (
     read_stored_config,
     with_global_batch_size,
 )
+from .started import remember_start
 
 _NUM_REMOVALS = 5
 _REMOVAL_S = 0.1
@@ -98,6 +99,7 @@ def open_folder(
     if stored is not None and source is not None:
         check_changes(stored, resolved, source)
     environment = describe_environment(config, accelerator)
+    remember_start(environment)
     with writes_to(folder):
         if source is not None and Path(source.run) != folder:
             _copy_history(Path(source.run), folder)

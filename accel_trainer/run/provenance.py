@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import re
+import secrets
 import subprocess
 import sys
 import time
@@ -49,6 +50,7 @@ def describe_environment(config: object, accelerator: Accelerator) -> dict[str, 
     device = accelerator.device
     arguments = _SECRET_FLAG.sub(r"\1***", "\0".join(sys.argv))
     return {
+        "id": secrets.token_hex(16),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),

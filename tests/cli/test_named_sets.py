@@ -150,5 +150,5 @@ def test_an_export_reports_the_first_set_and_the_test_set(
 @pytest.mark.usefixtures("python_is_forked")
 def test_rerun_repeats_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run_command(capsys, ["rerun", run, "--recipe", RECIPE])
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"note: running {RECIPE}\n")
     assert "equal: the same weights after step 12" in out

@@ -8,6 +8,7 @@ from pathlib import Path
 from ...core.errors import OneLineError
 from ...core.filesystem import make_directory, sha256_of
 from ...core.run_dir import prepare_directory
+from ..common.unknown_recipe import UnknownRecipeError
 from ..replay.replay import Replay, environment_changes
 from ..runs.run_reader import RunReader
 from .evidence import Evidence
@@ -26,26 +27,29 @@ def audit(
     max_steps: int | None,
     folder: Path,
     say: Callable[[str], None],
-) -> list[Verdict]:
+) -> tuple[list[Verdict], UnknownRecipeError | None]:
     """Return a verdict on each file of `run`, and on `count` stretches trained again in `folder`.
 
+    The error says why no stretch was trained, if the user first has to name the recipe.
+
     Raises:
-        OneLineError: the recorded recipe may not be run, or files cannot be read.
+        OneLineError: files cannot be read.
     """
     evidence = Evidence(run)
     verdicts = [*check_weights(evidence), *check_records(evidence)]
     if count == 0:
-        return verdicts
+        return verdicts, None
     stretches = find_stretches(evidence)
     chosen = choose(stretches, count=count, seed=seed, max_steps=max_steps)
     if not chosen:
         fact = "no two checkpoints of one attempt, nor the start of the run, are there"
         fix = "next time, keep more with --checkpoint.keep-for-replay 5"
-        return [*verdicts, Verdict("training", "not checked", f"{fact}: {fix}")]
+        return [*verdicts, Verdict("training", "not checked", f"{fact}: {fix}")], None
     try:
         replay = Replay.of(run, recipe)
     except OneLineError as error:
-        return [*verdicts, Verdict("training", "not checked", error.message)]
+        refused = error if isinstance(error, UnknownRecipeError) else None
+        return [*verdicts, Verdict("training", "not checked", error.message)], refused
     doubts = _find_doubts(run, replay.recipe)
     if doubts:
         say(f"the same bits cannot be expected: {', '.join(doubts)}")
@@ -58,7 +62,7 @@ def audit(
     for stretch in chosen:
         place = prepare_directory(folder / f"steps-{stretch.start}-{stretch.end}")
         verdicts.append(check_stretch(evidence, replay, stretch, place, doubts=doubts))
-    return verdicts
+    return verdicts, None
 
 
 def _find_doubts(run: RunReader, recipe: Path) -> list[str]:

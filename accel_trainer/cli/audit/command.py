@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoints at their ends are compared. Nothing in the run's folder changes, and no program in
     it is run.
 
-    Returns 0 if nothing differs, else 1.
+    Returns 0 if nothing differs, else 1, or 64 if the recipe first has to be named.
     """
     parser = CommandParser(prog="accel-trainer audit", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="the run folder")
@@ -38,12 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--max-steps", type=at_least(1), metavar="N", help="train at most N steps of each stretch"
     )
-    parser.add_argument(
-        "--recipe",
-        type=Path,
-        metavar="FILE",
-        help="the recipe to run; default: the recorded one, if it is below the current folder",
-    )
+    parser.add_recipe_option()
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="keep what is trained again in this new folder"
     )
@@ -59,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with reading(options.run), scratch_folder("audit") as temporary:
         folder = temporary if options.keep is None else options.keep.resolve()
-        verdicts = audit(
+        verdicts, refused = audit(
             read_run(options.run),
             options.recipe,
             count=options.segments,
@@ -72,4 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell(json.dumps([each._asdict() for each in verdicts]))
     else:
         tell(format_table(("what", "verdict", "compared, or the first difference"), verdicts))
-    return _DIFFERENT if any(each.outcome == "DIFFERS" for each in verdicts) else 0
+    if any(each.outcome == "DIFFERS" for each in verdicts):
+        return _DIFFERENT
+    if refused is not None:
+        raise refused
+    return 0

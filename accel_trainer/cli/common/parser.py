@@ -47,9 +47,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def add_recipe_option(self) -> None:
         """Add the flag of commands that train a recorded run again."""
-        recipe_help = (
-            "the recipe to run; default: the recorded one, if it is below the current folder"
-        )
+        recipe_help = "the recipe to run; default: the one that you started the run with here"
         self.add_argument("--recipe", type=Path, metavar="FILE", help=recipe_help)
 
     def error(self, message: str) -> NoReturn:

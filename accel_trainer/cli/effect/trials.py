@@ -17,6 +17,7 @@ from ...core.filesystem import read_chunks, read_lines, write_file_atomic
 from ..common.processes import forward_signals
 from ..common.scratch import scratch_folder
 from ..replay.replay import STEP_DIGESTS, STOP, Replay, comparable_rows
+from ..runs.recorded_start import flags_with
 
 _RATES = Path(__file__).with_name("rates.py")
 
@@ -168,7 +169,7 @@ class Trials:
         hardware = self.replay.run.environment["hardware"]
         threads = (config.get("runtime") or {}).get("num_threads") or hardware["num_threads"]
         write_file_atomic(path, yaml.safe_dump(config, sort_keys=False).encode())
-        flags = ["--config", str(path), "--runtime.num-threads", str(threads)]
+        flags = flags_with(path, num_threads=threads)
         if self.is_resumed and names:
             flags += ["--allow-change", *sorted(names)]
         return replace(self.replay, flags=flags)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -24,7 +24,12 @@ from ...run.extra_callbacks import VARIABLE
 from ..common.output import tell
 from ..common.processes import forward_signals, start_recipe
 from ..common.scratch import scratch_folder
-from ..runs.recorded_start import recorded_flags, recorded_recipe, recorded_start
+from ..runs.recorded_start import (
+    recorded_flags,
+    recorded_recipes,
+    recorded_start,
+    tell_recipe,
+)
 from ..runs.run_reader import RunReader
 
 _HERE = Path(__file__).parent
@@ -48,15 +53,27 @@ class Replay:
     """The settings of the run."""
     start: Mapping[str, Any]
     """The arguments of `start_recipe`."""
+    told: set[Path] = field(default_factory=set)
+    """The recipes whose paths were printed."""
 
     @classmethod
     def of(cls, run: RunReader, recipe: Path | None) -> Replay:
         """Return the replay of `run` with its recorded recipe, or the one that the user names.
 
         Raises:
-            ConfigError, OutputError: as `recorded_recipe`, `recorded_flags`, `recorded_start`.
+            ConfigError, OutputError: as `recorded_recipes`, `recorded_flags`, `recorded_start`.
         """
-        return cls(run, recorded_recipe(run, recipe), recorded_flags(run), recorded_start(run))
+        return cls.of_each([run], [recipe])[0]
+
+    @classmethod
+    def of_each(cls, runs: Sequence[RunReader], recipes: Sequence[Path | None]) -> list[Replay]:
+        """Return the replays of several runs, each as `of` does."""
+        found = zip(runs, recorded_recipes(runs, recipes), strict=True)
+        told: set[Path] = set()
+        return [
+            cls(run, recipe, recorded_flags(run), recorded_start(run), told)
+            for run, recipe in found
+        ]
 
     def train(
         self,
@@ -81,6 +98,9 @@ class Replay:
         Raises:
             ReplayError: the recipe failed; it has said why.
         """
+        if self.recipe not in self.told:
+            self.told.add(self.recipe)
+            tell_recipe(self.recipe)
         checkpoint = self.checkpoint_at(until - 1 if after is None else after)
         command = [
             str(self.recipe),
@@ -91,8 +111,6 @@ class Replay:
             str(until),
             *self._origin(checkpoint),
             "--quiet",
-            "--run.no-dry-run",  # of which `chaos` keeps some
-            "--track",  # with nothing: a replay is no run of a tracker
             *flags,
         ]
         start = {**self.start, "variables": {**self.start["variables"], **(variables or {})}}

@@ -35,7 +35,8 @@ def compare(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
         data.append(("data_fingerprint", old, new))
     environment: list[Change] = []
     if first.environment and second.environment:
-        environment = _changes(first.environment, second.environment)
+        environments = [{**run.environment, "id": None} for run in (first, second)]
+        environment = _changes(*environments)
     return {
         "config": _changes(first.config, second.config),
         "data": data,

@@ -1,25 +1,43 @@
-"""What a run recorded of its start, for the commands that train it again: `rerun` and `replay`.
+"""How a run is started again: which recipe runs, with which flags, processes and variables.
 
-A run may come from a stranger: what it recorded decides neither the folder in which its recipe
-starts nor the words that the recipe gets, and names only files of the project that one is in.
+All commands that train a run again ask here. A run may come from a stranger: what it recorded
+decides neither the folder in which its recipe starts nor the words that the recipe gets. Its recipe
+runs only if this user has started it before, or names it.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, OutputError
 from ...core.filesystem import sha256_of
+from ...core.json_files import read_json_object
 from ...distributed.machine import available_cpus
+from ...run.started import started_folder
 from ..common.output import tell
+from ..common.unknown_recipe import UnknownRecipeError
 from .run_reader import RunReader
 
-_VARIABLES = re.compile("ACCELERATE_USE_[A-Z]+|FSDP_[A-Z_]+")
+_VARIABLES = re.compile("ACCELERATE_USE_(CPU|FSDP)|FSDP_[A-Z_]+")
+_ID = re.compile("[0-9a-f]{32}")
 _PRECISIONS = ("no", "bf16", "fp16")
+NOT_FROM_THE_RUN = {
+    "run.runs_dir": ("--run.runs-dir", "runs"),
+    "run.cache_dir": ("--cache-dir", "~/.cache/accel_trainer"),
+    "run.track": ("--track",),  # with none
+    "run.profile": ("--run.no-profile",),
+    "run.onnx": ("--run.no-onnx",),
+    "run.shared": ("--run.no-shared",),
+    "run.dry_run": ("--run.no-dry-run",),  # of which `chaos` keeps some
+}
+"""The flags for settings that write outside the new run folder, start something, or let others
+read: training a run again has the defaults, whoever the run is from."""
 _MIN_ALLOWED = 8  # processes, however few cores there are
 
 
@@ -65,47 +83,91 @@ def recorded_start(run: RunReader) -> dict[str, Any]:
     return {"num_processes": num_processes, "variables": kept}
 
 
-def recorded_recipe(run: RunReader, chosen: Path | None) -> Path:
-    """Return the file that training again will run: `chosen`, or else the recorded recipe.
+def recorded_recipes(runs: Sequence[RunReader], chosen: Sequence[Path | None]) -> list[Path]:
+    """Return the files that training again will run; tell their paths before they start.
+
+    For each run, that is the one in `chosen`, or else its recorded recipe, if this user has started
+    the run with it on this machine.
 
     Raises:
-        ConfigError: `chosen` is no file, or the recorded recipe lies in the run's folder, which
-            others may have filled, or outside the current folder.
+        UnknownRecipeError: the user has not, as far as is known: the run may be a stranger's.
+        ConfigError: the file in `chosen` does not exist.
         OutputError: no recipe is recorded, or the file is gone.
     """
-    folder = run.folder
+    named = [_named(run, each) for run, each in zip(runs, chosen, strict=True)]
+    notes = []
+    for run, each, recipe in zip(runs, chosen, named, strict=True):
+        recorded = _recorded_code(run).get("sha256")
+        if each is None and (recorded := _hash_at_start(run, recipe)) is None:
+            fact = f"{_shown_folder()} does not list {run.folder} among the runs that you started"
+            raise UnknownRecipeError(f"{fact}, so {recipe} is not run", named)
+        if recorded not in (None, sha256_of(recipe)):
+            copy = run.folder / "recipe.py"
+            where = f"; {copy} is the copy that the run made" if copy.is_file() else ""
+            notes.append(f"note: {recipe} has changed since the run{where}")
+    for note in notes:
+        tell(note, file=sys.stderr)
+    return named
+
+
+def tell_recipe(recipe: Path) -> None:
+    """Print the path of a recipe that is about to start, on stderr."""
+    tell(f"note: running {recipe}", file=sys.stderr)
+
+
+def _named(run: RunReader, chosen: Path | None) -> Path:
+    """Return the file that the user or else the run names, links followed: it is what will run."""
     if chosen is not None:
         if not chosen.is_file():
             fact = f"--recipe {chosen} is not a file"
-            raise ConfigError("RECIPE", f"{fact}: give the recipe of {folder}")
-        _note_change(run, chosen)
+            raise ConfigError("RECIPE", f"{fact}: give the recipe of {run.folder}")
         return chosen.resolve()
-    code = run.environment.get("code")
-    named = Path(str(code.get("recipe", "") if isinstance(code, dict) else ""))
-    if not str(named).isprintable() or not named.is_absolute() or not named.is_file():
+    recorded = Path(str(_recorded_code(run).get("recipe", "")))
+    if not str(recorded).isprintable() or not recorded.is_absolute() or not recorded.is_file():
         fix = "restore it, or give it with --recipe FILE"
-        raise OutputError("RERUN", f"the recipe of {folder}, {named}, is missing: {fix}")
-    recipe = named.resolve()  # this very file is started, whatever a link leads to later
-    fix = "read it, and if you trust it give it with --recipe FILE"
-    if _is_inside(named, folder) or _is_inside(recipe, folder):
-        fact = f"the recipe that {folder} names, {named}, lies in that folder"
-        raise ConfigError("RECIPE", f"{fact}: {fix}")
-    if not recipe.is_relative_to(Path.cwd().resolve()):
-        fact = f"the recipe that {folder} names, {recipe}, is not in the current folder"
-        raise ConfigError("RECIPE", f"{fact}: change to its project; or {fix}")
-    _note_change(run, recipe)
-    return recipe
+        raise OutputError("RERUN", f"the recipe of {run.folder}, {recorded}, is missing: {fix}")
+    return recorded.resolve()
 
 
-def _note_change(run: RunReader, recipe: Path) -> None:
-    """Say so if `recipe` is not the file that the run was trained with."""
+def _recorded_code(run: RunReader) -> Mapping[str, Any]:
     code = run.environment.get("code")
-    recorded = code.get("sha256") if isinstance(code, dict) else None
-    if recorded is None or recorded == sha256_of(recipe):
-        return
-    copy = run.folder / "recipe.py"
-    where = f"; {copy} is the copy that the run made" if copy.is_file() else ""
-    tell(f"note: {recipe} has changed since the run{where}", file=sys.stderr)
+    return code if isinstance(code, dict) else {}
+
+
+def _hash_at_start(run: RunReader, recipe: Path) -> str | None:
+    """Return the hash of `recipe` when this user started the run with it; None: not known.
+
+    Not what the run says counts, but the list that `remember_start` has written: the run only says
+    which entry is its own. An entry that another user could have written is none.
+    """
+    name = run.environment.get("id")
+    if not isinstance(name, str) or not _ID.fullmatch(name):
+        return None
+    try:
+        folder = started_folder()
+        path = folder / f"{name}.json"
+        if not _is_private(folder, 0o700) or not _is_private(path, 0o600):
+            return None
+        entry = read_json_object(path)
+        is_same = entry["recipe"] == _recorded_code(run).get("recipe") == str(recipe)
+        return str(entry["sha256"]) if is_same else None
+    except (OSError, RuntimeError, ValueError, KeyError):
+        return None
+
+
+def _shown_folder() -> str:
+    try:
+        return str(started_folder())
+    except RuntimeError:  # no home folder
+        return "this machine"
+
+
+def _is_private(path: Path, mode: int) -> bool:
+    """Whether a file or folder, not a link to one, is of this user, and of nobody else."""
+    if os.name != "posix":
+        return True  # a home folder on Windows has other means
+    found = path.lstat()
+    return found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == mode
 
 
 def recorded_flags(run: RunReader) -> list[str]:
@@ -118,8 +180,13 @@ def recorded_flags(run: RunReader) -> list[str]:
         num_threads = int(run.environment["hardware"]["num_threads"])
     except (KeyError, TypeError, ValueError) as error:
         raise _not_recorded(run.folder, error) from None
-    config = (run.folder / "config.yaml").resolve()
-    return ["--config", str(config), "--runtime.num-threads", str(num_threads)]
+    return flags_with((run.folder / "config.yaml").resolve(), num_threads=num_threads)
+
+
+def flags_with(config: Path, *, num_threads: int) -> list[str]:
+    """Return the flags for the settings in a file, apart from those that no run decides."""
+    decided = [word for words in NOT_FROM_THE_RUN.values() for word in words]
+    return ["--config", str(config), "--runtime.num-threads", str(num_threads), *decided]
 
 
 def _is_inside(path: Path, folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """`accel-trainer rerun RUN`: train a recorded run again and compare the final weights bitwise."""
 
 # A start is made of the same pieces as in `Replay`. But a rerun is the whole run, and shows the
-# recipe's own output, trackers and exit code; a replay is silent, and ends after a chosen step.
+# recipe's own output and exit code; a replay is silent, and ends after a chosen step.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..common.output import show, tell
 from ..common.parser import CommandParser
 from ..common.processes import forward_signals, start_recipe
 from .changes import compare
-from .recorded_start import recorded_flags, recorded_recipe, recorded_start
+from .recorded_start import recorded_flags, recorded_recipes, recorded_start, tell_recipe
 from .run_reader import RunReader, read_run
 
 _EXAMPLE = "example: accel-trainer rerun runs/first --output-dir runs/first-again"
@@ -42,10 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = read_run(options.run)
     folder = (options.output_dir or _free_folder(options.run)).resolve()
     final = _final_weights(run)  # before any work: this fails if the run has no checkpoint
-    recipe = recorded_recipe(run, options.recipe)
+    (recipe,) = recorded_recipes([run], [options.recipe])
     command = [str(recipe), *recorded_flags(run), *_flags(run, folder)]
     start = recorded_start(run)
     show(f"training {run.name} again in {folder}, with {recipe}")
+    tell_recipe(recipe)
     console.flush()
     with forward_signals(), start_recipe(command, **start) as process:
         _warn_as_it_starts(run, folder, process)

@@ -82,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             reported["fingerprint"],
             options.cache_dir,
         )
+        if folder == options.folder:  # its model.py is not one that was written just now
+            tell(f"note: running {find_export(folder) / 'model.py'}", file=sys.stderr)
         measured = evaluate_apart(find_export(folder), data, python=options.python)
         are_files_intact = _check_hashes(folder)
     are_equal = _compare(reported["metrics"], measured, options.tolerance)

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         help="the recipe to run, once for both runs or once for each; "
-        "default: the recorded one, if it is below the current folder",
+        "default: the one that you started it with here",
     )
     parser.add_argument(
         "--until", type=at_least(1), metavar="STEP", help="the last step to look at"

@@ -99,10 +99,10 @@ def _differ(
         return Finding(is_equal=True, text=story.text)
     after, until = found
     chosen = [*recipes, *recipes][:2] if recipes else [None, None]
-    sides = [
-        Side(name, _replay(story, name, run, recipe), after)
-        for name, run, recipe in zip("AB", (first, second), chosen, strict=True)
-    ]
+    replays = Replay.of_each([first, second], chosen)
+    sides = [Side(name, replay, after) for name, replay in zip("AB", replays, strict=True)]
+    for side in sides:
+        _tell_approximate(story, side.name, side.replay.run)
     _tell_cost(story, sides, until)
     one, other = (retrain(side, folder / f"{side.name}-steps", until=until) for side in sides)
     for each in (one, other):
@@ -181,12 +181,10 @@ def _tell_equal(first: RunReader, second: RunReader, limit: int, checkpoint: int
     return text if len(ends) == 1 else f"{text}; one run goes on after step {limit}"
 
 
-def _replay(story: Story, name: str, run: RunReader, recipe: Path | None) -> Replay:
-    """Return the replay of a run, and say what makes it only approximate."""
-    replay = Replay.of(run, recipe)
+def _tell_approximate(story: Story, name: str, run: RunReader) -> None:
+    """Say what makes a replay of a run only approximate."""
     if changes := environment_changes(run):
         story(f"{name} cannot be replayed here exactly: {', '.join(changes)}")
-    return replay
 
 
 def _tell_cost(story: Story, sides: Sequence[Side], until: int) -> None:
@@ -202,7 +200,8 @@ def _repeats_itself(
     story: Story, run: RunReader, recipes: Sequence[Path], until: int | None, folder: Path
 ) -> Finding:
     story(f"does {run.folder} repeat itself?")
-    replay = _replay(story, run.name, run, recipes[0] if recipes else None)
+    replay = Replay.of(run, recipes[0] if recipes else None)
+    _tell_approximate(story, run.name, run)
     end = last_step(run)
     with_digests = [
         step for (_, step), row in sorted(rows_of(run.folder).items()) if "digest/model" in row

@@ -301,8 +301,10 @@ def test_no_program_of_the_folder_is_run(run: Path, capsys: pytest.CaptureFixtur
         lambda values: values["code"].update({"recipe": str(run / "recipe.py")}),
     )
     capsys.readouterr()
-    assert main(["audit", str(run)]) == 0
-    assert "lies in that folder" in " ".join(capsys.readouterr().out.split())
+    assert main(["audit", str(run)]) == 64
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[-1].startswith("training")
+    assert shown.err.endswith(f": accel-trainer audit {run} --recipe {run / 'recipe.py'}\n")
 
 
 def test_malformed_records_are_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

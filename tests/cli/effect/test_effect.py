@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import run_command
-from tests.cli.replay.conftest import Train
+from tests.cli.replay.conftest import NAMED, Train
 
 pytestmark = pytest.mark.usefixtures("python_is_forked")
 
@@ -41,7 +41,7 @@ def test_what_changes_the_result_is_told_from_what_does_later_or_never(
 ) -> None:
     argv = ["diff", *pair, "--effect", "--until", 8, "--jobs", 2, "--json"]
     code, out, err = run_command(capsys, argv)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, NAMED)
     found = json.loads(out)
     effects = {effect["names"][0]: effect for effect in found["effects"]}
     assert effects["optimizer.learning_rate"]["step"] == 1

@@ -15,6 +15,9 @@ FLAGS = (
     " --trainer.max-grad-norm 1 --trainer.log-every-n-steps 4 --trainer.digest-every-n-steps 8"
     " --checkpoint-every-n-steps 15 --checkpoint.keep-for-replay 9"
 )
+RECIPE = ROOT / "tests" / "cli" / "replay" / "poisoned.py"
+NAMED = f"note: running {RECIPE}\n"
+"""What commands that train it again print on stderr before they do."""
 Train = Callable[..., Path]
 
 
@@ -24,8 +27,7 @@ def train_poisoned(tmp_path_factory: pytest.TempPathFactory, one_that_forks: Pat
 
     def train(*flags: object, callbacks: Path | None = None) -> Path:
         folder = tmp_path_factory.mktemp("runs") / "run"
-        recipe = ROOT / "tests" / "cli" / "replay" / "poisoned.py"
-        command = [one_that_forks, recipe, *FLAGS.split(), "--output-dir", folder, *flags]
+        command = [one_that_forks, RECIPE, *FLAGS.split(), "--output-dir", folder, *flags]
         added = {"ACCEL_TRAINER_CALLBACKS": str(callbacks)} if callbacks else {}
         subprocess.run(
             [str(word) for word in command], cwd=ROOT, check=True, env={**os.environ, **added}

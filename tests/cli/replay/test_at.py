@@ -11,7 +11,7 @@ import pytest
 from accel_trainer.checkpoint.format import list_checkpoints, read_manifest
 from tests.cli.conftest import run_command
 
-from .conftest import Train
+from .conftest import NAMED, Train
 
 pytestmark = pytest.mark.usefixtures("python_is_forked")
 
@@ -28,7 +28,7 @@ def test_at_rebuilds_the_bits_of_a_run_that_stopped_there(
     stopped = train_poisoned("--max-steps", "26")
     folder = tmp_path / "rebuilt"
     code, out, err = run_command(capsys, ["at", poisoned, "--step", 26, "--to", folder])
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, NAMED)
     assert f"training 6 steps of run again, from step 20, in {folder}\n" in out
     assert "\n3 of 3 digests and 1 of 1 rows on the way are equal\n" in out
     (made,) = list_checkpoints(folder / "checkpoints")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.conftest import run_command
 
+from .conftest import NAMED
 from .poisoned import POISON
 
 pytestmark = pytest.mark.usefixtures("python_is_forked")
@@ -21,7 +22,7 @@ def test_the_step_and_the_sample_behind_a_mean_are_found(
     where = "optim/grad_norm > 10 and epoch == 1"
     argv = ["bisect", poisoned, "--where", where, "--page", page]
     code, out, err = run_command(capsys, [*argv, "--json"])
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, NAMED)
     found = json.loads(out)
     assert (found["row"], found["step"] < 4) == (4, True)
     # Its mean over the four steps of the row is 12.3.
@@ -58,7 +59,7 @@ def test_a_condition_may_read_what_a_probe_logs(
     )
     argv = ["bisect", poisoned, "--where", "log/lowest_id == 0", "--probe", probe, "--every-step"]
     code, out, err = run_command(capsys, [*argv, "--to", tmp_path / "rows", "--json"])
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, NAMED)
     found = json.loads(out)
     assert found["step"] == found["row"] <= 20
     assert min(sample["id"] for sample in found["samples"]) == 0

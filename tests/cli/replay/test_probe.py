@@ -21,7 +21,7 @@ from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.core.history import read_history
 from tests.cli.conftest import run_command
 
-from .conftest import ROOT, Train
+from .conftest import NAMED, ROOT, Train
 
 pytestmark = pytest.mark.usefixtures("python_is_forked")
 
@@ -56,7 +56,7 @@ def test_a_probe_logs_the_bits_that_it_would_have_logged_live(
     before = content(poisoned)
     argv = ["probe", poisoned, PROBE, "--to", tmp_path / "probed", "--jobs", "2"]
     code, out, err = run_command(capsys, argv)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, NAMED)
     assert "stretches, 2 at a time" in out
     assert "DIFFERENT" not in out
     rows = rows_in(tmp_path / "probed")
@@ -117,7 +117,7 @@ def test_a_probe_with_a_state_is_trained_in_one_stretch(
     )
     argv = ["probe", poisoned, probe, "--to", tmp_path / "probed", "--every", "1", "--json"]
     code, out, err = run_command(capsys, [*argv, "--from", "39", "--until", "41"])
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, NAMED)
     report = json.loads(out)
     assert (report["num_steps"], report["names"]) == (41, ["log/num_steps"])
     assert [row["log/num_steps"] for row in rows_in(tmp_path / "probed")] == [39, 40, 41]
