@@ -93,6 +93,11 @@ def seed_generators(key: int, device: torch.device = _CPU) -> None:
         torch.get_device_module(device).manual_seed(key)
 
 
+def generator_states() -> tuple[object, ...]:
+    """Return the states of the global generators of Python, numpy and torch on the CPU."""
+    return str(random.getstate()), np.random.get_state(), torch.get_rng_state()
+
+
 @contextmanager
 def preserved_generators(device: torch.device) -> Iterator[None]:
     """Restore the generators of Python, numpy, torch and `device` after the block."""

@@ -53,7 +53,7 @@ class DatasetLoader:
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch` from `first_step` on."""
         order = self.order.draw(seed=self._seed, epoch=epoch)
-        read = partial(self._reader.read, key=fold_in(self._seed, epoch))
+        read = partial(self._reader.read, key=fold_in(self._seed, epoch), epoch=epoch)
         to_device = DeviceCopy(self._reader.device)
         yield from read_steps(
             self.plan, order, first_step, self._process_index, read=read, to_device=to_device

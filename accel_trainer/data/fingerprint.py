@@ -18,29 +18,45 @@ NUM_REPEATS = 8
 SAMPLED = "sampled:"
 
 
-def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
+def fingerprint_samples(
+    read: Callable[[int], Any],
+    num_samples: int,
+    *,
+    name: str = "the data",
+    disturb: Callable[[int], object] = int,
+    read_state: Callable[[], bytes] = bytes,
+) -> str:
     """Return a prefix and the SHA-256 of the number of samples and `NUM_HASHED` evenly spaced ones.
 
-    `read(index)` returns a sample that `hash_value` accepts. Returns an empty string, after a
-    warning, if a sample cannot be hashed, or if sample 0 differs in one of `NUM_REPEATS` reads.
+    `read(index)` returns a sample that `hash_value` accepts. Sample 0 is read several times, and
+    `disturb(number)` is called after each; another sample is read twice. `read_state` returns what
+    a read leaves, such as the state of generators: an augmented sample that is kept draws no random
+    numbers when it is read again.
+
+    Returns an empty string, after a warning, if a sample cannot be hashed, or if it or the state
+    differs when it is read again.
     """
     num_hashed = min(NUM_HASHED, num_samples)
-    hashes: list[bytes] = []
     others = [position * num_samples // num_hashed for position in range(1, num_hashed)]
+    marks: dict[int, tuple[bytes, bytes]] = {}
     # An augmentation of its own leaves a sample as it is in some of the reads.
-    for index in (*[0] * NUM_REPEATS, *others):
+    for number, index in enumerate((*[0] * (NUM_REPEATS - 2), *others, 0, *others[-1:])):
         sample = read(index)
         try:
-            hashes.append(hash_value(sample))
+            mark = hash_value(sample), read_state()
         except Exception as error:  # Pickling an object may raise anything.
             return _without_hash(f"a sample cannot be hashed ({type(error).__name__}: {error})")
-    if len({*hashes[:NUM_REPEATS]}) > 1:
-        return _without_hash(
-            "sample 0 of the data differs when it is read again with the same seed, so a run that "
-            "resumes trains on other samples: draw from the global generators of torch, numpy or "
-            "Python"
-        )
-    digest = hashlib.sha256(str(num_samples).encode() + b"".join(hashes[NUM_REPEATS - 1 :]))
+        # The very first read may set something up.
+        if number and marks.setdefault(index, mark) != mark:
+            return _without_hash(
+                f"[UNSAVED_STATE] sample {index} of {name} differs when it is read again with the "
+                "same seed, so a run that resumes trains on other samples: draw from the global "
+                "generators of torch, numpy or Python, and change or keep no sample that is drawn"
+            )
+        if not index:
+            disturb(number + 1)
+    hashes = b"".join(hashed for hashed, _ in marks.values())
+    digest = hashlib.sha256(str(num_samples).encode() + hashes)
     return f"{SAMPLED}{digest.hexdigest()}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,24 @@ def check_dataset(dataset: Any, name: str) -> None:
     raise ConfigError("DATASET", f"{name} is {kind}: {fix}")
 
 
+def datasets_in(dataset: Any) -> list[Any]:
+    """Return `dataset`, and the datasets and samplers in it, as in a `Subset` or `DataLoader`."""
+    found = [dataset]
+    for each in found:
+        for name in ("dataset", "datasets", "sampler", "batch_sampler"):
+            value = getattr(each, name, each)
+            parts = value if isinstance(value, list | tuple) else [value]
+            found += [part for part in parts if all(part is not other for other in found)]
+    return found
+
+
+def set_epoch(parts: Iterable[Any], epoch: int) -> None:
+    """Call `set_epoch(epoch)` of those that have it, as accelerate does."""
+    for part in parts:
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+
+
 class Columns:
     """The `(input, target)` samples of a table with mappings as rows, such as a `datasets.Dataset`.
 
@@ -45,14 +63,14 @@ class Columns:
         if isinstance(columns, str) or len(columns) != 2:
             fix = 'give two names, such as columns=("image", "label")'
             raise ConfigError("DATASET", f"columns={columns!r}: {fix}")
-        self._table = table
+        self.dataset = table
         self._columns = columns
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        row = self._table[index]
+        row = self.dataset[index]
         if unknown := [name for name in self._columns if name not in row]:
             raise KeyError(f"no column {unknown[0]}, only {', '.join(row)}")
         source, target = (_picture_to_tensor(row[name]) for name in self._columns)

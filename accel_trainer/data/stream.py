@@ -20,6 +20,7 @@ from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
 from ..core.errors import ConfigError, DataError
 from ..core.types import Batch, StepBatch
 from .dataloader import DeviceCopy, read_steps
+from .samples import datasets_in, set_epoch
 from .workers import Collate, SampleError, make_batch
 
 
@@ -45,7 +46,9 @@ class StreamLoader:
         Raises DataError if the stream ends early.
         """
         order = torch.arange(self.plan.num_samples)
-        read = partial(_read_batches, self.stream(epoch), collate=self.collate)
+        stream = self.stream(epoch)
+        set_epoch(datasets_in(stream), epoch)
+        read = partial(_read_batches, stream, collate=self.collate)
         to_device = DeviceCopy(self.device)
         yield from read_steps(
             self.plan, order, first_step, self.process_index, read=read, to_device=to_device

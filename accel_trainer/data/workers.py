@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import sys
 import threading
 import time
@@ -13,16 +14,18 @@ from multiprocessing.sharedctypes import RawArray, RawValue
 from multiprocessing.util import Finalize
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from ..core.errors import ConfigError, DataError
-from ..core.rng import fold_in, seed_generators
+from ..core.rng import fold_in, generator_states, seed_generators
 from ..core.types import Batch
 from ..core.user_code import describe_error
 from ..distributed.streams import has_streams
-from .fingerprint import fingerprint_samples
+from .fingerprint import fingerprint_samples, hash_value
+from .samples import datasets_in, set_epoch
 from .signals import ignore_signals, worker_deaths
 
 Collate = Callable[[list[Any]], Any]
@@ -31,6 +34,7 @@ transformers do: the value of `labels` is the targets, and the rest is the input
 
 WORKER_TIMEOUT_S = 300.0
 _WORKER_CHECK_S = 0.5
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
 class SampleReader:
@@ -38,9 +42,10 @@ class SampleReader:
 
     Samples are whatever `collate` accepts: `(input, target)` pairs for the default one. Random
     transforms inside the dataset may use Python's, numpy's or torch's global generators, which are
-    seeded before each sample. The workers live as long as the reader; on Linux they are forked,
-    unless `multiprocessing.set_start_method("spawn")` was called. Batches are in host memory, which
-    is pinned if `device` is an accelerator.
+    seeded before each sample. A `set_epoch` of the dataset is called where its samples are read.
+    The workers live as long as the reader; on Linux they are forked, unless
+    `multiprocessing.set_start_method("spawn")` was called. Batches are in host memory, which is
+    pinned if `device` is an accelerator.
 
     A `DataError` names a sample that cannot be read, whose label is not below `num_classes` (None:
     not checked), or whose data worker dies or takes more than `timeout_s` for a batch.
@@ -81,13 +86,15 @@ class SampleReader:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def read(self, ids: Sequence[Tensor], *, key: int) -> Iterator[Batch]:
+    def read(self, ids: Sequence[Tensor], *, key: int, epoch: int | None = None) -> Iterator[Batch]:
         """Yield a batch for each tensor of sample ids; an empty tensor yields an empty batch.
 
-        An empty batch has the shapes of sample 0. `key` seeds the samples. A call ends an earlier
-        `read` that was not exhausted.
+        An empty batch has the shapes of sample 0. `key` seeds the samples, which are those
+        of `epoch` if the dataset has a `set_epoch`. A call ends an earlier `read` that was not
+        exhausted.
         """
         self._order.key = key
+        self._order.epoch = epoch
         self._order.ids = [batch for batch in ids if len(batch)]
         filled = self._start_workers()
         worker_deaths.defer()
@@ -118,14 +125,34 @@ class SampleReader:
             ) from error
 
     def fingerprint(self) -> str:
-        """Return a hash of some samples."""
+        """Return a hash of some samples; warn if reading them again gives others."""
         try:
-            return fingerprint_samples(lambda index: self._samples[0, index], len(self))
+            return fingerprint_samples(
+                lambda index: self._samples[0, index, None],
+                len(self),
+                name=", ".join(type(part).__name__ for part in self._samples.parts),
+                disturb=lambda number: self._samples[number, 0, None],
+                read_state=self._read_state,
+            )
         except SampleError as error:
             raise error.as_data_error() from error
 
+    def _read_state(self) -> bytes:
+        """Return a hash of the global generators and of those that the datasets have."""
+        own = [
+            value
+            for part in self._samples.parts
+            for value in getattr(part, "__dict__", {}).values()
+            if isinstance(value, _GENERATORS)
+        ]
+        return hash_value([*generator_states(), own])
+
     def _empty_batch(self, key: int) -> Batch:
-        return self._make_batch([self._samples[key, 0]]).map(lambda tensor: tensor[:0])
+        return self._make_batch([self._samples[key, 0, None]]).map(lambda tensor: tensor[:0])
+
+
+_Place = tuple[int, int, int | None]
+"""The key and the drawn id of a sample (see `order.py`), and its epoch; None in evaluations."""
 
 
 def _start_method() -> str | None:
@@ -139,17 +166,21 @@ def _start_method() -> str | None:
 
 
 class _Order:
-    """The batch sampler: the keys and ids of the batches to read next.
+    """The batch sampler: the places of the batches to read next.
 
     The workers stay for all epochs, so each `read` changes it.
     """
 
     def __init__(self) -> None:
         self.key = 0
+        self.epoch: int | None = None
         self.ids: list[Tensor] = []
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return ([(self.key, sample_id) for sample_id in batch.tolist()] for batch in self.ids)
+    def __iter__(self) -> Iterator[list[_Place]]:
+        return (
+            [(self.key, sample_id, self.epoch) for sample_id in batch.tolist()]
+            for batch in self.ids
+        )
 
 
 class SampleError(Exception):
@@ -173,6 +204,8 @@ class _SeededSamples:
 
     def __init__(self, dataset: Any, *, num_workers: int) -> None:
         self._dataset = dataset
+        self.parts = datasets_in(dataset)
+        self._epoch: int | None = None
         self.last_begun = RawArray("q", [-1] * num_workers)
         self.is_closed = RawValue("b", 0)
 
@@ -189,12 +222,15 @@ class _SeededSamples:
             time.sleep(_WORKER_CHECK_S)
         os._exit(0)
 
-    def __getitem__(self, key_and_id: tuple[int, int]) -> tuple[int, Any]:
-        """Read the sample of a key and a drawn id (see `order.py`)."""
-        key, drawn_id = key_and_id
+    def __getitem__(self, place: _Place) -> tuple[int, Any]:
+        """Read the sample at `place`."""
+        key, drawn_id, epoch = place
         sample_id = drawn_id % len(self._dataset)
         if worker := get_worker_info():
             self.last_begun[worker.id] = sample_id
+        if epoch is not None and epoch != self._epoch:
+            self._epoch = epoch
+            set_epoch(self.parts, epoch)
         seed_generators(fold_in(key, drawn_id))
         try:
             return sample_id, self._dataset[sample_id]

@@ -67,8 +67,9 @@ class RunData:
 
         Raises ConfigError if processes have different data.
         """
+        # Asked for in any case: a loader warns of samples that cannot be read again.
+        found = [fingerprint_of(loader) for loader in (self.train, *self.eval_loaders)]
         if fingerprint is None:
-            found = [fingerprint_of(loader) for loader in (self.train, *self.eval_loaders)]
             fingerprint = join_fingerprints(found)
             is_known = TEST_SET in self.evaluation and found[-1] in found[:-1]
             if fingerprint and is_known and run.accelerator.is_main_process:

@@ -254,11 +254,11 @@ class Recorder:
         for name in leaves.keys() - by_sample.keys():
             self.record("batch", name, outputs=[leaves[name]])
 
-    def _begin_sample(self, reader: Any, key_and_id: tuple[int, int]) -> None:
+    def _begin_sample(self, reader: Any, place: tuple[int, int, int | None]) -> None:
         if self.is_on and get_worker_info() is None:
-            self._modules.append(f"sample {key_and_id[1]}")
+            self._modules.append(f"sample {place[1]}")
 
-    def _end_sample(self, reader: Any, key_and_id: tuple[int, int], read: Any) -> None:
+    def _end_sample(self, reader: Any, place: tuple[int, int, int | None], read: Any) -> None:
         if self.is_on and get_worker_info() is None:
             self._modules.pop()
             sample_id, sample = read
