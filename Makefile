@@ -84,7 +84,7 @@ golden: setup ## Train every recipe a few steps, here and at BASE=COMMIT: is any
 soak: setup ## Train for 100,000 steps: memory, open files and threads must not grow
 	@$(BIN)/python -m tests.faults.soak $(ARGS)
 
-bench: setup ## Measure what docs/costs.md says, for other toolkits too
+bench: setup ## Measure what docs/costs.md says, for other toolkits too; ARGS=--record: into the documentation
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmarks]'
 	@$(BIN)/python -m benchmarks $(ARGS)
 

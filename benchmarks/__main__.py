@@ -1,7 +1,8 @@
-"""Run all benchmarks, or the ones given: `python -m benchmarks [--shortest] [NAME ...]`.
+"""Run all benchmarks, or the ones given: `python -m benchmarks [--shortest | --record] [NAME ...]`.
 
-Each has its own `--help`. With `--shortest`, each only shows that it runs, with its smallest sizes,
-and nothing is written.
+Each has its own `--help`. Results are written to `.benchmarks`. With `--record` they replace the
+ones that are committed, and the tables of the documentation. With `--shortest`, each only shows
+that it runs, with its smallest sizes, and nothing is written.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from . import summary
 from .input_pipeline import write_noise
-from .results import write_readme
+from .results import COMMITTED, write_readme
 
 NAMES = (
     "overhead",
@@ -77,7 +78,7 @@ SHORTEST = {
 
 
 def main() -> None:
-    names = [word for word in sys.argv[1:] if word != "--shortest"]
+    names = [word for word in sys.argv[1:] if word not in ("--shortest", "--record")]
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         sys.exit(f"no benchmark {unknown[0]!r}: name some of {', '.join(NAMES)}")
@@ -85,11 +86,15 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             run_shortest(names or NAMES, Path(folder))
         return
+    is_recorded = "--record" in sys.argv
+    folder = {"BENCHMARKS_FOLDER": str(COMMITTED)} if is_recorded else {}
     for name in names or NAMES:
         print(f"{name}", flush=True)
-        subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
-    write_readme()
-    summary.write()
+        command = [sys.executable, "-m", f"benchmarks.{name}"]
+        subprocess.run(command, check=True, env=os.environ | folder)
+    if is_recorded:
+        write_readme(COMMITTED)
+        summary.write()
 
 
 def run_shortest(names: Sequence[str], folder: Path) -> None:

@@ -3,9 +3,9 @@ exact`.
 
 It needs only the repository: no network, pip or make. It trains on CIFAR-10 from the hub or from
 `--dataset FOLDER`, or otherwise on random images of the same shape. Each part writes its results as
-it gets them, to results/gpu_PART.json or to the folder `--to`, to be committed unchanged; a part
-that fails costs only itself. Without a GPU nothing is measured; `--tiny` tries the parts with a few
-steps, and of each list of cases the first; `--every-case` all.
+it gets them, to .benchmarks/results/gpu_PART.json or to the folder `--to`, to be committed
+unchanged; a part that fails costs only itself. Without a GPU nothing is measured; `--tiny` tries
+the parts with a few steps, and of each list of cases the first; `--every-case` all.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> None:
         "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer").expanduser()
     )
     parser.add_argument(
-        "--to", type=Path, help="where results are written; default: benchmarks/results"
+        "--to", type=Path, help="where results are written; default: .benchmarks/results"
     )
     parser.add_argument(
         "--time-s", type=float, default=420, help="no check of a part begins after as many seconds"
@@ -130,7 +130,7 @@ def main() -> None:
         for part in options.part:
             run_part(part, setting, folder, time_s=options.time_s)
     if not options.tiny and options.to is None:
-        results.write_readme()
+        results.write_readme(results.FOLDER)
 
 
 if __name__ == "__main__":

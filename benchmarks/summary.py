@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from .results import FOLDER, ROOT, cell
+from .results import COMMITTED, ROOT, cell
 
 _STEP = ("ours, all on", "accelerate", "Lightning", "HF Trainer")
 _SAVE = ("accel_trainer", "accelerate save_state")
@@ -76,7 +76,7 @@ def table() -> str:
         "|---|---|---|---|---|",
     ]
     for label, result, caption, column, names, unit in _ROWS:
-        rows = json.loads((FOLDER / "results" / f"{result}.json").read_text())["tables"][caption]
+        rows = json.loads((COMMITTED / "results" / f"{result}.json").read_text())["tables"][caption]
         numbers = [cell(_row(rows, name)[column]) + unit for name in names]
         lines.append(f"| {' | '.join([label, *numbers, *['-'] * (4 - len(numbers))])} |")
     return "\n".join(lines)

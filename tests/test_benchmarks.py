@@ -1,5 +1,7 @@
 import importlib
 import json
+import os
+import subprocess
 import sys
 import time
 from functools import partial
@@ -17,6 +19,7 @@ from benchmarks.on_gpu.page import Page
 
 from . import processes
 
+ROOT = Path(__file__).parents[1]
 LONG = (
     "startup",
     "plan",
@@ -37,9 +40,17 @@ LONG = (
 
 
 def test_the_tables_are_those_of_the_committed_results() -> None:
-    assert (results.FOLDER / "README.md").read_text() == results.readme(), (
+    assert (results.COMMITTED / "README.md").read_text() == results.readme(results.COMMITTED), (
         "update it: python -m benchmarks.results"
     )
+
+
+def test_measuring_changes_no_committed_result_unless_it_is_recorded() -> None:
+    show = [sys.executable, "-c", "from benchmarks import results; print(results.FOLDER)"]
+    unset = {name: value for name, value in os.environ.items() if name != "BENCHMARKS_FOLDER"}
+    folder = Path(subprocess.check_output(show, env=unset, cwd=ROOT, text=True).strip())
+    assert folder.parent == ROOT
+    assert f"{folder.name}/" in (ROOT / ".gitignore").read_text().splitlines()
 
 
 def test_each_benchmark_is_tried() -> None:
@@ -66,7 +77,7 @@ def test_a_benchmark_runs_with_tiny_sizes(
     is_measured = name not in (*ON_IMAGES, "gpu")  # cut short
     assert (tmp_path / "results" / f"{name}.json").exists() == is_measured
     if is_measured:
-        assert results.readme() == (tmp_path / "README.md").read_text()
+        assert results.readme(tmp_path) == (tmp_path / "README.md").read_text()
 
 
 def take_steps(loop: str) -> None:

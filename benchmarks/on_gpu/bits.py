@@ -14,7 +14,7 @@ from .. import results
 from .page import Page, Setting
 from .runs import SMALL, command, finish, hashes, result, train
 
-FOLDER = results.FOLDER / "on_gpu"
+FOLDER = results.COMMITTED / "on_gpu"
 PLANTED = FOLDER / "planted.py"
 OPERATION = {"cuda": "grid_sampler_2d_backward_cuda", "cpu": "put_"}
 CAUSE = {"cuda": "no deterministic kernel", "cpu": "a generator that is not seeded"}
