@@ -87,11 +87,11 @@ def main() -> None:
             run_shortest(names or NAMES, Path(folder))
         return
     is_recorded = "--record" in sys.argv
-    folder = {"BENCHMARKS_FOLDER": str(COMMITTED)} if is_recorded else {}
+    places = {"BENCHMARKS_FOLDER": str(COMMITTED)} if is_recorded else {}
     for name in names or NAMES:
         print(f"{name}", flush=True)
         command = [sys.executable, "-m", f"benchmarks.{name}"]
-        subprocess.run(command, check=True, env=os.environ | folder)
+        subprocess.run(command, check=True, env=os.environ | places)
     if is_recorded:
         write_readme(COMMITTED)
         summary.write()
