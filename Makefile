@@ -1,12 +1,14 @@
 # `make` lists the targets. ARGS is passed on: `make train ARGS="--epochs 5"`, `make test ARGS="-k resume"`.
-# JOBS is the number of tests that run at once: many wait for processes, and each further worker imports everything again.
+# JOBS is the number of tests that run at once: each further worker imports everything again.
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 4
+JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 TRAINABLE := .venv/.trainable
-PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist worksteal
+# Tests that share a trained run go to one worker: see tests/selection.py.
+PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist loadgroup
+FAST := -m "not slow or promise"
 # Hundreds of processes start: without stored bytecode each would compile the sources first.
 export PYTHONDONTWRITEBYTECODE :=
 REPEATEDLY := $(BIN)/pytest -q --effort 100 --timeout 3600
@@ -28,14 +30,14 @@ $(INSTALLED) $(TRAINABLE): pyproject.toml constraints.txt
 train: $(TRAINABLE) ## Train a small ResNet on the digits that come with scikit-learn
 	@$(BIN)/python recipes/cifar.py --config recipes/configs/digits.yaml $(ARGS)
 
-test: setup ## Run the tests, except those of `make slow-test`
-	@$(PYTEST) -m "not slow" $(ARGS)
+test: setup ## Run the tests of every unit, and one of each promise: about three minutes on two cores
+	@$(PYTEST) $(FAST) $(ARGS)
 
-slow-test: setup ## Run the tests that `make test` leaves out: variations and many repetitions
-	@$(PYTEST) -m slow $(ARGS)
+test-all: setup ## Run all tests, also whole runs that repeat others, and variations
+	@$(PYTEST) $(ARGS)
 
-slow-sample: setup ## Run every tenth slow test
-	@$(PYTEST) -m slow --sample 10 $(ARGS)
+test-third: setup ## Run a third of what only `make test-all` runs, a different one each day; ARGS="--part 2/3": that one
+	@$(BIN)/python -m tests.third --jobs $(JOBS) $(ARGS)
 
 lint: setup ## Check style, format and types
 	@$(BIN)/ruff check --quiet
@@ -59,7 +61,7 @@ $(TORCH_VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-torch: $(TORCH_VENV)/.installed ## Run the tests with another torch: make test-torch TORCH=2.11.0
-	@PYTHONPATH=$(CURDIR) $(TORCH_VENV)/bin/pytest -q -n $(JOBS) --dist worksteal -rs -m "not slow" $(ARGS)
+	@PYTHONPATH=$(CURDIR) $(TORCH_VENV)/bin/pytest -q -n $(JOBS) --dist loadgroup -rs $(FAST) $(ARGS)
 
 isa-test: setup ## Run the numeric tests as other CPUs would: every instruction set that can be limited
 	@$(BIN)/python -m tests.isa --jobs $(JOBS) $(ARGS)
@@ -110,4 +112,4 @@ clean: ## Remove .venv and all caches, but not runs/
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test slow-test slow-sample lint crash-test shard-test isa-test test-torch fuzz-test signal-test elastic-test mutants golden soak bench gpu docs lock clean
+.PHONY: help setup train test test-all test-third lint crash-test shard-test isa-test test-torch fuzz-test signal-test elastic-test mutants golden soak bench gpu docs lock clean

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from . import reaper
+from . import reaper, selection
 from .forked_python import forked_python
 from .variants import NUM_THREADS
 
@@ -41,15 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how Python starts processes where nothing else is chosen: data workers, for example",
     )
     parser.addoption(
-        "--sample",
-        type=int,
-        default=1,
-        metavar="N",
-        help="run every N-th of the tests that are selected",
+        "--part", metavar="K/N", help="run one of N parts of the tests that are selected"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "xdist_group: of pytest-xdist")
     if not HAS_TIMEOUT:
         config.addinivalue_line("markers", "timeout: of pytest-timeout")
     if method := config.getoption("--start-method"):
@@ -63,7 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Skip tests that need a GPU, or the number that their marker names, where there are fewer."""
+    """Skip tests that need a GPU, or the number that their marker names, where there are fewer.
+
+    Those that share a training run in one process.
+    """
+    if group := selection.group_of(item):
+        item.add_marker(pytest.mark.xdist_group(group))
     if marker := item.get_closest_marker("gpu"):
         (needed,) = marker.args or (1,)
         item.add_marker(
@@ -73,10 +75,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep every N-th test, for `--sample N`."""
-    kept = items[:: config.getoption("--sample")]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
+    """Keep one of N parts, for `--part K/N`."""
+    if part := config.getoption("--part"):
+        selection.keep(config, items, lambda item: selection.is_in_part(item.nodeid, part))
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ RAISED = [
         "fails_to_build",
     ),
     (having(optimizer=m.fails_to_step), "KeyError: 'rate'", "step"),
-    (having(schedule=m.fails_later), "ZeroDivisionError: float division by zero", "fails_later"),
+    (having(schedule=m.fails_later), "ZeroDivisionError: ...division by zero", "fails_later"),
 ]
 # An error that torch raises in the user's model, below no function of theirs.
 IN_THE_MODEL = [
