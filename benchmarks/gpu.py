@@ -1,5 +1,5 @@
-"""Runs what needs a GPU, in parts of less than eight minutes each: `python -m benchmarks.gpu --part
-exact`.
+"""Runs what needs a GPU, all that matters in eight minutes: `python -m benchmarks.gpu --minutes 8`;
+or in parts: `--part exact`.
 
 It needs only the repository: no network, pip or make. It trains on CIFAR-10 from the hub or from
 `--dataset FOLDER`, or otherwise on random images of the same shape. Each part writes its results as
@@ -24,10 +24,12 @@ from accel_trainer.vision import load_images
 
 from . import results
 from .input_pipeline import write_noise
-from .on_gpu import bits, checks, digests, exact, memory, nccl, photos, records, speed
+from .on_gpu import bits, checks, digests, exact, memory, nccl, photos, records, smoke, speed
 from .on_gpu.page import Page, Setting, gpu_environment
+from .on_gpu.shares import run_in_shares
 
 PARTS: Mapping[str, tuple[str, Callable[[Page, Setting], None]]] = {
+    "smoke": ("On a GPU: the first minute", smoke.run),
     "tests": ("On a GPU: tests", checks.run),
     "bits": ("On a GPU: wrong bits, and their cause", bits.run),
     "exact": ("On a GPU: exactness", exact.run),
@@ -70,6 +72,14 @@ def run_part(part: str, setting: Setting, folder: Path, *, time_s: float) -> Pag
     return page
 
 
+def _flags_of_parts(options: argparse.Namespace, setting: Setting) -> list[str]:
+    """Return the flags with which each part finds the images that are decoded by now."""
+    flags = ["--dataset", setting.dataset, "--cache-dir", str(setting.cache_dir), "--repeats", "1"]
+    if setting.photos is not None:
+        flags += ["--photos", str(setting.photos)]
+    return flags + ["--tiny"] * setting.is_tiny + ["--every-case"] * options.every_case
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -93,6 +103,14 @@ def main() -> None:
     )
     parser.add_argument(
         "--time-s", type=float, default=420, help="no check of a part begins after as many seconds"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="all that matters, each part in its share of as many minutes, and a summary",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="how often a loop is timed, in a process each time"
     )
     parser.add_argument(
         "--tiny", action="store_true", help="try it with a few steps, also without a GPU"
@@ -124,9 +142,12 @@ def main() -> None:
             is_tiny=options.tiny,
             has_every_case=options.every_case or not options.tiny,
             are_real=are_real,
+            num_repeats=1 if options.tiny else options.repeats,
         )
         # What is only tried is not kept beside what was measured.
         folder = options.to or (scratch / "results" if options.tiny else results.FOLDER / "results")
+        if options.minutes is not None:
+            sys.exit(run_in_shares(options.minutes, _flags_of_parts(options, setting), folder))
         for part in options.part:
             run_part(part, setting, folder, time_s=options.time_s)
     if not options.tiny and options.to is None:

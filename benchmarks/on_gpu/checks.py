@@ -23,9 +23,9 @@ def run(page: Page, setting: Setting) -> None:
     page.attempt("the tests that need a GPU", partial(_run_tests, page, tests))
     with tempfile.TemporaryDirectory() as folder:
         page.attempt(
-            "warnings of the first steps", partial(_list_warnings, page, setting, Path(folder))
+            "warnings of the first steps", partial(list_warnings, page, setting, Path(folder))
         )
-        page.attempt("losses of a CPU", partial(_compare_losses, page, setting, Path(folder)))
+        page.attempt("losses of a CPU", partial(compare_losses, page, setting, Path(folder)))
         page.attempt(
             "start with and without a visible GPU",
             partial(_start_both_ways, page, setting, Path(folder)),
@@ -71,7 +71,7 @@ def _run_tests(page: Page, tests: str) -> None:
     )
 
 
-def _list_warnings(page: Page, setting: Setting, folder: Path) -> None:
+def list_warnings(page: Page, setting: Setting, folder: Path) -> None:
     said = train(
         setting, folder / "warned", *SMALL, "--max-steps", "3", environ={"PYTHONWARNINGS": "always"}
     )
@@ -81,7 +81,7 @@ def _list_warnings(page: Page, setting: Setting, folder: Path) -> None:
     page.judge(f"three steps warn of nothing ({len(found)} warnings)", holds=not found)
 
 
-def _compare_losses(page: Page, setting: Setting, folder: Path) -> None:
+def compare_losses(page: Page, setting: Setting, folder: Path) -> None:
     flags = (*SMALL, "--max-steps", "20", "--lr", "0.01", "--trainer.log-every-n-steps", "1")
     train(setting, folder / "here", *flags)
     train(setting, folder / "cpu", *flags, environ={"ACCELERATE_USE_CPU": "true"})

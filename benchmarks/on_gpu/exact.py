@@ -69,7 +69,7 @@ def run(page: Page, setting: Setting) -> None:
                 continue  # refused: it needs a GPU
             folder_of = folder / case.replace(" ", "-")
             page.attempt(
-                case, partial(_compare, page, setting, folder_of, case, CASES[case], num_steps)
+                case, partial(compare, page, setting, folder_of, case, CASES[case], num_steps)
             )
         page.attempt(
             "checkpoints while it trains",
@@ -97,7 +97,7 @@ def run(page: Page, setting: Setting) -> None:
     )
 
 
-def _compare(
+def compare(
     page: Page, setting: Setting, folder: Path, case: str, flags: tuple[str, ...], num_steps: int
 ) -> None:
     """Train twice, and once killed in the middle: the tensors of the last checkpoint must be the

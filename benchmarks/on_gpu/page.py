@@ -31,6 +31,8 @@ class Setting:
     has_every_case: bool = True
     """Of a list of cases; False: only the first."""
     are_real: bool = True
+    num_repeats: int = 3
+    """How often a loop is timed: each time is a process, which imports everything again."""
 
     def some(self, cases: Sequence[T]) -> Sequence[T]:
         """Return the cases of a list that are tried."""

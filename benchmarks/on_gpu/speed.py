@@ -52,9 +52,7 @@ def run(page: Page, setting: Setting) -> None:
 
 def _measure_step(page: Page, setting: Setting, model: str, steps: int) -> None:
     names = LOOPS if setting.has_every_case else LOOPS[:2]
-    found = overhead.measure(
-        model, names, steps, 1 if setting.is_tiny else 3, device=setting.device
-    )
+    found = overhead.measure(model, names, steps, setting.num_repeats, device=setting.device)
     for row in found:
         page.add(
             f"A step of {model}, batch 128, {'bf16' if model.startswith('fast') else 'float32'}",

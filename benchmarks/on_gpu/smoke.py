@@ -1,0 +1,34 @@
+"""What decides whether the rest is worth its time: losses like a CPU's in every precision, no
+warnings, and a killed run that resumes to the same bits."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from . import checks, exact
+from .page import Page, Setting
+from .runs import SMALL, rows, train
+
+
+def run(page: Page, setting: Setting) -> None:
+    num_steps = 8 if setting.is_tiny else 20
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        page.attempt("losses of a CPU", partial(checks.compare_losses, page, setting, folder))
+        for precision in ("bf16",) if setting.device == "cpu" else ("bf16", "fp16"):
+            page.attempt(precision, partial(_train_in, page, setting, folder, precision))
+        page.attempt("warnings", partial(checks.list_warnings, page, setting, folder))
+        flags = ("--mixed-precision", "bf16")
+        killed = partial(exact.compare, page, setting, folder / "killed", "bf16", flags, num_steps)
+        page.attempt("killed and resumed", killed)
+
+
+def _train_in(page: Page, setting: Setting, folder: Path, precision: str) -> None:
+    flags = ("--max-steps", "20", "--lr", "0.01", "--trainer.log-every-n-steps", "1")
+    train(setting, folder / precision, *SMALL, *flags, "--mixed-precision", precision)
+    losses = rows(folder / precision, "train/loss")
+    page.add("20 steps", {"precision": precision, "first loss": losses[0], "last": losses[-1]})
+    page.judge(f"20 losses in {precision} are finite", holds=all(map(math.isfinite, losses)))
