@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from . import promises
+from .promises import PROMISES, ROOT, Promise, break_promise, find, outcome
+
+
+def test_each_promise_is_kept_by_one_function_and_has_tests() -> None:
+    assert len(PROMISES) >= 60
+    for promise in PROMISES:
+        find(promise.function, ROOT)
+        for test in promise.tests.split():
+            assert (ROOT / test.partition("::")[0]).exists(), test
+
+
+def test_the_table_of_promises_is_in_the_guide_for_contributors() -> None:
+    assert promises.table() in (ROOT / "CONTRIBUTING.md").read_text(), (
+        "update it: python -m tests.promises --table"
+    )
+
+
+def test_a_broken_function_is_still_python_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "accel_trainer", tmp_path / "accel_trainer")
+    for promise in PROMISES:
+        break_promise(promise, tmp_path)
+    for path in (tmp_path / "accel_trainer").rglob("*.py"):
+        compile(path.read_text(), path, "exec")
+    with pytest.raises(LookupError, match="gone_function"):
+        find("gone_function", ROOT)
+
+
+@pytest.mark.slow
+def test_a_promise_that_nothing_checks_is_green() -> None:
+    unchecked = Promise("the alphabet", "counted", "return noun", "tests/core/test_rng.py")
+    assert outcome(unchecked) == "GREEN"
