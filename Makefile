@@ -80,7 +80,7 @@ elastic-test: setup ## Kill a run of --reduce exact 40 times, on 4, 2, 1, ... pr
 mutants: setup ## Make small mistakes in a copy, one at a time: a test must catch each
 	@$(BIN)/python -m tests.mutants --log .mutants.txt $(ARGS)
 
-golden: setup ## Train every recipe a few steps, here and at BASE=COMMIT: is any tensor or any row different?
+golden: setup ## Train all cases here and at BASE=COMMIT, killed ones too: is any tensor, row or answer different?
 	@$(BIN)/python -m tests.golden --base $(or $(BASE),HEAD) $(ARGS)
 
 soak: setup ## Train for 100,000 steps: memory, open files and threads must not grow
