@@ -6,12 +6,12 @@ At runtime, this module imports no other module of this package.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from accelerate.utils import recursively_apply
+from accelerate.utils import is_torch_tensor, recursively_apply
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -39,11 +39,12 @@ class Batch:
     """A micro-batch: the samples of one forward on one process.
 
     `inputs` [B, ...] and `targets` [B] int64 class ids or [B, K] float class weights lie on the
-    device of the run; each may be a tensor or a dict, list or tuple of tensors, to any depth.
-    `sample_ids` int64 [B] are the samples' positions in their dataset: they seed the randomness of
-    each sample, and errors name them. B may be 0: a process without samples in a short step batch
-    still takes part in its collectives. `position` is where the training stands; a task may depend
-    on it, and a resumed run sees the same positions.
+    device of the run; each may be a tensor, an object that moves itself with `to(device)`, such as
+    a graph, or a dict, list or tuple of these, to any depth. `sample_ids` int64 [B] are the
+    samples' positions in their dataset: they seed the randomness of each sample, and errors name
+    them. B may be 0: a process without samples in a short step batch still takes part in its
+    collectives. `position` is where the training stands; a task may depend on it, and a resumed run
+    sees the same positions.
     """
 
     inputs: Any
@@ -54,19 +55,25 @@ class Batch:
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with `change` applied to every tensor."""
-        tensors = (self.inputs, self.targets, self.sample_ids)
-        inputs, targets, sample_ids = recursively_apply(change, tensors)
+    def map(
+        self, change: Callable[[Any], Any], of: Callable[[Any], bool] = is_torch_tensor
+    ) -> Batch:
+        """Return the batch with `change` applied to every tensor, or to what `of` is true for."""
+        parts = (self.inputs, self.targets, self.sample_ids)
+        inputs, targets, sample_ids = recursively_apply(change, parts, test_type=of)
         return Batch(inputs, targets, sample_ids, self.position)
 
     def at(self, position: Position) -> Batch:
         """Return the same batch at `position`."""
-        return Batch(self.inputs, self.targets, self.sample_ids, position)
+        return replace(self, position=position)
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on `device`; copies from pinned memory do not block the host."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        """Return the batch on `device`; copies from pinned memory do not block the host.
+
+        Other objects, such as graphs, move themselves with a method `to(device)`, if they have one.
+        """
+        moved = self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        return moved.map(lambda value: value.to(device), lambda value: hasattr(value, "to"))
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory.

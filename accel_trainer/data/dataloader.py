@@ -232,7 +232,7 @@ class DeviceCopy:
             return batch if self._device.type == "cpu" else batch.to(self._device)
         training = torch.accelerator.current_stream(self._device)
         with self._stream:
-            moved = batch.to(self._device)
+            moved = batch.map(lambda tensor: tensor.to(self._device, non_blocking=True))
         training.wait_stream(self._stream)
 
         def keep(tensor: Tensor) -> Tensor:
@@ -240,4 +240,5 @@ class DeviceCopy:
             tensor.record_stream(training)
             return tensor
 
-        return moved.map(keep)
+        # Objects move on the stream of the training, as nothing is known of their memory.
+        return moved.map(keep).to(self._device)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import recursively_apply
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
@@ -251,9 +252,12 @@ def make_batch(
     try:
         inputs, targets = inputs_and_targets(collate([sample for _, sample in samples]))
     except Exception as error:
+        forms = [str(_form_of(sample)) for _, sample in samples]
+        rarest = sorted({*forms}, key=forms.count)[:2]
+        listed = " and ".join(f"{ids[forms.index(form)]}, which is {form}," for form in rarest)
         raise SampleError(
-            f"samples {', '.join(map(str, ids))} cannot be collated into a batch "
-            f"({describe_error(error)})"
+            f"samples such as {listed} do not fit DatasetOptions(collate=...) and "
+            f"cannot be collated into a batch ({describe_error(error)})"
         ) from error
     if num_classes is not None and isinstance(targets, Tensor):
         if targets.shape != (len(ids),):
@@ -266,6 +270,15 @@ def make_batch(
                     f"sample {sample_id} has label {label}, the classes are 0 to {num_classes - 1}"
                 )
     return Batch(inputs, targets, torch.tensor(ids))
+
+
+def _form_of(sample: Any) -> Any:
+    """Return the sample with its shape, or else its type, in place of each value."""
+
+    def form(value: Any) -> Any:
+        return getattr(value, "shape", type(value).__name__)
+
+    return recursively_apply(form, sample, test_type=lambda value: True)
 
 
 def inputs_and_targets(collated: Any) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import select
 import signal
 import sys
@@ -19,12 +20,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, default_collate
 
 from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.core.types import Batch
 from accel_trainer.data.dataloader import DatasetOptions
-from accel_trainer.data.workers import SampleReader, inputs_and_targets
+from accel_trainer.data.workers import (
+    SampleError,
+    SampleReader,
+    inputs_and_targets,
+    make_batch,
+)
 
 from .. import processes
 
@@ -189,3 +195,25 @@ def test_a_worker_ends_if_its_main_process_died_before_it_began(tmp_path: Path) 
     with (tmp_path / "pipe").open("rb") as pipe:
         assert job.wait() == [-signal.SIGKILL], job.output()
         assert select.select([pipe], [], [], 60)[0], "the workers hold it open"
+
+
+ODD_SAMPLES: list[tuple[Any, Any]] = [
+    ((torch.zeros(6), 1), (torch.zeros(5), 1)),
+    ((torch.zeros(3, 8, 8), 1), (torch.zeros(1, 8, 8), 1)),
+    ((torch.zeros(3), torch.zeros(4)), (torch.zeros(3), torch.zeros(2))),
+    (({"a": torch.zeros(2), "b": [torch.zeros(1)]}, 0), ({"a": torch.zeros(2), "b": []}, 0)),
+    (({"a": torch.zeros(2)}, 0), ({"other": torch.zeros(2)}, 0)),
+    ((np.zeros((2, 2)), 0), (np.zeros((2, 3)), 0)),
+    ((torch.zeros(2), 0), (torch.zeros(2), None)),
+    ((torch.zeros(2), 0), (torch.zeros(2),)),
+]
+
+
+@pytest.mark.parametrize("place", [0, 13, 39])
+def test_of_a_batch_that_cannot_be_collated_the_odd_sample_is_named(place: int) -> None:
+    for usual, odd in ODD_SAMPLES:
+        samples = [(100 + at, odd if at == place else usual) for at in range(40)]
+        with pytest.raises(SampleError, match="cannot be collated") as error:
+            make_batch(samples, collate=default_collate)
+        named = re.findall(r"\b1\d\d\b", str(error.value).partition("cannot be collated")[0])
+        assert named == [str(100 + place), "100" if place else "101"], (usual, odd)
