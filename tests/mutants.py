@@ -1369,7 +1369,7 @@ MUTANTS = [
     Mutant(
         "a model is evaluated with the labels of other data as they are",
         "accel_trainer/cli/share/evaluation_data.py",
-        "return np.array([number_of.get(name, -1) for name in names], np.int64)[labels]",
+        "return numbers[labels]",
         "return labels",
         ("tests/cli/test_evaluate.py::test_classes_are_matched_by_name_in_any_order_and_number",),
     ),

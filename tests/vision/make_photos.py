@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -15,13 +13,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from accel_trainer.vision import PhotoSplit
-
-
-@contextmanager
-def metadata_is_closed() -> Iterator[None]:
-    """`datasets` leaves metadata.csv to the garbage collector, which warns: let it do so here."""
-    yield
-    gc.collect()
 
 
 @cache

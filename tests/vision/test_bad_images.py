@@ -20,7 +20,7 @@ from accel_trainer.vision import (
     load_images,
 )
 from accel_trainer.vision.sources.find import find_image_source
-from accel_trainer.vision.sources.image_folder import list_images
+from accel_trainer.vision.sources.listing import list_photos
 from tests import processes
 from tests.joined import joined_processes
 from tests.vision.loader_run import loader_run
@@ -80,11 +80,12 @@ def test_a_bad_image_is_named_or_left_out_with_its_label(
 def test_a_file_that_vanishes_while_it_is_read_is_named_or_left_out(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for index, image in enumerate(IMAGES):
-            path = tmp_path / "images" / split / "ant" / f"{index:02}.png"
+            name = "ant" if index < 10 else "bee"
+            path = tmp_path / "images" / split / name / f"{index:02}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(image)
     source = find_image_source(str(tmp_path / "images"))
-    list_images(tmp_path / "images" / "train")[7].unlink()
+    Path(list_photos(tmp_path / "images" / "train").photos[7]).unlink()
     raw = source.read()
     left_out: list[object] = []
     with pytest.raises(DataError, match=r"train/ant/07.png cannot be read \(.*No such file"):

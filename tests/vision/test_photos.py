@@ -6,7 +6,6 @@ import pickle
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from accel_trainer.vision import EvalTransform, PhotoAugmentConfig, build_photo_
 from accel_trainer.vision.sources.photos import Photos, PhotoSplit, load_photos
 
 from .loader_run import loader_run
-from .make_photos import encoded, metadata_is_closed, photo, write_classes, write_photos
+from .make_photos import encoded, photo, write_classes, write_photos
 
 
 def load(source: Any, tmp_path: Path, **options: Any) -> Photos:
@@ -257,14 +256,6 @@ def test_tars_of_webdataset(tmp_path: Path) -> None:
     assert len(photos.val) == 3
 
 
-@pytest.fixture
-def _metadata() -> Iterator[None]:
-    with metadata_is_closed():
-        yield
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.usefixtures("_metadata")
 def test_metadata_names_the_labels(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos", ["a.jpg", "b.jpg", "deep/c.jpg"])
     (root / "metadata.csv").write_text("file_name,kind\na.jpg,dog\ndeep/c.jpg,cat\nb.jpg,dog\n")

@@ -318,7 +318,7 @@ def test_a_damaged_image_folder_is_explained(root: Path) -> None:
     (root / "test" / "cow").mkdir()
     (root / "test" / "cow" / "0.png").write_bytes(GOOD)
     with pytest.raises(
-        DataError, match=r"DATA_LABEL\]: .*test/cow/0.png is of class 'cow', which no training"
+        DataError, match=r"DATA_LABEL\]: .*test/cow/0.png is of class cow, which no training"
     ):
         load(root)
 

@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ) from error
         tell(f"\n{options.html}")
     try:
-        load_photos(
+        chosen = load_photos(
             options.source,
             **columns,
             val_fraction=options.val_fraction,
@@ -106,6 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         tell(f"\na run would stop: {error}")
         return int(error.exit_code)
+    for note in chosen.notes:
+        if note not in found.notes:
+            tell(f"\n{note}")
     is_broken = any(photo.problem for split in photos.values() for photo in split)
     return ExitCode.DATA if is_broken else ExitCode.DONE
 
@@ -154,6 +157,7 @@ def describe(
         yield _describe_sizes(intact)
         yield "\n".join(_describe_pixels(intact))
     yield _describe_duplicates(photos)
+    yield "\n".join([*found.facts, *found.notes])
     if problems:
         yield "\n".join([f"{len(problems):,} broken:", *_first_lines(problems)])
 

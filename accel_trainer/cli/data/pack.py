@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -80,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         label_column=options.label_column,
         cache_dir=options.cache_dir,
     )
+    for note in source.notes:
+        tell(note, file=sys.stderr)
     settings = {
         "format": _FORMAT,
         "source": source.fingerprint,

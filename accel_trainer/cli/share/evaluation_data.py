@@ -5,6 +5,7 @@ Shapes: N samples.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +19,11 @@ from ...core.errors import ConfigError, DataError
 from ...vision import ImageEvalLoader, PhotoEvalLoader, PhotoSplit, load_images, load_photos
 from ...vision.data.bad_images import WHATEVER_WAS_KEPT
 from ...vision.pretrained import ExportConfig
-from ...vision.sources.photo_folders import VAL_NAMES
+from ...vision.sources.class_names import check_class_names, numbers_in, shown_names
+from ...vision.sources.layouts import VAL_NAMES
 from ...vision.sources.photo_splits import load_splits
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,7 @@ def load_eval_data(
         )
         return EvalData(photo_loader, labels, split_name, fingerprint)
     images = load_images(choice.dataset, cache_dir=choice.cache_dir, bad_images=WHATEVER_WAS_KEPT)
+    _warn(images.notes)
     split_name = choice.split or "test"
     if split_name not in ("train", "test"):
         raise ConfigError(
@@ -117,8 +122,10 @@ def _load_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...], str, 
         photos = load_photos(
             choice.dataset, **columns, val_fraction=fraction, cache_dir=choice.cache_dir
         )
+        _warn(photos.notes)
         return photos.val, photos.class_names, "validation", photos.fingerprint
     found = load_splits(choice.dataset, **columns, cache_dir=choice.cache_dir)
+    _warn(found.notes)
     name = choice.split or next((name for name in VAL_NAMES if name in found.splits), None)
     if name is None and len(found.splits) == 1:
         (name,) = found.splits
@@ -131,21 +138,24 @@ def _load_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...], str, 
     return found.splits[name], found.class_names, name, None
 
 
+def _warn(notes: Sequence[str]) -> None:
+    for note in notes:
+        _logger.warning("%s", note)
+
+
 def _labels_of_model(
     labels: NDArray[np.int64], names: Sequence[str], of_model: Sequence[str], dataset: str
 ) -> NDArray[np.int64]:
     """Return the labels [N] with the model's numbers of the classes, which are matched by name."""
     if tuple(names) == tuple(of_model):
         return labels
-    number_of = {name: number for number, name in enumerate(of_model)}
-    unknown = [names[label] for label in np.unique(labels) if names[label] not in number_of]
+    check_class_names((*of_model, *names), f"the model or {dataset}")
+    numbers = numbers_in(of_model, names)
+    unknown = [names[label] for label in np.unique(labels) if numbers[label] < 0]
     if unknown:
-        listed = ", ".join(unknown[:5])
-        if len(unknown) > 5:
-            listed += f" and {len(unknown) - 5} more"
-        known = ", ".join(of_model[:5]) + (" ..." if len(of_model) > 5 else "")
         raise DataError(
             "DATA_CLASSES",
-            f"{dataset} has classes that the model does not have ({listed}): it has {known}",
+            f"{dataset} has classes that the model does not have ({shown_names(unknown)}): "
+            f"it has {shown_names(of_model)}",
         )
-    return np.array([number_of.get(name, -1) for name in names], np.int64)[labels]
+    return numbers[labels]

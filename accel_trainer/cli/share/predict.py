@@ -1,7 +1,8 @@
 """`accel-trainer predict MODEL IMAGE ...`: predict the classes of images, with confidence.
 
 IMAGE may be a folder of images. Images of any size go through the transform that is stored with the
-model. An image that cannot be read is reported, the others are predicted, and the exit code is 65.
+model. An image that cannot be read is reported, such as a format that is not supported, the others
+are predicted, and the exit code is 65.
 Your own model runs from the ONNX file that its recipe writes with `--onnx`, also on `.npy` and
 `.safetensors` files of its inputs.
 """
@@ -23,13 +24,14 @@ from ...core.errors import ConfigError, DataError, ExitCode
 from ...distributed.accelerator import RuntimeConfig, start_accelerator
 from ...distributed.machine import available_cpus
 from ...distributed.placement import place_model
-from ...vision.data.photo_decode import decode_photo, photo_suffixes, read_photo
+from ...vision.data.photo_decode import decode_photo, read_photo
 from ...vision.pretrained import (
     ExportConfig,
     from_pretrained,
     read_export_config,
     read_export_content,
 )
+from ...vision.sources.listing import LITTER, LeftOut, describe_left_out, list_photos, skipped
 from ..common.output import tell
 from ..common.parser import CommandParser, at_least
 from ..common.threads import in_order
@@ -78,13 +80,17 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
     if own_model is not None and "normalization" not in content:
         fact = f"the run did not record how to turn {options.image[0]} into its input"
         raise ConfigError("USAGE", f"{fact}: give a .npy or .safetensors file of inputs")
-    paths = [path for given in options.image for path in find_images(given)]
+    found_in = [find_images(given) for given in options.image]
+    paths = [path for images, _ in found_in for path in images]
+    left_out = [each for _, others in found_in for each in others if each.reason != LITTER]
+    for line in describe_left_out(left_out, max_lines=len(left_out)):
+        tell(f"accel_trainer: {line}", file=sys.stderr)
     config = read_export_config(folder)
     runtime = RuntimeConfig()
     accelerator = start_accelerator(runtime)
     device = torch.device("cpu") if own_model is not None else accelerator.device
     model = own_model or place_model(from_pretrained(folder), accelerator, runtime)
-    num_failed = 0
+    num_failed = sum(each.is_loss for each in left_out)
     with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
         # Without a recorded size, images may differ in size and cannot share a batch.
         batch_size = options.batch_size if config.image_size is not None else 1
@@ -109,22 +115,20 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
     return ExitCode.DATA if num_failed else ExitCode.DONE
 
 
-def find_images(path: Path) -> list[Path]:
-    """Return the path of an image, or of all images below a folder, sorted.
+def find_images(path: Path) -> tuple[list[Path], list[LeftOut]]:
+    """Return the path of an image, or of all images below a folder, and what is left out there.
 
     Raises DataError if there are none.
     """
     if not path.is_dir():
-        return [path]
-    suffixes = photo_suffixes()
-    found = sorted(
-        file
-        for file in path.rglob("*")
-        if file.suffix.lower() in suffixes and file.is_file() and not file.name.startswith(".")
-    )
-    if not found:
-        raise DataError("IMAGE", f"{path} has no images: give another folder")
-    return found
+        return [path], []
+    listing = list_photos(path)
+    left_out = [*listing.left_out, *map(skipped, listing.archives)]
+    if not listing.photos:
+        found = [each for each in left_out if each.reason != LITTER]
+        what = f", only {found[0].path} ({found[0].reason})" if found else ""
+        raise DataError("IMAGE", f"{path} has no images{what}: give another folder")
+    return [Path(photo) for photo in listing.photos], left_out
 
 
 def predict(

@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def load_images(
         ) from error
     for split in (dataset.train, dataset.test):
         bad_images.check(split.left_out, num_images=len(split) + len(split.left_out))
-    return dataset
+    return replace(dataset, notes=source.notes, facts=source.facts)
 
 
 def _build_once(folder: Path, source: ImageSource, bad_images: BadImageConfig) -> ImageDataset:

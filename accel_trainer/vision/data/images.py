@@ -79,7 +79,8 @@ class ImageDataset:
     """Two splits of labelled images.
 
     `fingerprint` is a SHA-256 of all pixels, labels and class names; `normalization` is computed
-    from the training split.
+    from the training split. A run warns of the `notes`, such as files that are left out, and prints
+    the `facts` at its start.
     """
 
     train: ImageSplit
@@ -87,6 +88,8 @@ class ImageDataset:
     class_names: tuple[str, ...]
     normalization: Normalization
     fingerprint: str
+    notes: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:

@@ -228,7 +228,7 @@ def build_image_loaders(
 ) -> tuple[ImageLoader, ImageEvalLoader]:
     """Return the training and the evaluation loader of this process.
 
-    The main process logs the images that cannot be used.
+    The main process logs the dataset's notes, and the images that cannot be used.
 
     Raises:
         ConfigError: the batch does not fit the data or the processes, the augmentation does not
@@ -238,6 +238,8 @@ def build_image_loaders(
     accelerator = run.accelerator
     batch = run.config.batch
     if accelerator.is_main_process:
+        for note in images.notes:
+            _logger.warning(note)
         for name, split in (("train", images.train), ("test", images.test)):
             _warn_of_left_out(name, split)
             _warn_of_range(name, split)
@@ -261,7 +263,7 @@ def build_image_loaders(
         device=accelerator.device,
         num_parts=train.plan.num_parts,
     )
-    train.description = describe(images.class_names, augment)
+    train.description = "\n".join([describe(images.class_names, augment), *images.facts])
     return train, evaluation
 
 

@@ -371,7 +371,7 @@ def build_photo_loaders(
         num_workers=batch.num_workers,
         num_parts=train.plan.num_parts,
     )
-    train.description = describe(photos.class_names, augment)
+    train.description = "\n".join([describe(photos.class_names, augment), *photos.facts])
     return train, evaluation
 
 

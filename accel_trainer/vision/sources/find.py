@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,13 @@ from ...core.run_dir import expand_home
 from .arrow import read_hub, read_parquet
 from .cifar_binary import find_binary, read_binary, refuse_pickles
 from .digits import read_digits
-from .image_folder import list_images, read_image_folder
-from .raw import ImageSource, RawImages
+from .image_folder import read_image_folder
+from .label_columns import find_image_column, find_label_column
+from .listing import describe_left_out, subfolders
+from .parquet_files import types_of
+from .photo_folders import describe_shared_classes, everything_left_out, find_classes, list_splits
+from .raw import ImageSource
+from .tables import unread_data
 
 _HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 
@@ -69,24 +74,50 @@ def _choices() -> str:
 def _find_in_folder(root: Path) -> ImageSource:
     """Recognise parquet files, CIFAR's binary files, or one folder per class."""
     # A hub snapshot keeps its files in `data/` or in a folder named after the configuration.
-    for folder in (root, *sorted(path for path in root.iterdir() if path.is_dir())):
+    for folder in (root, *subfolders(root)):
         train = sorted(folder.glob("train*.parquet"))
         test = _test_parquet(folder)
         if train and test:
-            return _source(root, _content_key([*train, *test]), partial(read_parquet, train, test))
+            read = [*train, *test]
+            types = types_of(train[0])
+            image = find_image_column(types, None, str(train[0]))
+            label = find_label_column(types, None, str(train[0]))
+            return ImageSource(
+                name=_name(root),
+                key=_content_key(read),
+                read=partial(read_parquet, train, test),
+                notes=tuple(describe_left_out(unread_data(root, set(map(str, read))))),
+                facts=(f"images from column {image}, classes from column {label}",),
+            )
         if binary := find_binary(folder):
-            return _source(root, _content_key(binary.files), partial(read_binary, binary))
+            return ImageSource(
+                name=_name(root),
+                key=_content_key(binary.files),
+                read=partial(read_binary, binary),
+                notes=tuple(describe_left_out(unread_data(root, ()))),
+            )
         refuse_pickles(folder)
-    test_folder = next((root / name for name in _TEST_NAMES if (root / name).is_dir()), None)
-    if (root / "train").is_dir() and test_folder is not None:
-        train = list_images(root / "train")
-        test = list_images(test_folder)
-        return _source(root, _stat_key([*train, *test]), partial(read_image_folder, train, test))
+    if (root / "train").is_dir() and any((root / name).is_dir() for name in _TEST_NAMES):
+        return _class_folders(root)
     raise DataError(
         "DATA_NOT_RECOGNISED",
         f"no dataset in {root}: expected train*.parquet and test*.parquet, CIFAR's binary files "
         "(data_batch_1.bin ... or train.bin, and a test file), or images in train/<class>/ and "
         "test/<class>/",
+    )
+
+
+def _class_folders(root: Path) -> ImageSource:
+    found = list_splits(root, val_names=_TEST_NAMES)
+    find_classes(found)
+    train, test = (found.splits[name].photos for name in ("train", "validation"))
+    left_out = everything_left_out(found)
+    return ImageSource(
+        name=_name(root),
+        key=_stat_key([*train, *test]),
+        read=partial(read_image_folder, train, test),
+        notes=tuple(describe_left_out([each for each in left_out if each.is_loss])),
+        facts=tuple(describe_shared_classes(found)),
     )
 
 
@@ -97,9 +128,8 @@ def _test_parquet(folder: Path) -> list[Path]:
     return []
 
 
-def _source(root: Path, key: str, read: Callable[[], RawImages]) -> ImageSource:
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", root.resolve().name)[:40] or "images"
-    return ImageSource(name=name, key=key, read=read)
+def _name(root: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", root.resolve().name)[:40] or "images"
 
 
 def _content_key(files: Iterable[Path]) -> str:
@@ -110,10 +140,10 @@ def _content_key(files: Iterable[Path]) -> str:
     return f"content:{digest.hexdigest()}"
 
 
-def _stat_key(files: Iterable[Path]) -> str:
+def _stat_key(files: Iterable[str]) -> str:
     """Identify many small files by path, size and time: reading them takes as long as decoding."""
     digest = hashlib.sha256()
-    for path in files:
+    for path in map(Path, files):
         status = path.stat()
         digest.update(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return f"stat:{digest.hexdigest()}"

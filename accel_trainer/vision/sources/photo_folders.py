@@ -1,214 +1,245 @@
-"""Lists folders of photos, and reads folders of classes.
+"""Reads folders of classes: `train/<class>/*` and `val/<class>/*`, or `<class>/*`.
 
 File names are taken literally here: `datasets` would expand variables in them, and split addresses.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import DataError
-
-_logger = logging.getLogger(__name__)
-
-VAL_NAMES = ("validation", "val", "valid", "dev", "test", "testing", "eval", "evaluation")
-"""The names of splits to evaluate on; the first that exists is used."""
-METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-"""Names of the files that describe photos by `file_name`."""
-EXPECTED = (
-    "train/<class>/*.jpg with or without val/<class>/*.jpg, <class>/*.jpg, metadata.csv, parquet, "
-    "or tars"
+from ...core.errors import DataError, listed
+from .class_names import check_class_names
+from .layouts import EXPECTED, TRAIN_NAMES, VAL_NAMES, find_table, refuse_other_layouts
+from .listing import (
+    LeftOut,
+    Listing,
+    has_metadata,
+    is_litter,
+    list_photos,
+    reason_to_skip,
+    skipped,
+    subfolders,
 )
-
-_TRAIN_FOLDERS = ("train", "training")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listing:
-    """The photos below a folder, in order, and its metadata files and archives, if any."""
+class SplitFolders:
+    """The files of each split of a folder; `beside` is what lies beside the splits."""
 
-    folder: Path
-    photos: list[str]
-    metadata: list[Path]
-    archives: list[str]
+    root: Path
+    splits: Mapping[str, Listing]
+    beside: tuple[LeftOut, ...] = ()
 
 
-def list_splits(root: Path) -> dict[str, Listing]:
-    """Return a listing for each split.
+def list_splits(root: Path, *, val_names: Sequence[str] = VAL_NAMES) -> SplitFolders:
+    """Return the photos of each split, and everything that is left out.
 
     A folder `train` that holds images itself is a class of that name, and not a split.
 
-    Raises DataError if there is no photo in `root`.
+    Raises DataError if there is no photo in `root`, or if it is unclear which folder is a split.
     """
-    splits = {name: _list(folder) for name, folder in _split_folders(root).items()}
+    folders = _split_folders(root, val_names)
+    splits = {name: list_photos(folder) for name, folder in folders.items()}
     if not any(listing.photos for listing in splits.values()):
-        others = {
-            os.path.splitext(path)[1].lower() or os.path.basename(path)
-            for path in _files_below(root)
-        }
-        found = f"only {', '.join(sorted(others)[:5])} files" if others else "no files"
+        others = [path for listing in splits.values() for path in _other_files(listing)]
+        kinds = sorted({os.path.splitext(path)[1].lower() or path for path in others})
+        found = f"only {', '.join(kinds[:5])} files" if kinds else "no files"
         raise DataError("DATA_NOT_RECOGNISED", f"no photos in {root}, {found}: expected {EXPECTED}")
-    return splits
+    return SplitFolders(root=root, splits=splits, beside=tuple(_beside(root, folders)))
 
 
-def read_class_folders(root: Path, splits: Mapping[str, Listing]) -> Any:
-    """Return a `DatasetDict` whose labels are the names of the photos' folders.
+def find_classes(found: SplitFolders) -> tuple[str, ...]:
+    """Return the names of the class folders, sorted.
+
+    Raises DataError if the folders cannot be classes, or if nothing is read of one of them.
+    """
+    root = found.root
+    paths = [path for listing in found.splits.values() for path in listing.photos]
+    for path in paths:
+        if not path.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path):
+            raise DataError("DATA_NAME", f"the name of {path!a} is not UTF-8: rename it")
+    for listing in found.splits.values():
+        _check_archives(root, listing.archives)
+    depths = {path.count(os.sep): os.path.relpath(path, root) for path in paths}
+    if len(depths) > 1:
+        both = f"{depths[min(depths)]} and {depths[max(depths)]}"
+        fact = (
+            f"the photos in {root} are at different depths ({both}), so their classes are unclear"
+        )
+        raise DataError(
+            "DATA_DEPTH", f"{fact}: move them all into <class>/ folders of the same depth"
+        )
+    for listing in found.splits.values():
+        _refuse_unread_classes(listing)
+    names = sorted({class_of(path) for path in paths})
+    if len(names) == 1:
+        folder = os.path.dirname(depths.popitem()[1]) or "."
+        _refuse_single_class(found, folder, len(paths))
+    if {name.lower() for name in names} <= {*TRAIN_NAMES, *VAL_NAMES}:
+        fact = f"{root} has no class folders: {' and '.join(names)} hold photos themselves"
+        raise DataError("DATA_NO_CLASSES", f"{fact}: expected {EXPECTED}")
+    refuse_other_layouts(root, names)
+    check_class_names(names, str(root))
+    return tuple(names)
+
+
+def class_of(path: str) -> str:
+    """Return the name of the folder that a photo is in."""
+    return os.path.basename(os.path.dirname(path))
+
+
+def read_class_folders(found: SplitFolders, names: Sequence[str]) -> dict[str, Any]:
+    """Return a `Dataset` for each split, whose labels are the names of the photos' folders.
 
     It holds the paths of the photos; none is read.
     """
     import pyarrow as pa
-    from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Image
+    from datasets import ClassLabel, Dataset, DatasetInfo, Features, Image
     from datasets.table import InMemoryTable
 
-    for listing in splits.values():
-        _check_archives(root, listing.archives)
-    names = _class_names(root, [path for listing in splits.values() for path in listing.photos])
     number_of = {name: number for number, name in enumerate(names)}
     info = DatasetInfo(
-        features=Features({"image": Image(decode=False), "label": ClassLabel(names=names)})
+        features=Features({"image": Image(decode=False), "label": ClassLabel(names=list(names))})
     )
     loaded = {}
-    for split, listing in splits.items():
+    for split, listing in found.splits.items():
         paths = pa.array(listing.photos, pa.string())
         no_bytes = pa.nulls(len(paths), pa.binary())
         images = pa.StructArray.from_arrays([no_bytes, paths], names=["bytes", "path"])
-        labels = pa.array([number_of[_class_of(path)] for path in listing.photos], pa.int64())
+        labels = pa.array([number_of[class_of(path)] for path in listing.photos], pa.int64())
         table = InMemoryTable(pa.table({"image": images, "label": labels}))
         # Without a given fingerprint, `Dataset` hashes all paths.
         loaded[split] = Dataset(table, info=info.copy(), fingerprint=split)
-    return DatasetDict(loaded)
+    return loaded
 
 
-def _split_folders(root: Path) -> dict[str, Path]:
-    if _has_metadata(root):
+def describe_shared_classes(found: SplitFolders) -> list[str]:
+    """Return a line for each class with photos of several folders, such as cat/adult, dog/adult."""
+    folders = defaultdict[str, set[str]](set)
+    for listing in found.splits.values():
+        for place in {os.path.dirname(path) for path in listing.photos}:
+            folders[os.path.basename(place)].add(os.path.relpath(place, listing.folder))
+    return [
+        f"class {name} has the photos of several folders: {listed(places)}"
+        for name, places in folders.items()
+        if len(places) > 1
+    ]
+
+
+def everything_left_out(found: SplitFolders) -> list[LeftOut]:
+    """Return what is left out of all splits, and what lies beside them."""
+    in_splits = [each for listing in found.splits.values() for each in listing.left_out]
+    archives = [path for listing in found.splits.values() for path in listing.archives]
+    return [*in_splits, *map(skipped, archives), *found.beside]
+
+
+def _split_folders(root: Path, val_names: Sequence[str]) -> dict[str, Path]:
+    if has_metadata(root):
         return {"train": root}
-    splits = {
-        path.name.lower(): path for path in _folders(root) if _folders(path) or _has_metadata(path)
-    }
-    train = next((splits[name] for name in _TRAIN_FOLDERS if name in splits), None)
-    val = next((splits[name] for name in VAL_NAMES if name in splits), None)
-    if train is None:
-        if val is not None and len(splits) == len(_folders(root)) and set(splits) <= set(VAL_NAMES):
-            raise DataError(
-                "DATA_NOT_RECOGNISED", f"{root} has {val.name}/ but no train/: expected {EXPECTED}"
-            )
-        return {"train": root}
-    return {"train": train} if val is None else {"train": train, "validation": val}
+    folders = subfolders(root)
+    splits: dict[str, Path] = {}
+    for path in folders:
+        if not subfolders(path) and not has_metadata(path):
+            continue
+        name = path.name.lower()
+        if name in splits and name in (*TRAIN_NAMES, *val_names):
+            fact = f"{root} has the folders {splits[name].name} and {path.name}"
+            raise DataError("DATA_NOT_RECOGNISED", f"{fact} of one split: rename one of them")
+        splits[name] = path
+    train = next((splits[name] for name in TRAIN_NAMES if name in splits), None)
+    val = next((splits[name] for name in val_names if name in splits), None)
+    if train is not None:
+        return {"train": train} if val is None else {"train": train, "validation": val}
+    if val is not None and len(splits) == len(folders) and set(splits) <= set(val_names):
+        raise DataError(
+            "DATA_NOT_RECOGNISED", f"{root} has {val.name}/ but no train/: expected {EXPECTED}"
+        )
+    refuse_other_layouts(root, [path.name for path in folders])
+    return {"train": root}
 
 
-def _has_metadata(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in METADATA)
+def _beside(root: Path, folders: Mapping[str, Path]) -> list[LeftOut]:
+    """Return what is in `root` beside the folders of the splits. Folders are not entered."""
+    used = list(folders.values())
+    if root in used:
+        return []
+    reason = f"not in {' or '.join(f'{folder.name}/' for folder in used)}"
+    left_out = []
+    for path in sorted(set(root.iterdir()) - set(used)):
+        if is_litter(path.name):
+            left_out.append(skipped(str(path)))
+        elif path.is_dir() or reason_to_skip(str(path)) is None:
+            # A split that is kept for later is no loss.
+            is_loss = path.name.lower() not in (*TRAIN_NAMES, *VAL_NAMES)
+            left_out.append(LeftOut(str(path), reason, is_loss, path.is_dir()))
+        else:
+            left_out.append(skipped(str(path)))
+    return left_out
 
 
-def _folders(folder: Path) -> list[Path]:
-    return sorted(
-        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
-    )
+def _other_files(listing: Listing) -> list[str]:
+    """Return the names of the files that are no photos, without litter."""
+    paths = [
+        *map(str, listing.metadata),
+        *listing.archives,
+        *(each.path for each in listing.left_out),
+    ]
+    return [name for name in map(os.path.basename, paths) if not is_litter(name)]
 
 
-def _list(folder: Path) -> Listing:
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
-
-    suffixes = frozenset(ImageFolder.EXTENSIONS)
-    is_described = _has_metadata(folder)
-    photos: list[str] = []
-    metadata: list[Path] = []
-    archives: list[str] = []
-    for path in _files_below(folder):
-        suffix = os.path.splitext(path)[1].lower()
-        if suffix in suffixes:
-            photos.append(path)
-        elif is_described and os.path.basename(path) in METADATA:
-            metadata.append(Path(path))
-        elif suffix == ".zip":
-            archives.append(path)
-    return Listing(folder=folder, photos=photos, metadata=metadata, archives=archives)
-
-
-def _files_below(folder: Path) -> Iterator[str]:
-    """Yield the files below a folder, sorted, then the files below each link to a folder in it.
-
-    Links in deeper folders are not followed. Hidden files and folders are left out, and so are
-    folders like `__MACOSX`.
-    """
-    real = folder.resolve()
-    links = [path for path in _folders(folder) if path.is_symlink()]
-    for link in links:
-        if real.is_relative_to(link.resolve()):
-            fact = f"{link} is a link back to {link.resolve()}, a folder that it lies in"
-            raise DataError("DATA_LINK", f"{fact}: remove it")
-    for start in (folder, *links):
-        found: list[str] = []
-        for place, folders, names in os.walk(start, onerror=_refuse_unreadable):
-            folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-            unseen = [path for name in folders if os.path.islink(path := os.path.join(place, name))]
-            if unseen and place != str(folder):
-                _logger.warning(
-                    "%s is a link to a folder in a folder, and is not followed: move it up",
-                    unseen[0],
-                )
-            paths = (os.path.join(place, name) for name in names if not name.startswith("."))
-            found += [path for path in paths if os.path.isfile(path)]
-        yield from sorted(found)
+def _refuse_unread_classes(listing: Listing) -> None:
+    """Raise DataError if there are files, and no photo, where a class folder is expected."""
+    if not listing.photos:
+        return
+    root = str(listing.folder)
+    read = {os.path.dirname(path) for path in listing.photos}
+    depth = next(iter(read)).count(os.sep)
+    unread = defaultdict[str, list[LeftOut]](list)
+    for each in (*listing.left_out, *map(skipped, listing.archives)):
+        place = os.path.dirname(each.path)
+        is_file = not each.is_folder and not is_litter(os.path.basename(each.path))
+        if is_file and place != root and place.count(os.sep) >= depth:
+            unread[os.sep.join(place.split(os.sep)[: depth + 1])].append(each)
+    for place in sorted(unread.keys() - read):
+        first = unread[place][0]
+        num_files = len(unread[place])
+        name = os.path.relpath(first.path, place)
+        fact = (
+            f"no photo of class {os.path.basename(place)} is read: of {num_files} files in {place}"
+        )
+        raise DataError(
+            "DATA_CLASS_UNREAD",
+            f"{fact}, the first is {name} ({first.reason}); or move the folder elsewhere",
+        )
 
 
-def _refuse_unreadable(error: OSError) -> None:
-    fact = f"{error.filename} cannot be listed ({error.strerror})"
-    raise DataError("DATA_NOT_READABLE", f"{fact}: give this user the right to read it") from error
+def _refuse_single_class(found: SplitFolders, folder: str, num_photos: int) -> None:
+    """Raise DataError for photos in one folder, where there is nothing to tell apart."""
+    fact = f"all {num_photos} photos of {found.root} are in one class folder ({folder})"
+    files = [each.path for listing in found.splits.values() for each in listing.left_out]
+    table = find_table([*files, *(each.path for each in found.beside)])
+    if table is None:
+        raise DataError(
+            "DATA_NO_CLASSES", f"{fact}, so there is nothing to tell apart: expected {EXPECTED}"
+        )
+    fix = "move it beside the photos as metadata.csv, with the columns file_name and label"
+    raise DataError("DATA_NO_CLASSES", f"{fact}: if {table} has their classes, {fix}")
 
 
 def _check_archives(root: Path, archives: list[str]) -> None:
     """Raise DataError if a zip among the photos holds photos, because it would not be read."""
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
-
     for path in archives:
         try:
             with zipfile.ZipFile(path) as archive:
                 members = archive.namelist()
         except (OSError, zipfile.BadZipFile):
             continue
-        if any(os.path.splitext(name)[1].lower() in ImageFolder.EXTENSIONS for name in members):
+        if any(reason_to_skip(name) is None for name in members):
             fact = f"{root} has photos and an archive of photos ({path})"
             raise DataError("DATA_ARCHIVE", f"{fact}: extract it, or move it to another folder")
-
-
-def _class_of(path: str) -> str:
-    return os.path.basename(os.path.dirname(path))
-
-
-def _class_names(root: Path, paths: list[str]) -> list[str]:
-    """Return the names of the class folders, sorted.
-
-    Raises DataError if the folders cannot be classes.
-    """
-    for path in paths:
-        if not path.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path):
-            raise DataError("DATA_NAME", f"the name of {path!a} is not UTF-8: rename it")
-    names = sorted({_class_of(path) for path in paths})
-    by_depth = {path.count(os.sep): os.path.relpath(path, root) for path in paths}
-    if len(by_depth) > 1:
-        shallow = by_depth[min(by_depth)]
-        deep = by_depth[max(by_depth)]
-        fact = (
-            f"the photos in {root} are at different depths ({shallow} and {deep}), so their "
-            "classes are unclear"
-        )
-        raise DataError(
-            "DATA_DEPTH", f"{fact}: move them all into <class>/ folders of the same depth"
-        )
-    if len(names) == 1:
-        folder = os.path.dirname(next(iter(by_depth.values()))) or "."
-        fact = f"all {len(paths)} photos of {root} are in one class folder ({folder})"
-        raise DataError(
-            "DATA_NO_CLASSES", f"{fact}, so there is nothing to tell apart: expected {EXPECTED}"
-        )
-    if {name.lower() for name in names} <= {*_TRAIN_FOLDERS, *VAL_NAMES}:
-        fact = f"{root} has no class folders: {' and '.join(names)} hold photos themselves"
-        raise DataError("DATA_NO_CLASSES", f"{fact}: expected {EXPECTED}")
-    return names

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import DataError
+from .notes import facts_about, warnings_about
 from .photo_columns import ImageColumn, read_columns
 from .photo_files import open_dataset
 from .photos import PhotoSplit, fingerprint_photos, train_and_val
@@ -22,12 +22,17 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoSplits:
-    """The photos of each split, by the split's name; the split to train on is the first."""
+    """The photos of each split, by the split's name; the split to train on is the first.
+
+    `notes` are the warnings and `facts` the other lines of a run on these photos.
+    """
 
     splits: Mapping[str, PhotoSplit]
     images: Mapping[str, ImageColumn]
     class_names: tuple[str, ...]
     fingerprint: str
+    notes: tuple[str, ...]
+    facts: tuple[str, ...]
 
     def stored_name(self, split: str, index: int) -> str | None:
         """Return a photo's path relative to its folder, or in its archive; None: it has no path."""
@@ -50,11 +55,10 @@ def load_splits(
         ConfigError: a column does not exist.
         DataError: there are no photos, or no labels.
     """
-    dataset = open_dataset(source, cache_dir=cache_dir)
-    train, val = train_and_val(dataset, source)
-    found: dict[str, Any] = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
-    needed = {name: split for name, split in found.items() if split is train or split is val}
-    chosen = needed | found
+    data = open_dataset(source, cache_dir=cache_dir)
+    train, val = train_and_val(data.splits, source)
+    needed = {name: split for name, split in data.splits.items() if split is train or split is val}
+    chosen = needed | dict(data.splits)
     read = partial(
         read_columns,
         image_column=image_column,
@@ -62,11 +66,11 @@ def load_splits(
         root=Path(source).absolute(),
     )
     try:
-        columns = read(list(chosen.values()), [source] * len(chosen))
+        columns = read(list(chosen.values()))
     except DataError as error:
         if needed.keys() == chosen.keys():
             raise
-        columns = read(list(needed.values()), [source] * len(needed))
+        columns = read(list(needed.values()))
         left_out = ", ".join(chosen.keys() - needed.keys())
         _logger.warning("left out: %s (%s)", left_out, error.message)
         chosen = needed
@@ -86,4 +90,6 @@ def load_splits(
         images=images,
         class_names=columns.class_names,
         fingerprint=fingerprint,
+        notes=warnings_about(data, columns.labels, columns.class_names),
+        facts=facts_about(data, columns, used=list(needed.values())),
     )

@@ -24,9 +24,11 @@ from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
 from ..data.pixel_range import FormatRanges
 from ..models.timm_nets import input_settings
+from .labels import Split
+from .layouts import VAL_NAMES
+from .notes import facts_about, warnings_about
 from .photo_columns import ImageColumn, read_columns
-from .photo_files import open_dataset
-from .photo_folders import VAL_NAMES
+from .photo_files import open_dataset, opened
 
 _NUM_HASHED = 256
 T = TypeVar("T")
@@ -37,9 +39,9 @@ class PhotoConfig:
     """Which columns and which part of the data to use, and the size of the model's input."""
 
     image_column: Annotated[str | None, short_flag("--image-column")] = None
-    """The column with the photos; None: the only one with images."""
+    """The column with the photos; None: the one called image, or the only one with images."""
     label_column: Annotated[str | None, short_flag("--label-column")] = None
-    """The column with the classes; None: the only one with classes."""
+    """The column with the classes; None: the one called label, or the only one with classes."""
     val_fraction: Annotated[float, short_flag("--val-fraction")] = 0.0
     """The fraction (0..1) of the photos to evaluate on, for data without a validation split."""
     image_size: Annotated[int, short_flag("--image-size")] = 224
@@ -83,8 +85,9 @@ class Photos:
     """A training and a validation split of labelled photos.
 
     `fingerprint` is a hash of all labels, the class names, the decoder's version and some photos of
-    each split. `notes` are lines that a user should read, such as classes without a validation
-    photo, or photos that are almost black.
+    each split. `notes` are warnings, such as files that are left out, classes without a validation
+    photo, and photos that are almost black. `facts` are lines that a run prints at its start, such
+    as which columns are used.
     """
 
     train: PhotoSplit
@@ -92,6 +95,7 @@ class Photos:
     class_names: tuple[str, ...]
     fingerprint: str
     notes: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:
@@ -110,11 +114,12 @@ def load_photos(
 ) -> Photos:
     """Return the photos of a folder, a name on the hub, a `datasets.Dataset` or a `DatasetDict`.
 
-    A few photos are decoded, to see which range their pixels use. The columns are found by type
-    unless they are named. If the source has no validation split, `val_fraction` (0..1) of the
-    photos are set aside: a hash of a photo's name decides, so that adding photos moves no other.
-    With `multi_label`, the column has a list of classes for each photo. `datasets` writes its files
-    about local data below `cache_dir`; None: in its default cache.
+    A few photos are decoded, to see which range their pixels use. The columns are found by their
+    names, or else by their types, unless they are given; classes of different tables are matched by
+    name. If the source has no validation split, `val_fraction` (0..1) of the photos are set aside:
+    a hash of a photo's name decides, so that adding photos moves no other. With `multi_label`, the
+    column has a list of classes for each photo. `datasets` writes its files about local data below
+    `cache_dir`; None: in its default cache.
 
     Raises:
         ConfigError: a column does not exist, or the fraction cannot be used.
@@ -123,8 +128,8 @@ def load_photos(
     _check_fraction(val_fraction)
     is_path = isinstance(source, str | Path)
     name = str(source) if is_path else "the dataset"
-    dataset = open_dataset(source, cache_dir=cache_dir) if is_path else source
-    train, val = train_and_val(dataset, name)
+    data = open_dataset(source, cache_dir=cache_dir) if is_path else opened(source, name)
+    train, val = train_and_val(data.splits, name)
     if val is None and val_fraction == 0:
         raise DataError(
             "DATA_NO_VAL", f"{name} has no validation split: set one aside with --val-fraction 0.1"
@@ -135,7 +140,6 @@ def load_photos(
     splits = [train] if val is None else [train, val]
     columns = read_columns(
         splits,
-        [name] * len(splits),
         image_column=image_column,
         label_column=label_column,
         root=Path(source).absolute() if is_path else None,
@@ -165,7 +169,8 @@ def load_photos(
         val=parts[1],
         class_names=class_names,
         fingerprint=fingerprint,
-        notes=notes,
+        notes=(*warnings_about(data, labels, class_names), *notes),
+        facts=facts_about(data, columns, used=splits),
     )
 
 
@@ -176,20 +181,11 @@ def _check_fraction(val_fraction: float) -> None:
         )
 
 
-def train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
+def train_and_val(splits: Mapping[str, Split], name: str) -> tuple[Split, Split | None]:
     """Return the splits to train and to evaluate on; the second is None if there is only one."""
-    from datasets import Dataset
-
-    splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
-    for split in splits.values():
-        if not isinstance(split, Dataset):
-            fact = f"{name} is of type {type(split).__name__}"
-            raise DataError(
-                "DATA_TYPE", f"{fact}: give a map-style datasets.Dataset, which can be indexed"
-            )
     train_name = "train" if "train" in splits or len(splits) != 1 else next(iter(splits))
     if train_name not in splits:
-        fact = f"{name} has the splits {', '.join(map(str, splits)) or '(none)'}"
+        fact = f"{name} has the splits {', '.join(splits) or '(none)'}"
         raise DataError("DATA_NO_TRAIN", f"{fact}: rename the one to train on to train")
     val_name = next((key for key in VAL_NAMES if key in splits and key != train_name), None)
     return splits[train_name], splits[val_name] if val_name else None

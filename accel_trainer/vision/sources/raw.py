@@ -37,11 +37,16 @@ class RawImages:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
-    """Where a dataset comes from. `key` changes with the data and costs less than `read`."""
+    """Where a dataset comes from. `key` changes with the data and costs less than `read`.
+
+    A run warns of the `notes`, and prints the `facts`.
+    """
 
     name: str
     key: str
     read: Callable[[], RawImages]
+    notes: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
 
 
 def checked_class_names(raw: RawImages) -> tuple[str, ...]:

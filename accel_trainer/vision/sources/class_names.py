@@ -1,0 +1,62 @@
+"""Compares class names: those of splits, of files, and of a model and its data."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import DataError, listed
+
+
+def check_class_names(names: Iterable[str], place: str) -> None:
+    """Raise DataError if two different names look alike.
+
+    These differ in the spaces and line ends around them, or in how Unicode spells their accents.
+    """
+    spellings = defaultdict[str, set[str]](set)
+    for name in names:
+        spellings[_as_shown(name)].add(name)
+    for alike in spellings.values():
+        if len(alike) > 1:
+            one, other = (ascii(name) for name in sorted(alike)[:2])
+            fact = f"{place} has the classes {one} and {other}, which look the same"
+            raise DataError("DATA_CLASSES", f"{fact}: give both the same name")
+
+
+def _as_shown(name: str) -> str:
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def names_in_two_cases(names: Iterable[str]) -> list[str]:
+    """Return a line for names that differ only in capital letters, which are classes of their own.
+
+    Raises no error: `A` and `a` may be letters to tell apart.
+    """
+    alike = defaultdict[str, list[str]](list)
+    for name in names:
+        alike[_as_shown(name).casefold()].append(name)
+    pairs = [" and ".join(sorted(group)) for group in alike.values() if len(group) > 1]
+    return [f"classes that differ only in capital letters: {listed(pairs, separator='; ')}"][
+        : len(pairs)
+    ]
+
+
+def numbers_in(known: Sequence[str], names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the position in `known` of each of `names`, int64; -1: it is not there."""
+    number_of = {name: number for number, name in enumerate(known)}
+    return np.array([number_of.get(name, -1) for name in names], np.int64)
+
+
+def merged_names(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Return the names of all lists, each once, in the order in which they are first listed."""
+    return tuple(dict.fromkeys(name for names in lists for name in names))
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """Return the first names of a list, in its order, as text."""
+    text = ", ".join(map(str, names[:5]))
+    return f"{text} and {len(names) - 5} more" if len(names) > 5 else text

@@ -1,0 +1,54 @@
+"""Describes what a run uses of a source of photos, and what it leaves out.
+
+Shapes: N samples, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .class_names import names_in_two_cases
+from .labels import Split
+from .listing import LITTER, describe_left_out
+from .photo_columns import Columns
+from .photo_files import Opened
+
+
+def facts_about(data: Opened, columns: Columns, *, used: Sequence[Split]) -> tuple[str, ...]:
+    """Return lines about the columns, the splits and the files that a run uses."""
+    unused = [
+        name for name, split in data.splits.items() if not any(split is each for each in used)
+    ]
+    files = [each for each in data.left_out if not each.is_loss and each.reason != LITTER]
+    lines = ["images from column {}, classes from column {}".format(*columns.names)]
+    if not data.has_columns:
+        lines = ["classes from the names of folders"]
+    if unused:
+        lines.append(f"not used: split {', '.join(unused)}")
+    return (
+        *lines,
+        *data.facts,
+        *describe_left_out(files),
+        *names_in_two_cases(columns.class_names),
+    )
+
+
+def warnings_about(
+    data: Opened, labels: Sequence[NDArray[Any]], class_names: Sequence[str]
+) -> tuple[str, ...]:
+    """Return a line for each reason to leave out data, and one for labels that may be numbers.
+
+    `labels` are those of each split, int64 [N] or float32 [N, K].
+    """
+    notes = describe_left_out([each for each in data.left_out if each.is_loss])
+    if labels[0].ndim == 1:
+        found = np.concatenate(labels)
+        num_classes = len(np.unique(found))
+        if 10 * num_classes > 9 * len(found):
+            fact = f"{len(found):,} photos have {num_classes:,} classes"
+            notes.append(f"{fact}: check that --label-column has classes, and not numbers or names")
+    return tuple(notes)

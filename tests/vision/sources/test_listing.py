@@ -1,0 +1,183 @@
+"""Every file below a folder is read, or left out for a reason that is given."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from accel_trainer.core.errors import DataError, UserError
+from accel_trainer.vision import load_images, load_photos
+from accel_trainer.vision.sources.listing import LITTER, describe_left_out, list_photos
+from accel_trainer.vision.sources.photo_folders import everything_left_out, list_splits
+from tests.vision.make_photos import encoded, photo, write_classes
+
+JPEG = encoded(photo(12, 10))
+PHOTOS = (
+    "1.jpg",
+    "A.JPEG",
+    "x.y.png",
+    "a.tar.webp",
+    ".hidden.jpg",
+    "__x__.bmp",
+    "é.GIF",
+    "._9.jpg",
+)
+OTHERS = ("1.HEIC", "b.avif", "c.txt", "d", "e.xml", "f.jpg.bak", "g.DNG", "h.zip", "i.jpg~")
+LITTER_FILES = (".DS_Store", "Thumbs.db", "THUMBS.DB", "desktop.ini", ".gitkeep")
+LITTER_FOLDERS = (".git", "__MACOSX", "@eaDir", ".ipynb_checkpoints", ".Trash-1000", "$RECYCLE.BIN")
+CLASSES = ("cat", "__background__", ".net", "..dots", "._cat2", "a b", "#tag", "_", "@x", "NA")
+
+
+def make_tree(root: Path, seed: int) -> tuple[set[str], set[str], set[str]]:
+    """Write a tree; return what has to be read, what may not be, and the folders not entered."""
+    draw = random.Random(seed)
+    read, unread, closed = set[str](), set[str](), set[str]()
+    places = [root]
+    for name in draw.sample(CLASSES, 4):
+        place = draw.choice(places) / name
+        place.mkdir(parents=True)
+        places.append(place)
+    for place in places:
+        for name in draw.sample(PHOTOS, 4):
+            (place / name).write_bytes(draw.choice([JPEG, b""]))
+            read.add(str(place / name))
+        for name in (*draw.sample(OTHERS, 3), draw.choice(LITTER_FILES)):
+            (place / name).write_bytes(b"x")
+            unread.add(str(place / name))
+        if draw.random() < 0.5:
+            (place / "twin.jpg").write_bytes(JPEG)
+            (place / "._twin.jpg").write_bytes(b"AppleDouble")
+            read.add(str(place / "twin.jpg"))
+            unread.add(str(place / "._twin.jpg"))
+        if draw.random() < 0.5:
+            (place / "gone.jpg").symlink_to("/nowhere/1.jpg")
+            (place / "round.png").symlink_to("round.png")
+            unread |= {str(place / "gone.jpg"), str(place / "round.png")}
+        if draw.random() < 0.3:
+            os.mkfifo(place / "pipe.jpg")
+            unread.add(str(place / "pipe.jpg"))
+        if draw.random() < 0.5:
+            litter = place / draw.choice(LITTER_FOLDERS)
+            litter.mkdir()
+            (litter / "1.jpg").write_bytes(JPEG)
+            closed.add(str(litter))
+        if draw.random() < 0.3:
+            (place / "empty").mkdir()
+            closed.add(str(place / "empty"))
+    return read, unread, closed
+
+
+def test_each_file_of_generated_trees_is_read_or_left_out_by_a_named_reason(tmp_path: Path) -> None:
+    for seed in range(60):
+        root = tmp_path / str(seed)
+        root.mkdir()
+        read, unread, closed = make_tree(root, seed)
+        listing = list_photos(root)
+        left_out = {each.path for each in listing.left_out}
+        assert set(listing.photos) == read, seed
+        assert left_out | set(listing.archives) == unread | closed, seed
+        assert len(listing.photos) == len(read)
+        assert len(listing.left_out) + len(listing.archives) == len(unread | closed)
+        assert all(each.reason for each in listing.left_out)
+        # What is said adds up to what is left out.
+        lines = describe_left_out(listing.left_out, max_lines=1000)
+        counts = [re.search(r": (\d+) (?:file|folder)s? \(", line) for line in lines]
+        assert sum(int(found[1]) for found in counts if found) == len(listing.left_out)
+
+
+def test_only_litter_is_left_out_without_a_warning(tmp_path: Path) -> None:
+    for index, name in enumerate((*LITTER_FILES, "note.txt", "a.xml", "1.heic", "photo")):
+        (tmp_path / name).write_bytes(b"x")
+        (each,) = list_photos(tmp_path).left_out
+        assert (each.reason == LITTER) == (index < len(LITTER_FILES))
+        assert each.is_loss == (name == "1.heic")
+        (tmp_path / name).unlink()
+
+
+def test_files_beside_the_splits_are_accounted_for(tmp_path: Path) -> None:
+    for split in ("train", "val", "test"):
+        write_classes(tmp_path / split)
+    write_classes(tmp_path / "more", per_class=1)
+    for name in ("1.jpg", "README.md", ".DS_Store"):
+        (tmp_path / name).write_bytes(JPEG)
+    found = list_splits(tmp_path)
+    left_out = {os.path.relpath(each.path, tmp_path): each for each in everything_left_out(found)}
+    assert sorted(left_out) == [".DS_Store", "1.jpg", "README.md", "more", "test"]
+    assert [name for name, each in left_out.items() if each.is_loss] == ["1.jpg", "more"]
+    photos = load_photos(tmp_path, cache_dir=tmp_path / "cache")
+    assert [note for note in photos.notes if "more" in note]
+    assert [fact for fact in photos.facts if "test" in fact]
+
+
+@pytest.mark.parametrize(
+    "kind", ["heic", "links", "texts", "pipes", "zip", "no suffix", "a deeper folder"]
+)
+def test_a_class_of_which_nothing_is_read_is_refused_by_every_reader(
+    kind: str, tmp_path: Path
+) -> None:
+    for split in ("train", "val"):
+        write_classes(tmp_path / split)
+    lost = tmp_path / "train" / "cow"
+    lost.mkdir()
+    for index in range(3):
+        path = lost / f"{index}.jpg"
+        if kind == "heic":
+            path.with_suffix(".HEIC").write_bytes(b"\0\0\0\x18ftypheic")
+        elif kind == "links":
+            path.symlink_to(f"../../.git/annex/{index}")
+        elif kind == "texts":
+            path.with_suffix(".txt").write_text("cow")
+        elif kind == "pipes":
+            os.mkfifo(path)
+        elif kind == "zip":
+            path.with_suffix(".zip").write_bytes(b"PK")
+        elif kind == "no suffix":
+            (lost / str(index)).write_bytes(JPEG)
+        else:
+            (lost / "deep").mkdir(exist_ok=True)
+            (lost / "deep" / f"{index}.heif").write_bytes(b"")
+    for load in (
+        lambda: load_photos(tmp_path, cache_dir=tmp_path / "cache"),
+        lambda: load_images(str(tmp_path), cache_dir=tmp_path / "cache"),
+    ):
+        with pytest.raises(DataError, match="cow") as error:
+            load()
+        assert error.value.code == "DATA_CLASS_UNREAD"
+        assert "3 files" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["__x__", ".net", "._cat", "..", "...", "#1", "~", "-"])
+def test_a_class_may_have_any_name_that_is_not_litter(name: str, tmp_path: Path) -> None:
+    name = name if name != ".." else "..a"
+    for split in ("train", "val"):
+        write_classes(tmp_path / split, ("ant", name))
+    photos = load_photos(tmp_path, cache_dir=tmp_path / "cache")
+    assert photos.class_names == tuple(sorted(("ant", name)))
+    assert photos.notes == ()
+
+
+def test_photos_and_small_images_have_the_same_classes_and_say_the_same(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for name in ("__a__", ".b"):
+            folder = tmp_path / "images" / split / name
+            folder.mkdir(parents=True)
+            for index in range(2):
+                (folder / f"{index}.png").write_bytes(encoded(photo(8, 8, seed=index), "png"))
+            (folder / "2.heic").write_bytes(b"")
+    photos = load_photos(tmp_path / "images", cache_dir=tmp_path / "cache")
+    images = load_images(str(tmp_path / "images"), cache_dir=tmp_path / "cache")
+    assert photos.class_names == images.class_names == (".b", "__a__")
+    assert photos.train.labels.tolist() == images.train.labels.tolist()
+    assert photos.notes == images.notes
+    assert len(photos.notes) == 4
+
+
+def test_two_spellings_of_one_split_are_refused(tmp_path: Path) -> None:
+    for split in ("train", "Train", "val"):
+        write_classes(tmp_path / split)
+    with pytest.raises(UserError, match="Train and train"):
+        load_photos(tmp_path, cache_dir=tmp_path / "cache")
