@@ -332,6 +332,7 @@ RULES = {
             "core.digest",  # for a row
             "training.evaluator",
             "training.unsaved_state",  # in the first two steps
+            "training.targets",  # looks at labels on the CPU only
             "training.metrics",  # computes from merged sums, which are on the host
             "distributed.collectives",  # sizes and messages, never in a step
             "distributed.with_gradient",  # sizes, only in the step of a task that asks for them

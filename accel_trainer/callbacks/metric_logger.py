@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.activity import Activity
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.digest import samples_digest
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, DataError
 from ..core.history import is_number
 from ..core.run_dir import writes_to
 from ..core.types import StepReport
@@ -60,6 +60,7 @@ class MetricLogger(Callback):
         self._sinks = sinks
         self._total_s = 0.0
         self._total_samples = 0
+        self._num_empty_steps = 0  # of this epoch, without an item
 
     @property
     def samples_per_s(self) -> float | None:
@@ -77,12 +78,22 @@ class MetricLogger(Callback):
         """Write a row every n steps and at the end of each epoch.
 
         **Collective. Host sync** when it writes one.
+
+        Raises DataError after an epoch in which no item counted.
         """
         self._meters.update(report)
         self._timed_samples += report.num_samples
         is_epoch_end = trainer.state.step_in_epoch == trainer.loader.plan.steps_per_epoch
         if is_epoch_end or report.optimizer_step % self._every_n_steps == 0:
             self._write_training(trainer)
+        if is_epoch_end:
+            if self._num_empty_steps == trainer.state.step_in_epoch:
+                raise DataError(
+                    "NUM_ITEMS",
+                    "no sample of the training set counts: all its targets are ignored, or the "
+                    "task returned num_items of 0 for all samples: train on samples with labels",
+                )
+            self._num_empty_steps = 0
 
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
         """Write the evaluation's numbers as a row, after a row of the steps since the last one."""
@@ -97,6 +108,8 @@ class MetricLogger(Callback):
         last_step = step - self._meters.num_steps
         is_digest_due = step // every > last_step // every  # a multiple lies between the rows
         values = self._meters.read()  # waits for the device, so the clocks are read after it
+        if "train/loss" not in values:
+            self._num_empty_steps += step - last_step
         now_s = self._read_clocks(trainer)
         spent_s = {name: seconds - self._before_s[name] for name, seconds in now_s.items()}
         training_s = spent_s["all"] - spent_s["compile"] - spent_s["evaluation"]
@@ -256,7 +269,7 @@ class Meters:
         num_items = sums.pop(_ITEMS, self._counts["num_items"])
         norm = sums.pop("grad_norm", None)
         means: dict[str, Any] = {
-            f"train/{name}": value / (num_items or 1) for name, value in sums.items()
+            f"train/{name}": value / num_items for name, value in sums.items() if num_items
         }
         if norm is not None:
             means["optim/grad_norm"] = norm / self._counts["num_updates"]

@@ -66,6 +66,13 @@ class Columns:
         self.dataset = table
         self._columns = columns
 
+    @property
+    def labels(self) -> Any:
+        """The targets if they are numbers, without a look at the rows. Raises any error if not."""
+        name = self._columns[1]
+        np.dtype(self.dataset.features[name].dtype)  # not of pictures, which would be decoded
+        return self.dataset.with_format("numpy")[name][:]
+
     def __len__(self) -> int:
         return len(self.dataset)
 

@@ -26,6 +26,7 @@ from ..core.types import Batch
 from ..core.user_code import describe_error
 from ..distributed.streams import has_streams
 from .fingerprint import fingerprint_samples, hash_value
+from .order import labels_of
 from .samples import datasets_in, set_epoch
 from .signals import ignore_signals, worker_deaths
 
@@ -147,6 +148,18 @@ class SampleReader:
             if isinstance(value, _GENERATORS)
         ]
         return hash_value([*generator_states(), own])
+
+    def extremes(self, ids: Tensor) -> Batch:
+        """Return, of samples `ids`, those with the two smallest and the two largest labels.
+
+        They are found by the labels that the dataset has at hand. Raises any error if it has none.
+        """
+        labels = np.asarray(labels_of(self.dataset))[ids]
+        first = np.unique(labels, return_index=True)[1] // (labels.size // len(ids))
+        found = {*first[:2].tolist(), *first[-2:].tolist()}
+        return self._make_batch(
+            [self._samples[0, int(ids[place]), None] for place in sorted(found)]
+        )
 
     def _empty_batch(self, key: int) -> Batch:
         return self._make_batch([self._samples[key, 0, None]]).map(lambda tensor: tensor[:0])

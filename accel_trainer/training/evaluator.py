@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
+from accelerate.utils import recursively_apply, send_to_device
 from torch import Tensor, nn
 
 from ..core.batch_plan import parts_of_process
@@ -22,11 +22,21 @@ from ..core.history import is_number
 from ..core.pairwise import PairwiseSum
 from ..core.rng import preserved_generators, seed_evaluation
 from ..core.training_mode import set_training_mode
-from ..core.types import START, Batch, EvalLoader, Metric, Position, Task, eval_step_of
+from ..core.types import (
+    START,
+    Batch,
+    EvalLoader,
+    Metric,
+    Position,
+    StepOutput,
+    Task,
+    eval_step_of,
+)
 from ..core.user_code import PartFailed, PeerFailed, describe_error
 from ..distributed.collectives import broadcast_from_main, sum_pairwise
 from ..fault_tolerance.preemption import StopFlag
 from .metrics import describe_tensor, plain_values, sums_device
+from .targets import check_extremes
 from .task_output import check_output
 from .trial_copy import trial_copy
 
@@ -107,7 +117,7 @@ class Evaluator:
     ) -> dict[str, Any]:
         """Return the metrics of the unwrapped `model` over all samples.
 
-        **Collective. Host sync** (one).
+        **Collective. Host sync** (one, and one for each batch if the task counts items).
 
         `model` must not be wrapped in DDP: its forward would wait for processes that have fewer
         samples. If its weights are sharded, the loader must give every process the same number of
@@ -130,7 +140,7 @@ class Evaluator:
                 batch.at(position) for batch in stop_flag.until_preempted(self.loader.batches())
             )
             with _evaluation_mode(model):
-                ids, failure = self._update(model, self.task, block_sums, batches)
+                ids, num_counted, _, failure = self._update(model, self.task, block_sums, batches)
             if stop_flag.agreed.is_preemption:
                 raise EvaluationStopped
             num_samples = self.loader.num_samples
@@ -138,24 +148,29 @@ class Evaluator:
             counts = torch.zeros(num_samples + 2, dtype=torch.float64, device=self._sums_device)
             places = ids.clamp(-1, num_samples) + 1
             counts.index_add_(0, places, torch.ones_like(ids, dtype=torch.float64))
-            has_failed = counts.new_full((1,), failure is not None)
-            counts, num_failures, *merged = self._merge([counts, has_failed, *block_sums.current])
+            notes = counts.new_tensor([failure is not None, num_counted])
+            counts, notes, *merged = self._merge([counts, notes, *block_sums.current])
             # First, since metrics may fail because of wrong ids.
             if not torch.all(counts[1:-1] == 1) or counts[0] or counts[-1]:
                 raise RuntimeError(
                     f"evaluation counted {int(counts.sum())} samples, not each of {num_samples} "
                     "once: the evaluation loader must give each sample to exactly one process"
                 )
-            if num_failures:
+            if notes[0]:
                 raise failure or PeerFailed("a metric failed on another process")
+            _check_counted(notes[1])
             seed_evaluation(self._seed, num_samples, self.accelerator.device)
             results: dict[str, Any] = {}
             for metric, sums in zip(self.metrics, merged, strict=True):
                 results |= _compute(metric, sums)
             return results
 
-    def rehearse(self, model: nn.Module, *, monitored: str | None) -> None:
+    def rehearse(
+        self, model: nn.Module, *, monitored: str | None, train_loader: object = None
+    ) -> None:
         """Try the metrics on the first batch of each process, before any work.
+
+        The labels that the loaders of this set and of the training set have at hand are checked.
 
         **Collective. Host sync.**
 
@@ -166,12 +181,14 @@ class Evaluator:
         Raises:
             ConfigError: sums are not float64, a metric cannot measure the batch, or `monitored` is
                 not one number.
+            DataError: a label cannot be used.
             MetricFailed: a metric raised an error in `update`.
             Exception: the `step` of a task without `eval_step` raised it.
         """
         block_sums = _BlockSums(self._empty_sums(), [])
         task = trial_copy(self.task)
         failure: Exception | None = None
+        ids, num_counted, output = torch.zeros(0), 0, None
         with (
             _evaluation_mode(model),
             preserved_generators(self.accelerator.device),
@@ -179,7 +196,7 @@ class Evaluator:
         ):
             try:
                 batch = islice(self.loader.batches(), 1)
-                ids, failure = self._update(model, task, block_sums, batch)
+                ids, num_counted, output, failure = self._update(model, task, block_sums, batch)
             except UserError:
                 raise
             except Exception as error:
@@ -188,7 +205,7 @@ class Evaluator:
             # Training calls `step` before anything else, so it needs nothing that training leaves.
             is_error = isinstance(failure, MetricFailed) or not hasattr(task, "eval_step")
             flags = torch.tensor(
-                [has_failed and is_error, has_failed],
+                [has_failed and is_error, has_failed, num_counted, len(ids)],
                 dtype=torch.float64,
                 device=self._sums_device,
             )
@@ -201,14 +218,19 @@ class Evaluator:
                     describe_error(failure) if failure else "on another process",
                 )
             else:
+                if flags[3] == self.loader.num_samples:
+                    _check_counted(flags[2])
                 for metric, own, sums in zip(self.metrics, block_sums.current, merged, strict=True):
-                    if len(ids) and own._version == 0:  # it writes `sums = sums + x`
+                    if num_counted and own._version == 0:  # it writes `sums = sums + x`
                         _logger.warning(
                             "[METRIC] the update of metric %s has not changed its sums: "
                             "add to them in place, as sums.add_(x) does",
                             type(metric).__name__,
                         )
                     _rehearse_compute(metric, sums, monitored)
+                if output is not None and isinstance(output.outputs, Tensor):
+                    for loader in (train_loader, self.loader):
+                        check_extremes(loader, task, output.outputs)
 
     def _empty_sums(self) -> list[Tensor]:
         """Return zeroed sums of all metrics.
@@ -227,9 +249,15 @@ class Evaluator:
 
     def _update(
         self, model: nn.Module, task: Task, block_sums: _BlockSums, batches: Iterable[Batch]
-    ) -> tuple[Tensor, MetricFailed | None]:
-        """Add `batches` to the sums; return the sample ids, and a metric's first failure."""
+    ) -> tuple[Tensor, int, StepOutput | None, MetricFailed | None]:
+        """Add `batches` to the sums.
+
+        Return the sample ids, how many of the samples count, an output, and a metric's first
+        failure.
+        """
         seen = [torch.zeros(0, dtype=torch.int64, device=self._sums_device)]
+        num_counted = 0
+        latest: StepOutput | None = None
         failure: MetricFailed | None = None
         eval_step = eval_step_of(task)
         first_sample = self._blocks[0].start
@@ -248,9 +276,14 @@ class Evaluator:
                     # they are complete.
                     batch = batch.map(lambda tensor: tensor.to(self._sums_device))
                     output = send_to_device(output, self._sums_device)
+                latest = output
                 seen.append(batch.sample_ids)
                 block_sums.begin_batch(first_sample)
                 first_sample += len(batch)
+                batch, output = _without_ignored(batch, output)
+                num_counted += len(batch)
+                if len(batch) == 0:
+                    continue
                 for metric, sums in zip(self.metrics, block_sums.current, strict=True):
                     try:
                         returned: object = metric.update(sums, batch, output)  # type: ignore[func-returns-value]
@@ -261,7 +294,7 @@ class Evaluator:
                     except Exception as error:
                         failure = failure or _failure_of(metric, error)
             block_sums.end()
-        return torch.cat(seen).long(), failure
+        return torch.cat(seen).long(), num_counted, latest, failure
 
     def _merge(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Add up tensors over the processes in one collective; return them on the CPU."""
@@ -285,6 +318,28 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
     buffers.put_back()
     if was_training:
         set_training_mode(model)
+
+
+def _without_ignored(batch: Batch, output: StepOutput) -> tuple[Batch, StepOutput]:
+    """Leave out the samples of which no item counts. **Host sync** if the task counts items."""
+    items = output.num_items
+    if items is None or not output.is_per_sample or items.all():
+        return batch, output
+
+    def kept(tensor: Tensor) -> Tensor:
+        return tensor[items != 0]
+
+    return batch.map(kept), recursively_apply(kept, output)
+
+
+def _check_counted(number: Tensor) -> None:
+    """Raise MetricRefused if the `number` of samples to measure is 0."""
+    if not number:
+        raise MetricRefused(
+            "NUM_ITEMS",
+            "no sample of an evaluation set counts: all its targets are ignored, or the task "
+            "returned num_items of 0 for all samples: evaluate on samples with labels",
+        )
 
 
 class _BlockSums:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
-from .metrics import check_logits, describe_tensor
+from .metrics import check_labels, describe_tensor
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ class TorchMetric:
 class WholeSetMetric:
     """Numbers that a function computes from the whole evaluation set.
 
-    `function(outputs [N, K], targets [N] or [N, T])` runs on every process. Outputs are float64;
+    `function(outputs [N, K], targets [N] or [N, T])` runs on every process, for the samples that
+    count. Outputs are float64;
     targets are int64 if they were integers, else float64.
 
     Each process writes the rows of its samples, by their ids, into an array over all N samples, and
@@ -125,7 +126,7 @@ class WholeSetMetric:
         return metric
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return [N, K + T + 1]: outputs, targets, and whether the targets are integers."""
+        """Return [N, K + T + 1]: outputs, targets, and 1 or, for targets that are integers, 2."""
         size = self.num_samples, self.num_outputs + self.num_targets + 1
         return torch.zeros(size, dtype=torch.float64, device=device)
 
@@ -143,16 +144,17 @@ class WholeSetMetric:
                 f"{describe_tensor(batch.targets)}, which is not what the metric was made for: "
                 f"set num_outputs={outputs.shape[1]}, num_targets={targets.shape[1]}",
             )
-        is_integer = not batch.targets.is_floating_point()
-        integer_column = torch.full_like(outputs[:, :1], is_integer, dtype=torch.float64)
-        rows = torch.cat([outputs.double(), targets.double(), integer_column], 1)
+        kind = 1 if batch.targets.is_floating_point() else 2
+        kinds = torch.full_like(outputs[:, :1], kind, dtype=torch.float64)
+        rows = torch.cat([outputs.double(), targets.double(), kinds], 1)
         sums.index_add_(0, batch.sample_ids, rows)
 
     def compute(self, sums: Tensor) -> Mapping[str, Any]:
         """Return what the function computes."""
-        outputs, targets, is_integer = sums.split([self.num_outputs, self.num_targets, 1], 1)
+        rows = sums[sums[:, -1] > 0]  # those of samples that count
+        outputs, targets, kinds = rows.split([self.num_outputs, self.num_targets, 1], 1)
         targets = targets.squeeze(1) if self.num_targets == 1 else targets
-        return self.function(outputs, targets.long() if is_integer.all() else targets)
+        return self.function(outputs, targets.long() if (kinds == 2).all() else targets)
 
 
 class EvaluateMetric(WholeSetMetric):
@@ -182,5 +184,5 @@ class EvaluateMetric(WholeSetMetric):
 
         Raises ConfigError for other shapes.
         """
-        check_logits(output.outputs, batch.targets, in_loss=False)
+        check_labels(batch, output)
         super().update(sums, batch, StepOutput(output.losses, output.outputs.argmax(1)))

@@ -1,5 +1,7 @@
 """Metrics as float64 sums, which add up over batches and processes and give numbers at the end.
 
+They get the samples that count: those of which the task counts no item are left out before.
+
 Legend: B batch, K classes, N samples of the evaluation.
 """
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from ..core.config import AT_LEAST_ONE
 from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
+from .targets import trust_labels
 
 _MAX_DENSE_CLASSES = 256
 _MAX_LISTED_NUMBERS = _MAX_DENSE_CLASSES**2
@@ -100,14 +103,14 @@ class TopKAccuracy(_Mean):
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Add the hits of logits [B, K] against labels [B]. Raises ConfigError for other shapes."""
-        check_logits(output.outputs, batch.targets, in_loss=False)
+        factors = check_labels(batch, output).double()
         if self.k == 1:
             hits = output.outputs.argmax(1) == batch.targets
         else:
             k = min(self.k, output.outputs.shape[1])
             hits = (output.outputs.topk(k, dim=1).indices == batch.targets[:, None]).any(1)
         sums[0].add_(hits.sum())
-        sums[1].add_(len(batch))
+        sums[1].add_(factors.sum())
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class ConfusionMatrix:
         return replace(self, num_samples=num_samples)
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return the cell of each sample [N], label * K + prediction."""
+        """Return 0 or the cell of each sample [N] that counts: 1 + label * K + prediction."""
         return torch.zeros(self.num_samples, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
@@ -141,14 +144,14 @@ class ConfusionMatrix:
 
         Raises ConfigError for other shapes.
         """
-        check_logits(output.outputs, batch.targets, in_loss=False)
+        check_labels(batch, output)
         if output.outputs.shape[1] != self.num_classes:
             raise ConfigError(
                 "SHAPES",
                 f"{output.outputs.shape[1]} logits per sample, the confusion matrix has "
                 f"{self.num_classes} classes: give both the same number",
             )
-        cells = batch.targets.long() * self.num_classes + output.outputs.argmax(1)
+        cells = batch.targets.long() * self.num_classes + output.outputs.argmax(1) + 1
         sums.index_add_(0, batch.sample_ids, cells.double())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
@@ -157,7 +160,7 @@ class ConfusionMatrix:
         Raises ConfigError for a label that is not a class.
         """
         num_classes = self.num_classes
-        cells, counts = sums.long().unique(return_counts=True)
+        cells, counts = (sums[sums != 0].long() - 1).unique(return_counts=True)
         labels = cells.div(num_classes, rounding_mode="floor")
         if bool(((labels < 0) | (labels >= num_classes)).any()):
             raise ConfigError(
@@ -190,6 +193,15 @@ def check_logits(logits: Any, targets: Any, *, in_loss: bool) -> None:
     misfit = _misfit(logits, targets, in_loss=in_loss)
     if misfit is not None:
         raise misfit_of(logits, targets, misfit)
+
+
+def check_labels(batch: Batch, output: StepOutput) -> Tensor:
+    """Return the factors of `trust_labels`, 1 for a label that is a class.
+
+    Raises ConfigError for other shapes than logits [B, K] and labels [B].
+    """
+    check_logits(output.outputs, batch.targets, in_loss=False)
+    return trust_labels(batch, output.outputs.shape[1])
 
 
 def misfit_of(outputs: Any, targets: Any, fix: str) -> ConfigError:

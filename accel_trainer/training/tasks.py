@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,10 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.config import BELOW_ONE
-from ..core.errors import ConfigError, DataError
+from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
 from ..data.fingerprint import hash_value
 from .metrics import MeanLoss, TopKAccuracy, check_logits, describe_tensor, misfit_of
+from .targets import rows_of, trust, trust_labels
+
+_NO_LABEL = torch.iinfo(torch.int64).min  # is ignored, and no label has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,9 @@ class ClassificationConfig:
     class_weights: Literal["none", "balanced"] = "none"
     """Weigh the losses of samples: `balanced` divides by the number of samples of their class, in
     training only."""
+    ignore_index: int | None = None
+    """A label that means "no label", such as -100: samples with it count in no loss and no metric.
+    None: every label must be a class."""
 
     def __post_init__(self) -> None:
         BELOW_ONE.check(self, "task", "label_smoothing")
@@ -37,12 +45,17 @@ class ClassificationConfig:
 class ClassificationTask:
     """Cross-entropy over logits [B, K]; targets are class ids [B] or class weights [B, K].
 
-    `class_weights` [K] are factors on the losses of the classes, in training only. The config may
-    ask for balanced ones instead, which follow from `class_counts` [K], the number of training
-    samples of each class; their mean over the samples is 1.
+    The loss of a step is torch's `F.cross_entropy` over all its samples, on any number of
+    processes. `class_weights` [K] weigh the classes, in training only: a step is the weighted mean,
+    so a factor on all of them changes nothing; for targets [B, K] it is the mean over the samples,
+    as in torch. The config may ask for balanced ones instead, which follow from `class_counts` [K],
+    the number of training samples of each class; their mean over the samples is 1. Samples with the
+    label `ignore_index` count in no loss and no metric. Any other target that is no class, negative
+    or NaN is refused.
 
     Raises:
-        ConfigError: the config needs `class_counts`.
+        ConfigError: the weights are negative, NaN, inf or all 0, the config needs `class_counts`,
+            or the config and `ignore_index` differ.
     """
 
     metrics = (MeanLoss(), TopKAccuracy())
@@ -53,13 +66,14 @@ class ClassificationTask:
         *,
         class_weights: Tensor | None = None,
         class_counts: Tensor | None = None,
+        ignore_index: int | None = None,
     ) -> None:
         self.config = config or ClassificationConfig()
         if not isinstance(self.config, ClassificationConfig):
             raise ConfigError(
                 "CONFIG", f"the task has config {config!r}: give a ClassificationConfig"
             )
-        self._class_weights = class_weights
+        weights = None if class_weights is None else torch.as_tensor(class_weights)
         if self.config.class_weights == "balanced":
             if class_weights is not None or class_counts is None:
                 raise ConfigError(
@@ -69,72 +83,128 @@ class ClassificationTask:
                 )
             class_counts = torch.as_tensor(class_counts)
             num_classes = (class_counts > 0).sum()
-            self._class_weights = class_counts.sum() / (num_classes * class_counts.clamp_min(1))
+            weights = class_counts.sum() / (num_classes * class_counts.clamp_min(1))
+        if weights is not None and not (weights.min() >= 0 and 0 < weights.sum() < math.inf):
+            raise ConfigError(
+                "CONFIG",
+                f"class_weights are from {weights.min():g} to {weights.max():g}: "
+                "give finite ones of 0 or more, and not only 0",
+            )
+        self._class_weights = weights
+        named = {self.config.ignore_index, ignore_index} - {None}
+        if len(named) > 1:
+            raise ConfigError(
+                "CONFIG", f"the task has two values of ignore_index, {named}: remove one of them"
+            )
+        self._ignored = next(iter(named), _NO_LABEL)
 
     def fingerprint(self) -> str:
-        """Return a hash of the class weights; empty without any."""
-        return "" if self._class_weights is None else hash_value([self._class_weights]).hex()
+        """Return a hash of the class weights and the ignored label; empty without any."""
+        if self._class_weights is None and self._ignored == _NO_LABEL:
+            return ""
+        return hash_value([self._class_weights, self._ignored]).hex()
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the cross-entropies [B] with label smoothing, and the logits [B, K].
 
-        Raises ConfigError for other shapes.
+        Raises ConfigError for other shapes, and DataError for a target that cannot be used.
         """
         return self.loss(call_model(model, batch), batch)
 
     def loss(self, logits: Tensor, batch: Batch) -> StepOutput:
-        """Return the training loss of logits [B, K]. Raises ConfigError for other shapes."""
-        check_logits(logits, batch.targets, in_loss=True)
+        """Return the training loss of logits [B, K]. Raises as `step`."""
         weights = self._class_weights
-        if weights is not None:
-            if not isinstance(weights, Tensor) or weights.shape != logits.shape[1:]:
+        if weights is not None and isinstance(logits, Tensor):
+            if weights.shape != logits.shape[1:]:
                 raise ConfigError(
                     "SHAPES",
                     f"class_weights are {describe_tensor(weights)} for logits "
                     f"{describe_tensor(logits)}: give a tensor [K] with a weight for each class",
                 )
             weights = weights.to(logits)
-        losses = _cross_entropy(logits, batch.targets, weights, self.config.label_smoothing)
+        output = self._output(logits, batch, weights, self.config.label_smoothing)
         if not self.config.train_accuracy:
-            return StepOutput(losses, logits)
+            return output
         labels = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)
         is_right = logits.detach().argmax(1) == labels
-        return StepOutput(losses, logits, numbers={"accuracy": is_right})
+        hits = is_right if output.num_items is None else is_right * output.num_items
+        return output._replace(numbers={"accuracy": hits})
 
     def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the cross-entropies [B] and the logits [B, K].
+        """Return the cross-entropies [B] and the logits [B, K]. Raises as `step`."""
+        return self._output(call_model(model, batch), batch)
 
-        Raises ConfigError for other shapes.
-        """
-        logits = call_model(model, batch)
-        check_logits(logits, batch.targets, in_loss=True)
-        return StepOutput(_cross_entropy(logits, batch.targets), logits)
+    def _output(
+        self, logits: Tensor, batch: Batch, weights: Tensor | None = None, smoothing: float = 0.0
+    ) -> StepOutput:
+        """Return cross-entropies [B], logits, and the weight of each label; None if all have 1."""
+        targets = batch.targets
+        check_logits(logits, targets, in_loss=True)
+        options: dict[str, Any] = {"weight": weights, "reduction": "none"}
+        entropy = partial(F.cross_entropy, logits, label_smoothing=smoothing)
+        if targets.ndim > 1:
+            fits = (targets >= 0) & (targets < math.inf)
+            factors = trust(batch, fits, "which is no weight of a class: give 0 or more")
+            return StepOutput(entropy(targets, **options) * factors, logits)
+        options["ignore_index"] = self._ignored
+        targets = targets.long()  # for uint8, torch lacks weights with smoothing (torch 2.13)
+        losses = None
+        if targets.is_cpu:
+            with suppress(IndexError):  # torch itself looks at labels there
+                losses = entropy(targets, **options)
+        if losses is None:
+            factors = trust_labels(batch, logits.shape[1], self._ignored)
+            targets = targets.where(factors == 1, 0)
+            losses = entropy(targets, **options) * factors
+        if weights is None and self._ignored == _NO_LABEL:
+            return StepOutput(losses, logits)
+        # Not in bfloat16, which cannot represent 257.
+        num_items = F.nll_loss(-torch.ones_like(logits), targets, **options).float()
+        return StepOutput(losses, logits, num_items)
 
 
 class _ElementwiseTask:
     """The mean of a loss of each element, per sample."""
 
     _loss: Callable[..., Tensor]
+    _fits: Callable[[Tensor], Tensor]
+    _fix: str
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the mean losses [B] and the outputs. Raises ConfigError for other shapes."""
+        """Return the mean losses [B] and the outputs.
+
+        Raises ConfigError for other shapes, and DataError for a target that is out of range.
+        """
         outputs = call_model(model, batch)
-        if outputs.shape != batch.targets.shape:
-            raise misfit_of(outputs, batch.targets, "both must have the same shape")
-        losses = self._loss(outputs, batch.targets.to(outputs.dtype), reduction="none")
-        return StepOutput(losses.reshape(len(outputs), -1).mean(1), outputs)
+        targets = batch.targets
+        if outputs.shape != targets.shape:
+            raise misfit_of(outputs, targets, "both must have the same shape")
+        losses = self._loss(outputs, targets.to(outputs.dtype), reduction="none")
+        factors = trust(batch, self._fits(targets), self._fix)
+        return StepOutput(rows_of(losses).mean(1) * factors, outputs)
 
 
 class RegressionTask(_ElementwiseTask):
-    """Mean squared error of predictions [B, ...] against targets of the same shape, per sample."""
+    """Mean squared error of predictions [B, ...] against targets of the same shape, per sample.
+
+    A target that is NaN or inf is refused.
+    """
 
     _loss = staticmethod(F.mse_loss)
+    _fits = staticmethod(torch.isfinite)
+    _fix = "which no prediction can reach: correct it, or leave the sample out"
 
 
 class MultiLabelTask(_ElementwiseTask):
-    """Binary cross-entropy of logits [B, K] and targets [B, K] in 0..1, for multi-label data."""
+    """Binary cross-entropy of logits [B, K] and targets [B, K] in 0..1, for multi-label data.
+
+    Any other target is refused, such as -1 for "unknown".
+    """
 
     _loss = staticmethod(F.binary_cross_entropy_with_logits)
+    _fix = "and a class is absent (0) or present (1): correct it, or leave the sample out"
+
+    _fits = staticmethod(lambda targets: (targets >= 0) & (targets <= 1))
 
 
 class DistillationTask:
@@ -142,8 +212,8 @@ class DistillationTask:
 
     The loss is (1 - weight) * cross-entropy + weight * T**2 * KL(teacher || student) at temperature
     T (Hinton et al. 2015, arXiv 1503.02531). The task `labels` computes the cross-entropy and
-    evaluates. The teacher is moved to the device at the first batch, and its hash is stored with
-    the checkpoints.
+    evaluates; its class weights and ignored labels hold for both losses. The teacher is moved to
+    the device at the first batch, and its hash is stored with the checkpoints.
 
     Raises:
         ConfigError: the weight is outside 0..1, or the temperature is not positive and finite.
@@ -171,7 +241,8 @@ class DistillationTask:
 
     def fingerprint(self) -> str:
         """Return a hash of the teacher's weights and of the options."""
-        return hash_value([self._teacher.state_dict(), self._weight, self._temperature]).hex()
+        parts = [self._teacher.state_dict(), self._weight, self._temperature]
+        return hash_value([*parts, *filter(None, [self._labels.fingerprint()])]).hex()
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the weighted sums of both losses [B].
@@ -192,6 +263,8 @@ class DistillationTask:
         teacher = F.log_softmax(teacher_logits / self._temperature, 1)
         divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(1)
         imitation = divergence * self._temperature**2
+        if labels.num_items is not None:
+            imitation = imitation * labels.num_items
         losses = (1 - self._weight) * labels.losses + self._weight * imitation
         return labels._replace(losses=losses)
 
@@ -208,24 +281,3 @@ def call_model(model: nn.Module, batch: Batch) -> Any:
             'inputs and targets, as in DatasetOptions(columns=("image", "label"))',
         )
     return model(batch.inputs)
-
-
-def _cross_entropy(
-    logits: Tensor,
-    targets: Tensor,
-    weight: Tensor | None = None,
-    smoothing: float = 0.0,
-) -> Tensor:
-    """Return torch's cross-entropies [B] of logits [B, K].
-
-    Raises DataError for a label that is not a class; on the CPU only.
-    """
-    try:
-        return F.cross_entropy(logits, targets, weight, reduction="none", label_smoothing=smoothing)
-    except IndexError as error:
-        num_classes = logits.shape[1]
-        raise DataError(
-            "DATA_LABEL",
-            f"the model has {num_classes} classes ({error}): "
-            f"num_classes={num_classes} of DatasetOptions names the sample",
-        ) from error

@@ -369,7 +369,9 @@ class Trainer:
                 for set_name, evaluator in self._evaluators.items():
                     monitored = self._progress.monitored_in(set_name)
                     with self._rehearsal.watching_metrics(evaluator.metrics):
-                        evaluator.rehearse(self.model, monitored=monitored)
+                        evaluator.rehearse(
+                            self.model, monitored=monitored, train_loader=self.loader
+                        )
 
     def _attributes_of_subclass(self) -> dict[str, object]:
         """Return the attributes that a subclass has set, but for those that no resume needs."""

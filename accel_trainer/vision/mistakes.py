@@ -19,7 +19,7 @@ from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.run_dir import writes_to
 from ..core.types import Batch, StepOutput
-from ..training.metrics import check_logits
+from ..training.metrics import check_labels
 
 MISTAKES_FILE = "mistakes.json"
 _MEASURED = "/worst_mistakes"
@@ -57,14 +57,14 @@ class WorstMistakes(Callback):
         self._class_names = class_names
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return [3, N]: probability of the prediction, prediction, label."""
-        return torch.zeros(3, self._loader.num_samples, dtype=torch.float64, device=device)
+        """Return [4, N]: probability of the prediction, prediction, label, and 1 if it counts."""
+        return torch.zeros(4, self._loader.num_samples, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Place the predictions of logits [B, K], and the labels [B], at their sample ids."""
-        check_logits(output.outputs, batch.targets, in_loss=False)
+        is_counted = check_labels(batch, output)
         probabilities, predictions = output.outputs.float().softmax(1).max(1)
-        for row, values in enumerate((probabilities, predictions, batch.targets)):
+        for row, values in enumerate((probabilities, predictions, batch.targets, is_counted)):
             sums[row].index_add_(0, batch.sample_ids, values.double())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
@@ -74,9 +74,10 @@ class WorstMistakes(Callback):
         """
         confidence = sums[0].nan_to_num()
         is_right = sums[1] == sums[2]
+        is_counted = sums[3] > 0
         wrong = confidence.masked_fill(is_right, 0)
         ids = wrong.argsort(descending=True, stable=True)[:_NUM_KEPT]
-        rows = zip(ids.tolist(), wrong[ids].tolist(), *sums[1:, ids].tolist(), strict=True)
+        rows = zip(ids.tolist(), wrong[ids].tolist(), *sums[1:3, ids].tolist(), strict=True)
         return {
             "worst_mistakes": [
                 {
@@ -88,7 +89,7 @@ class WorstMistakes(Callback):
                 for sample_id, probability, prediction, label in rows
                 if probability > 0
             ],
-            "calibration": _calibration(confidence, is_right),
+            "calibration": _calibration(confidence[is_counted], is_right[is_counted]),
         }
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:

@@ -18,6 +18,7 @@ from ..core.config import short_flag
 from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
 from ..training.metrics import describe_tensor
+from ..training.targets import trust
 from ..training.tasks import ClassificationConfig, ClassificationTask, call_model
 
 Views = Literal["none", "flip", "flip_crop"]
@@ -44,8 +45,14 @@ class ImageClassificationTask(ClassificationTask):
         *,
         class_weights: Tensor | None = None,
         class_counts: Tensor | None = None,
+        ignore_index: int | None = None,
     ) -> None:
-        super().__init__(config, class_weights=class_weights, class_counts=class_counts)
+        super().__init__(
+            config,
+            class_weights=class_weights,
+            class_counts=class_counts,
+            ignore_index=ignore_index,
+        )
         self._tta: Views = "none" if config is None else config.tta
 
     def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
@@ -88,7 +95,7 @@ class SegmentationTask:
     """Cross-entropy per labelled pixel of logits [B, K, H, W] against class ids int64 [B, H, W].
 
     Pixels of the class `ignored` have no label. The loss is the mean over all labelled pixels of
-    the whole step.
+    the whole step. Any other pixel that is no class is refused.
     """
 
     def __init__(self, *, ignored: int = 255) -> None:
@@ -97,19 +104,26 @@ class SegmentationTask:
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return each sample's loss and number of labelled pixels [B], and the logits.
 
-        Raises ConfigError for other shapes.
+        Raises ConfigError for other shapes, and DataError for a pixel that is no class.
         """
-        logits = call_model(model, batch)
-        if logits.ndim != 4 or logits[:, 0].shape != batch.targets.shape:
+        logits, targets = call_model(model, batch), batch.targets
+        if logits.ndim != 4 or logits[:, 0].shape != targets.shape:
             found = describe_tensor(logits)
-            fact = f"the model returns {found} for targets {describe_tensor(batch.targets)}"
+            fact = f"the model returns {found} for targets {describe_tensor(targets)}"
             fix = "segmentation needs logits [B, K, H, W] and class ids [B, H, W]"
             raise ConfigError("SHAPES", f"{fact}: {fix}")
+        is_labelled = targets != self._ignored
+        num_classes = logits.shape[1]
+        fits = (targets >= 0) & (targets < num_classes) | ~is_labelled
+        fix = (
+            f"and the classes are 0 to {num_classes - 1}: correct it, or, if it means that a pixel "
+            "has no label, set ignored={} of SegmentationTask"
+        )
+        factors = trust(batch, fits, fix)
         losses = F.cross_entropy(
             logits,
-            batch.targets,
+            targets.where(fits, self._ignored),
             ignore_index=self._ignored,
             reduction="none",
         )
-        num_labelled = (batch.targets != self._ignored).sum((1, 2))
-        return StepOutput(losses.sum((1, 2)), logits, num_labelled)
+        return StepOutput(losses.sum((1, 2)) * factors, logits, is_labelled.sum((1, 2)))

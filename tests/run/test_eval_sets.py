@@ -166,8 +166,11 @@ VAL = points(5)
             r"metrics= has \['hard'\], and the sets are \['val', 'hard'\]: give",
         ),
         ({"sets": {"val": VAL}, "metrics": {"val": MeanLoss()}}, "metrics= is no list: put it in"),
-        ({"sets": {"val": VAL, "hard": points(4, label=7)}}, "Target 7 is out of bounds"),
-        ({"test_set": points(4, label=7)}, "Target 7 is out of bounds"),
+        (
+            {"sets": {"val": VAL, "hard": points(4, label=7)}},
+            "has the target 7, and the classes are",
+        ),
+        ({"test_set": points(4, label=7)}, "has the target 7, and the classes are"),
         (
             {"test_set": points(4), "metrics": [ConfusionMatrix(NUM_CLASSES + 1)]},
             "3 logits per sample, the confusion matrix has 4 classes",

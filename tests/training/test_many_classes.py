@@ -30,7 +30,7 @@ from accel_trainer import (
     start_run,
 )
 from accel_trainer.cli.main import main as command_line
-from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.errors import DataError
 from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.data.dataloader import DatasetEvalLoader
 from accel_trainer.data.workers import SampleReader
@@ -164,8 +164,5 @@ def test_sums_of_a_confusion_matrix_are_a_number_per_sample() -> None:
 
 def test_a_label_that_is_no_class_of_a_large_confusion_matrix_is_refused() -> None:
     for label in (-100, 300):
-        with pytest.raises(
-            ConfigError,
-            match=rf"labels from .*{label}.*the classes are 0 to 299: correct the labels",
-        ):
+        with pytest.raises(DataError, match=rf"sample 0 has the target {label}.* 0 to 299"):
             measured(300, torch.zeros(4, 300), torch.tensor([label, 1, 1, 1]))

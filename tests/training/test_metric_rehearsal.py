@@ -331,7 +331,7 @@ def test_a_number_of_items_that_is_negative_or_nan_is_refused(
 
 
 def test_losses_without_any_item_are_refused_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="returned num_items of 0 for all samples: return"):
+    with pytest.raises(ConfigError, match="NUM_ITEMS.*returned num_items of 0 for all samples"):
         workload.train(workload.make_config(tmp_path), task=Items(5.0, 0.0))
     assert not list(tmp_path.glob("run/checkpoints/*"))
 

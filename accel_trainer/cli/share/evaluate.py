@@ -146,7 +146,7 @@ def evaluate(
     stored: StoredModel, choice: DataChoice, *, batch_size: int, num_workers: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the metrics, and a description of the data they were measured on."""
-    runtime, tta = _evaluation_settings(stored)
+    runtime, task = _evaluation_settings(stored)
     accelerator = start_accelerator(runtime)
     data = load_eval_data(
         choice,
@@ -158,7 +158,7 @@ def evaluate(
     model = place_model(stored.model, accelerator, runtime)
     evaluator = Evaluator(
         data.loader,
-        task=ImageClassificationTask(ImageClassificationConfig(tta=tta)),
+        task=ImageClassificationTask(task),
         metrics=classification_metrics(len(stored.config.class_names)),
         accelerator=accelerator,
         seed=_seed(stored),
@@ -171,18 +171,23 @@ def evaluate(
     }
 
 
-def _evaluation_settings(stored: StoredModel) -> tuple[RuntimeConfig, Any]:
-    """Return the run's precision, threads and layout, and its test-time augmentation."""
+def _evaluation_settings(
+    stored: StoredModel,
+) -> tuple[RuntimeConfig, ImageClassificationConfig]:
+    """Return the run's precision, threads and layout, and what its task evaluates."""
     if stored.run is None:
-        recorded = stored.evaluation
-        runtime_config = RuntimeConfig(mixed_precision=recorded.get("mixed_precision"))
-        return runtime_config, recorded.get("tta", "none")
-    runtime = stored.run.config.get("runtime") or {}
-    kept = {name: runtime[name] for name in _RUNTIME_SETTINGS if name in runtime}
-    # The environment says which precision was chosen if the config left the choice to the launcher.
-    if precision := stored.run.environment.get("mixed_precision"):
-        kept["mixed_precision"] = precision
-    return RuntimeConfig(**kept), (stored.run.config.get("task") or {}).get("tta", "none")
+        recorded: Mapping[str, Any] = stored.evaluation
+        runtime = RuntimeConfig(mixed_precision=recorded.get("mixed_precision"))
+    else:
+        settings = stored.run.config.get("runtime") or {}
+        kept = {name: settings[name] for name in _RUNTIME_SETTINGS if name in settings}
+        # The environment has the precision if the config left the choice to the launcher.
+        if precision := stored.run.environment.get("mixed_precision"):
+            kept["mixed_precision"] = precision
+        recorded = stored.run.config.get("task") or {}
+        runtime = RuntimeConfig(**kept)
+    task = {name: recorded[name] for name in ("tta", "ignore_index") if name in recorded}
+    return runtime, ImageClassificationConfig(**task)
 
 
 def _seed(stored: StoredModel) -> int:

@@ -184,11 +184,14 @@ def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, flo
 def _evaluation(run: RunReader) -> dict[str, Any]:
     """Return the evaluation settings that change the numbers."""
     runtime = run.config.get("runtime") or {}
+    task = run.config.get("task") or {}
     precision = run.environment.get("mixed_precision") or runtime.get("mixed_precision")
     settings = {
         "mixed_precision": precision or "no",
-        "tta": (run.config.get("task") or {}).get("tta", "none"),
+        "tta": task.get("tta", "none"),
         "seed": run.config.get("seed", 0),
     }
+    if task.get("ignore_index") is not None:
+        settings["ignore_index"] = task["ignore_index"]
     photos = run.config.get("photos")  # says which photos are for validation
     return settings if photos is None else {**settings, "photos": photos}

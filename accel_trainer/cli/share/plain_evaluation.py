@@ -40,7 +40,7 @@ def evaluate(folder: Path, data: Path) -> dict[str, float]:
     num_in_top5 = 0
     total = 0
     with torch.inference_mode():
-        for images, labels in _batches(data):
+        for images, labels in _batches(data, config["evaluation"].get("ignore_index")):
             inputs = ((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
             autocast = (
                 torch.autocast("cpu", getattr(torch, precision))
@@ -87,13 +87,15 @@ def compare_example(folder: Path) -> dict[str, float]:
     return differences
 
 
-def _batches(data: Path) -> Iterator[tuple[Any, Any]]:
+def _batches(data: Path, ignored: int | None) -> Iterator[tuple[Any, Any]]:
+    """Yield images and labels, without the samples whose label is `ignored`."""
     from safetensors.torch import load_file
 
     for file in sorted(data.iterdir()):
         tensors = load_file(file)
-        images = tensors["images"].split(_BATCH_SIZE)
-        labels = tensors["labels"].split(_BATCH_SIZE)
+        keep = [label != ignored for label in tensors["labels"].tolist()]
+        images = tensors["images"][keep].split(_BATCH_SIZE)
+        labels = tensors["labels"][keep].split(_BATCH_SIZE)
         yield from zip(images, labels, strict=True)
 
 

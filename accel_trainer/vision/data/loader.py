@@ -52,6 +52,13 @@ class _Pixels:
             device=device,
         )
 
+    def extremes(self, ids: Tensor) -> Batch:
+        """Return, of images `ids`, those with the smallest and the largest label, on the CPU."""
+        labels = self.labels[ids]
+        places = torch.stack([labels.argmin(), labels.argmax()])
+        found = ids[places]
+        return Batch(self.normalize(self.images[found]), self.labels[found], found).map(Tensor.cpu)
+
     def check_files(self) -> None:
         """Raise DataError if the image cache has been modified."""
         for file in self._files:
@@ -103,6 +110,10 @@ class ImageLoader:
     def class_counts(self) -> Tensor:
         """The number of samples of each class that are trained on, int64 [K]."""
         return torch.bincount(self._pixels.labels[self._kept], minlength=self._num_classes)
+
+    def extremes(self) -> Batch:
+        """Return images that are trained on, with the smallest and the largest label."""
+        return self._pixels.extremes(self._kept)
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch`, starting at step `first_step`.
@@ -200,6 +211,11 @@ class ImageEvalLoader:
             num_parts=num_parts,
         )
         self._pixels = _Pixels(split, normalization, device)
+
+    def extremes(self) -> Batch:
+        """Return images with the smallest and the largest label."""
+        pixels = self._pixels
+        return pixels.extremes(torch.arange(self.num_samples, device=pixels.images.device))
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches in order.

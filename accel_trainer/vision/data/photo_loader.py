@@ -61,6 +61,13 @@ class PhotoReader:
         self.num_workers = num_workers
         self._labels = torch.from_numpy(split.labels)
 
+    def extremes(self, ids: Tensor) -> Batch:
+        """Return the smallest and the largest label of photos `ids`, with black pixels."""
+        labels = self._labels[ids]
+        places = torch.stack([labels.argmin(), labels.argmax()]) // (labels.numel() // len(ids))
+        found = ids[places]
+        return Batch(torch.zeros(2, 3, self.size, self.size), self._labels[found], found)
+
     def read(self, ids: Iterable[Tensor], rows_of: Callable[[Tensor], MakeRow]) -> Iterator[Batch]:
         """Yield a batch with labels for each tensor of `ids` [B].
 
@@ -175,6 +182,10 @@ class PhotoLoader:
         labels = torch.from_numpy(self._reader.split.labels)[self.order.kept]
         return self._weights_of(labels).sum(0)
 
+    def extremes(self) -> Batch:
+        """Return the smallest and the largest label that is trained on, with black pixels."""
+        return self._reader.extremes(self.order.kept)
+
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch`, starting at step `first_step`.
 
@@ -279,6 +290,10 @@ class PhotoEvalLoader:
         )
         self._copy = DeviceCopy(device)
         self._normalize = _normalizer(transform, device)
+
+    def extremes(self) -> Batch:
+        """Return the smallest and the largest label, with black pixels."""
+        return self._reader.extremes(torch.arange(self.num_samples))
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches in order.

@@ -1,0 +1,63 @@
+"""Targets that no loss and no metric can use are refused, with the sample's id.
+
+Legend: B batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import DataError
+from ..core.types import Batch, Task, eval_step_of
+
+
+def rows_of(values: Tensor) -> Tensor:
+    """Return values [B, ...] as [B, M]; B may be 0."""
+    return values.reshape(len(values), math.prod(values.shape[1:]))
+
+
+def trust(batch: Batch, fits: Tensor, fix: str) -> Tensor:
+    """Return a factor for each sample [B]: 1, or NaN if a target of it does not fit.
+
+    `fits` [B, ...] says which targets fit. On the CPU, where looking is no host sync, one that does
+    not raises DataError instead; `fix` follows the fact, with the value at `{}`.
+    """
+    fits_all = rows_of(fits).all(1)
+    if fits.is_cpu and not fits_all.all():
+        place = fits_all.int().argmin()
+        value = batch.targets[place][~fits[place]].reshape(-1)[0].item()
+        fact = f"sample {batch.sample_ids[place]} has the target {value}"
+        raise DataError("DATA_LABEL", f"{fact}, {fix.format(value)}")
+    return torch.where(fits_all, 1.0, torch.nan)
+
+
+def trust_labels(batch: Batch, num_classes: int, ignored: int | None = None) -> Tensor:
+    """Return the factors of `trust` for labels [B, ...], which are classes or `ignored`."""
+    labels = batch.targets
+    return trust(
+        batch,
+        (labels >= 0) & (labels < num_classes) | (labels == ignored),
+        f"and the classes are 0 to {num_classes - 1}: correct it, leave the sample out, or, if it "
+        "means that there is no label, set ignore_index={} of ClassificationTask",
+    )
+
+
+def check_extremes(loader: Any, task: Task, outputs: Tensor) -> None:
+    """Check the smallest and the largest labels that a `loader` has at hand, on the CPU.
+
+    `outputs` [B, ...] are some of the model: their values do not matter here.
+
+    Raises DataError if `task` cannot use a label.
+    """
+    try:
+        batch = loader.extremes()
+        answers = outputs[:1].cpu().expand(len(batch), *outputs.shape[1:])
+        eval_step_of(task)(lambda *_, **__: answers, batch)  # type: ignore[arg-type]
+    except DataError:
+        raise
+    except Exception:  # no labels are at hand, or the task needs more than a forward
+        return
