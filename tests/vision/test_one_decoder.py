@@ -64,7 +64,7 @@ def test_every_odd_picture_has_the_pixels_that_it_means(pictures: list[OddPictur
     assert wrong == []
 
 
-def test_small_images_photos_and_predictions_have_the_same_pixels_or_errors(
+def test_all_that_read_a_picture_come_to_the_same_pixels_or_error(
     pictures: list[OddPicture], tmp_path: Path
 ) -> None:
     root = write(tmp_path / "odd", pictures)
@@ -188,7 +188,7 @@ def test_pictures_that_use_little_of_their_range_are_said(
         assert "\n" not in line
 
 
-def test_a_format_that_is_dark_among_others_is_said_and_few_photos_are_decoded(
+def test_a_dark_format_among_others_is_said_and_few_photos_are_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoded = []
