@@ -165,7 +165,7 @@ def test_what_a_model_would_hardly_see_is_listed(
     lines = out.splitlines()
     assert code == 0, "a run would read them all"
     assert "0 to 15 in PNG I;16" in out
-    assert "photos in PNG I;16 (3 looked at)" in out
+    assert out.count("training photos in PNG I;16 (3 looked at)") == 1
     assert "multiplying them by 16" in out
     assert "red.png" in lines[lines.index("one colour: 1") + 1]
     heading = "several frames or pages, of which the first is read: 1"

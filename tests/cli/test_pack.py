@@ -95,6 +95,17 @@ def test_large_photos_are_made_smaller_and_small_ones_keep_their_bytes(
     assert decoded(by_name["train/bee/tall.png"]).shape == (120, 48, 3)
 
 
+def test_photos_that_would_keep_a_few_shades_are_said_before_it_starts(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twelve_bits = np.random.default_rng(0).integers(0, 4096, (90, 90)).astype(np.uint16)
+    deep = source / "train" / "bee" / "deep.png"
+    deep.write_bytes(encoded(Image.fromarray(twelve_bits), "png"))
+    assert pack(source, tmp_path / "packed") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "PNG I;16" in line and "multiplying them by 16" in line]
+
+
 def test_the_same_photos_are_set_aside_for_validation_before_and_after(
     source: Path, tmp_path: Path
 ) -> None:

@@ -197,9 +197,6 @@ def _describe_pixels(photos: Sequence[Photo]) -> Iterator[str]:
         ranges[photo.kind] |= photo.pixels
     listed = ", ".join(f"{found.low} to {found.high} in {kind}" for kind, found in ranges.items())
     yield f"pixels, of 0 to 255: {listed}"
-    for kind, found in ranges.items():
-        if note := found.note(f"photos in {kind}"):
-            yield f"  {note}"
     plain = [photo.name for photo in photos if photo.is_plain]
     if plain:
         yield "\n".join([f"one colour: {len(plain):,}", *_first_lines(plain)])

@@ -83,13 +83,15 @@ def load_splits(
         )
         for name, labels in zip(chosen, columns.labels, strict=True)
     }
-    used = [split for split in splits.values() if len(split)]
-    fingerprint = fingerprint_photos(used, columns.names, columns.class_names)
+    # Notes call the splits as those of a run do.
+    named = {"training" if name == "train" else name: split for name, split in splits.items()}
+    used = {name: split for name, split in named.items() if len(split)}
+    fingerprint, notes = fingerprint_photos(used, columns.names, columns.class_names)
     return PhotoSplits(
         splits=splits,
         images=images,
         class_names=columns.class_names,
         fingerprint=fingerprint,
-        notes=warnings_about(data, columns.labels, columns.class_names),
+        notes=(*warnings_about(data, columns.labels, columns.class_names), *notes),
         facts=facts_about(data, columns, used=list(needed.values())),
     )

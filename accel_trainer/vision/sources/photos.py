@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -161,15 +160,14 @@ def load_photos(
             raise DataError(
                 "DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction"
             )
-    ranges = {kind: FormatRanges() for kind in ("training", "validation")}
-    fingerprint = fingerprint_photos(parts, columns.names, class_names, list(ranges.values()))
-    notes += tuple(note for kind, seen in ranges.items() for note in seen.notes(f"{kind} photos"))
+    named = dict(zip(("training", "validation"), parts, strict=True))
+    fingerprint, notes_on_pixels = fingerprint_photos(named, columns.names, class_names)
     return Photos(
         train=parts[0],
         val=parts[1],
         class_names=class_names,
         fingerprint=fingerprint,
-        notes=(*warnings_about(data, labels, class_names), *notes),
+        notes=(*warnings_about(data, labels, class_names), *notes, *notes_on_pixels),
         facts=facts_about(data, columns, used=splits),
     )
 
@@ -249,22 +247,21 @@ def _listed(labels: NDArray[np.int64], class_names: Sequence[str]) -> str:
 
 
 def fingerprint_photos(
-    parts: list[PhotoSplit],
-    columns: tuple[str, str],
-    class_names: tuple[str, ...],
-    ranges: Sequence[FormatRanges] = (),
-) -> str:
+    parts: Mapping[str, PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]
+) -> tuple[str, list[str]]:
     """Return a hash of labels, names of columns and classes, decoder, and some photos of a part.
 
-    These photos are added to the part's `ranges`, if there are any.
+    Also returns a line for each part and format whose photos are almost one shade, of those hashed.
     """
     digest = hashlib.sha256(repr((decoder_version(), columns, class_names)).encode())
-    for part, seen in zip_longest(parts, ranges):
+    notes = []
+    for name, part in parts.items():
         digest.update(f"{len(part)} ".encode() + part.labels.tobytes())
         indices = np.linspace(0, len(part) - 1, min(_NUM_HASHED, len(part))).astype(int)
+        ranges = FormatRanges()
         for index in indices.tolist():
             data = part.encoded_at(index)
             digest.update(hashlib.sha256(data).digest())
-            if seen is not None:
-                seen.look_at(data, part.name_of(index))
-    return f"{SAMPLED}{digest.hexdigest()}"
+            ranges.look_at(data, part.name_of(index))
+        notes += ranges.notes(f"{name} photos")
+    return f"{SAMPLED}{digest.hexdigest()}", notes
