@@ -8,7 +8,7 @@ INSTALLED := .venv/.installed
 TRAINABLE := .venv/.trainable
 # Tests that share a trained run go to one worker: see tests/selection.py.
 PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist loadgroup
-FAST := -m "not slow or promise"
+FAST := -m "not slow"
 # Hundreds of processes start: without stored bytecode each would compile the sources first.
 export PYTHONDONTWRITEBYTECODE :=
 REPEATEDLY := $(BIN)/pytest -q --effort 100 --timeout 3600

@@ -18,6 +18,7 @@ import torch
 from . import reaper, selection
 from .forked_python import forked_python
 from .variants import NUM_THREADS
+from .whole_runs import IN_MAKE_TEST
 
 HAS_TIMEOUT = importlib.util.find_spec("pytest_timeout") is not None
 
@@ -73,9 +74,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         )
 
 
-@pytest.hookimpl(trylast=True)  # after -m and -k
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep one of N parts, for `--part K/N`."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """Mark what only `make test-all` runs as slow. Keep one of N parts, for `--part K/N`."""
+    selection.mark_whole_runs(items, IN_MAKE_TEST)
+    yield  # to -m and -k
     if part := config.getoption("--part"):
         selection.keep(config, items, lambda item: selection.is_in_part(item.nodeid, part))
 

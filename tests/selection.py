@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -50,6 +50,21 @@ def group_of(item: Any) -> str | None:
     if shared["session"]:
         return min(shared["session"]).partition(":")[2]
     return item.nodeid.partition("::")[0] if shared["module"] else None
+
+
+def mark_whole_runs(items: list[Any], in_make_test: Mapping[str, Sequence[str]]) -> None:
+    """Mark as `slow` what a file of whole runs has beside the tests that are named for it."""
+    seen = set()
+    for item in items:
+        path = item.nodeid.partition("::")[0].removeprefix("tests/")
+        names = in_make_test.get(path)
+        if names is None or item.get_closest_marker("slow"):
+            continue
+        is_first = (path, item.originalname) not in seen
+        seen.add((path, item.originalname))
+        named = {item.name, f"{item.originalname}[*]", *[item.originalname] * is_first}
+        if named.isdisjoint(names):
+            item.add_marker(pytest.mark.slow)
 
 
 def keep(config: pytest.Config, items: list[Any], is_kept: Callable[[Any], bool]) -> None:

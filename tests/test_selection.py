@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from . import selection
+from . import selection, whole_runs
 
 NAMES = [f"tests/test_a.py::test_it[{number}]" for number in range(300)]
 
@@ -69,3 +69,58 @@ def test_tests_that_share_a_fixture_run_in_one_process(
         "with_both": "trained",
         "alone": None,
     }
+
+
+WHOLE = """
+import pytest
+def test_named(): ...
+@pytest.mark.parametrize("case", [pytest.param(0, marks=pytest.mark.slow), 1, 2])
+def test_with_its_first_case(case): ...
+@pytest.mark.parametrize("case", [pytest.param(0, marks=pytest.mark.slow), 1, 2])
+def test_with_all_cases(case): ...
+@pytest.mark.parametrize("case", [0, 1])
+def test_with_one_case(case): ...
+def test_that_nobody_named(): ...
+"""
+NAMED = [
+    "test_named",
+    "test_with_its_first_case",
+    "test_with_all_cases[*]",
+    "test_with_one_case[1]",
+]
+
+
+def test_a_file_of_whole_runs_has_its_named_tests_in_make_test(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("test_whole.py", "test_units.py"):
+        (tmp_path / name).write_text(WHOLE)
+    fast: list[str] = []
+
+    class Marks:
+        def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+            selection.mark_whole_runs(items, {"test_whole.py": NAMED})
+            fast.extend(item.nodeid for item in items if not item.get_closest_marker("slow"))
+
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    words = ["--collect-only", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    assert pytest.main([*words, str(tmp_path)], plugins=[Marks()]) == 0, capfd.readouterr()
+    assert [name for name in fast if "whole" in name] == [
+        "test_whole.py::test_named",
+        "test_whole.py::test_with_its_first_case[1]",
+        "test_whole.py::test_with_all_cases[1]",
+        "test_whole.py::test_with_all_cases[2]",
+        "test_whole.py::test_with_one_case[1]",
+    ]
+    assert sum("units" in name for name in fast) == 8
+
+
+def test_each_test_that_make_test_has_of_whole_runs_exists() -> None:
+    folder = Path(__file__).parent
+    assert [
+        f"{path}::{name}"
+        for path, names in whole_runs.IN_MAKE_TEST.items()
+        for name in names
+        if f"\ndef {name.partition('[')[0]}(" not in (folder / path).read_text()
+    ] == []
+    assert all((folder / path).exists() for path in whole_runs.IN_MAKE_TEST)

@@ -133,7 +133,7 @@ def choose_start_method() -> Iterator[Callable[[str | None], None]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems spawn their workers")
-def test_a_dataset_that_cannot_be_pickled_has_workers_unless_they_are_to_be_spawned(
+def test_what_cannot_be_pickled_has_workers_unless_they_are_spawned(
     choose_start_method: Callable[[str | None], None],
 ) -> None:
     with Path(__file__).open("rb") as file:
@@ -146,7 +146,7 @@ def test_a_dataset_that_cannot_be_pickled_has_workers_unless_they_are_to_be_spaw
             read(SampleReader(Unsendable(file), CPU, num_workers=1), [3, 7])
 
 
-def test_a_dataset_that_can_be_pickled_has_the_same_samples_however_workers_start(
+def test_samples_are_the_same_however_workers_start(
     choose_start_method: Callable[[str | None], None],
 ) -> None:
     (alone,) = read(SampleReader(Drawing(), CPU), [3, 7])

@@ -40,6 +40,7 @@ OF_OTHERS = {
     "--amp-dtype",
     "--photos",
     "--record",
+    "--minutes",
     "--cifar",
     "--logdir",
     "--backend-store-uri",
