@@ -42,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how Python starts processes where nothing else is chosen: data workers, for example",
     )
     parser.addoption(
+        "--whole-runs", action="store_true", help="whole runs are not slow: see whole_runs.py"
+    )
+    parser.addoption(
         "--part", metavar="K/N", help="run one of N parts of the tests that are selected"
     )
 
@@ -79,7 +82,8 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
     """Mark what only `make test-all` runs as slow. Keep one of N parts, for `--part K/N`."""
-    selection.mark_whole_runs(items, IN_MAKE_TEST)
+    if not config.getoption("--whole-runs"):
+        selection.mark_whole_runs(items, IN_MAKE_TEST)
     yield  # to -m and -k
     if part := config.getoption("--part"):
         selection.keep(config, items, lambda item: selection.is_in_part(item.nodeid, part))

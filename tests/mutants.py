@@ -1950,7 +1950,8 @@ def try_mutant(mutant: Mutant, repository: Path) -> str:
         return f"GONE: {mutant.path} has its text {source.count(mutant.old)} times"
     path.write_text(source.replace(mutant.old, mutant.new))
     try:
-        options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "120", "-m", "not slow"]
+        options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "120"]
+        options += ["--whole-runs", "-m", "not slow"]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *mutant.tests],
             cwd=repository,
