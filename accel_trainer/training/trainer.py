@@ -147,12 +147,20 @@ class Trainer:
         left = None if max_steps is None else max_steps - state.optimizer_step
         step_batches = islice(self.loader.step_batches(state.epoch, state.step_in_epoch), left)
         for step_batch in self._data_wait.around(step_batches):
+            before = self.state.optimizer_step
             report = self.train_step(step_batch)
             if not isinstance(report, StepReport):
                 raise ConfigError(
                     "TRAINER",
                     f"train_step returned {describe_tensor(report)}: "
                     "return what super().train_step(step_batch) returns",
+                )
+            if (num_steps := self.state.optimizer_step - before) != 1:
+                raise ConfigError(
+                    "TRAINER",
+                    f"train_step called super().train_step {num_steps} times for a step batch: "
+                    "call it once; for the gradients of more samples use --accumulate, and "
+                    "networks in turn follow from batch.position.step",
                 )
             self._notify("on_step_end", report)
             if self._rehearsal.num_steps_left and not report.was_skipped:

@@ -32,9 +32,11 @@ from accel_trainer import (
     TrainerConfig,
     UserError,
 )
+from accel_trainer.core.types import StepBatch
 from accel_trainer.fault_tolerance.preemption import TIME_LIMIT
 
 from .. import workload
+from . import planted
 
 
 def run(folder: Path, *callbacks: Callback, dropout: float = 0.0, **changes: Any) -> RunResult:
@@ -365,3 +367,26 @@ def test_exported_weights_load_into_the_plain_model(tmp_path: Path) -> None:
     model.load_state_dict(load_file(tmp_path / "export" / "model.safetensors"))
     config = json.loads((tmp_path / "export" / "config.json").read_text())
     assert config["weights"].startswith("ema of the best checkpoint")
+
+
+class Twice(Trainer):
+    def train_step(self, step_batch: StepBatch) -> StepReport:
+        super().train_step(step_batch)
+        return super().train_step(step_batch)
+
+
+class Never(Trainer):
+    def train_step(self, step_batch: StepBatch) -> StepReport:
+        return StepReport(1, 0, 0.1, torch.zeros(()), {}, 4, None, False)
+
+
+@pytest.mark.parametrize(("trainer_class", "number"), [(Twice, 2), (Never, 0)])
+def test_a_step_batch_that_is_not_one_update_ends_the_run_at_the_first(
+    tmp_path: Path, trainer_class: type[Trainer], number: int
+) -> None:
+    steps = Recorder()
+    with pytest.raises(ConfigError, match=f"super...train_step {number} times.*--accumulate"):
+        planted.train(
+            planted.make_config(tmp_path), trainer_class=trainer_class, callbacks=(steps,)
+        )
+    assert steps.reports == []

@@ -31,6 +31,7 @@ class DataParallelStrategy(Strategy):
             # With this option DDP never rebuilds its buckets.
             if not prepared.find_unused_parameters:
                 self._ddp = prepared
+                self._trained = {each for each in model.parameters() if each.requires_grad}
                 _settle_buckets(prepared)
             for parameter in model.parameters():
                 parameter.grad = None
@@ -49,8 +50,19 @@ class DataParallelStrategy(Strategy):
         try:
             self._ddp._check_reducer_finalized()
         except RuntimeError as error:
-            parameters = self._ddp.module.named_parameters()
-            unused = [name for name, each in parameters if each.requires_grad and each.grad is None]
+            waiting = [
+                (name, parameter)
+                for name, parameter in self._ddp.module.named_parameters()
+                if parameter in self._trained and parameter.grad is None
+            ]
+            unused = [name for name, parameter in waiting if parameter.requires_grad]
+            if frozen := [name for name, parameter in waiting if not parameter.requires_grad]:
+                raise ConfigError(
+                    "UNUSED_PARAMETERS",
+                    f"DDP waits for the gradients of {listed(frozen)}, which were frozen after "
+                    "the start: set --runtime.find-unused-parameters, or freeze them before "
+                    "build_trainer",
+                ) from error
             raise ConfigError(
                 "UNUSED_PARAMETERS",
                 f"{listed(unused or ['a parameter'])} took no part in the loss of a micro-batch of "

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,15 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from accel_trainer import Callback
+from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.types import StepOutput
 from accel_trainer.training.strategy.base import StepSums
 from accel_trainer.training.strategy.data_parallel import DataParallelStrategy
 
 from ... import processes
 from ..planted import Net, make_config, train
+from ..test_exactness import final_files
 
 
 @pytest.fixture
@@ -122,3 +126,54 @@ def test_a_layer_that_one_process_leaves_out_ends_the_run(
     job.wait(60)
     for rank in range(2):
         assert f"{named} took no part in the loss of a micro-batch" in job.output(rank)
+
+
+class Unfreeze(Callback):
+    """Trains the deep layer from the second epoch on."""
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        trainer.model.deep.requires_grad_(trainer.state.epoch >= 1)
+
+    on_epoch_end = on_fit_start
+
+
+class Deep(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = nn.Linear(6, 6)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(self.deep(inputs))
+
+
+def train_unfreezing(folder: Path, max_steps: list[int], *, finds_unused: bool) -> None:
+    for number in max_steps:
+        config = make_config(folder, max_steps=number)
+        runtime = replace(config.runtime, find_unused_parameters=finds_unused)
+        train(replace(config, runtime=runtime), model=Deep, callbacks=(Unfreeze(),))
+
+
+def test_freezing_after_the_start_names_the_flag_that_it_needs(tmp_path: Path) -> None:
+    job = processes.start(
+        partial(train_unfreezing, finds_unused=False),
+        tmp_path / "run",
+        [8],
+        num_processes=2,
+        folder=tmp_path / "log",
+    )
+    assert job.wait() == [1, 1]
+    assert "UNUSED_PARAMETERS" in job.output()
+    assert "of deep.bias, deep.weight, which were frozen after the start" in job.output()
+    assert "--runtime.find-unused-parameters" in job.output()
+
+
+def test_a_run_that_unfreezes_on_two_processes_resumes_exactly(tmp_path: Path) -> None:
+    for name, max_steps in {"whole": [8], "parts": [2, 5, 8]}.items():
+        processes.run(
+            partial(train_unfreezing, finds_unused=True),
+            tmp_path / name,
+            max_steps,
+            num_processes=2,
+            folder=tmp_path / f"log-{name}",
+        )
+    assert final_files(tmp_path / "whole") == final_files(tmp_path / "parts")
