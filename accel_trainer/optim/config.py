@@ -26,6 +26,8 @@ from .muon import Muon
 # These names win over the classes of torch.optim, which has a `Muon` that trains no filters.
 _SHORT_NAMES: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW, "muon": Muon}
 _LEARNING_RATES = {"sgd": 0.1, "muon": 0.1, "adamw": 1e-3}
+# Of the short names, and of the classes that do not have the setting.
+_DEFAULTS = {"momentum": 0.9, "eps": 1e-8}
 UNSUITABLE = {
     "LBFGS": "it needs several forwards for a step",
     "SparseAdam": "it needs sparse gradients",
@@ -47,16 +49,16 @@ class OptimizerConfig:
     """How the learning rate scales with global batch size / `base_batch_size`."""
     base_batch_size: int = 256
     """The global batch size that `learning_rate` was tuned for; used only for the scaling."""
-    momentum: float = 0.9
-    """Momentum of `sgd`."""
+    momentum: float | None = None
+    """Momentum of `sgd`; None: 0.9, and torch's for its classes, which is mostly none."""
     filter_momentum: float = 0.6
     """Momentum of the filters under `muon`."""
     nesterov: bool = True
     """Nesterov's momentum, for `sgd`."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of the moments of `adamw`."""
-    eps: float = 1e-8
-    """Added to the denominator of `adamw`."""
+    eps: float | None = None
+    """Added to the denominator of `adamw`; None: 1e-8, and torch's for its classes."""
     weight_decay: float = 5e-4
     """Coupled (L2) for `sgd`, decoupled for `adamw`."""
     decay_norms_and_biases: bool = False
@@ -83,12 +85,24 @@ class OptimizerConfig:
         pattern_values(self, "learning_rate_scales")
         pattern_values(self, "weight_decays")
 
-    def with_learning_rate(self) -> OptimizerConfig:
-        """Return the config with `learning_rate` filled in, so that a run records its default."""
-        if self.learning_rate is not None:
-            return self
-        default = inspect.signature(optimizer_class_of(self.name)).parameters["lr"].default
-        return replace(self, learning_rate=_LEARNING_RATES.get(self.name, float(default)))
+    def with_defaults(self) -> OptimizerConfig:
+        """Return the config without None for numbers, so that a run records their defaults."""
+        known = dict(_DEFAULTS, lr=_LEARNING_RATES.get(self.name, 0.0))
+        if self.name not in _SHORT_NAMES:
+            parameters = inspect.signature(optimizer_class_of(self.name)).parameters
+            defaults = {name: parameter.default for name, parameter in parameters.items()}
+            # The eps of Adafactor is a pair, which stays torch's.
+            known |= {name: each for name, each in defaults.items() if type(each) in (int, float)}
+
+        def filled(given: float | None, name: str) -> float:
+            return known[name] if given is None else given
+
+        return replace(
+            self,
+            learning_rate=filled(self.learning_rate, "lr"),
+            momentum=filled(self.momentum, "momentum"),
+            eps=filled(self.eps, "eps"),
+        )
 
     def peak_learning_rate(self, *, global_batch_size: int) -> float:
         """Return the learning rate, which was tuned at `base_batch_size`, for another batch size.
@@ -96,7 +110,7 @@ class OptimizerConfig:
         Linear: Goyal et al. 2017 (arXiv 1706.02677), for SGD. Square root: Krizhevsky 2014
         (arXiv 1404.5997) and Malladi et al. 2022 (arXiv 2205.10287), for adaptive optimizers.
         """
-        learning_rate = self.with_learning_rate().learning_rate
+        learning_rate = self.with_defaults().learning_rate
         assert learning_rate is not None
         ratio = global_batch_size / self.base_batch_size
         factors = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}

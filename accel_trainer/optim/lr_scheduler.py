@@ -9,16 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import Literal
 
 import torch
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    LRScheduler,
+)
 
 from ..core.config import FRACTION, INSIDE_ONE, NOT_NEGATIVE
 from ..core.errors import ConfigError
 from ..core.learning_rate import Schedule
 from ..core.user_code import describe_error
+
+_CYCLIC = (CosineAnnealingWarmRestarts, CyclicLR)
+_MANY_RISES = 2
+_MAX_JUDGED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +119,26 @@ def _decay(config: ScheduleConfig, step: int, num_steps: int) -> float:
     return float((1 - progress) ** powers[config.shape])
 
 
+class TorchSchedule:
+    """The learning rates of a torch scheduler as a function of completed optimizer steps."""
+
+    def __init__(
+        self, factory: Callable[[Optimizer], LRScheduler], *, learning_rate: float
+    ) -> None:
+        self._stand_in = SGD([torch.zeros(1, requires_grad=True)], lr=learning_rate, momentum=0.9)
+        self.scheduler = factory(self._stand_in)
+        self._rates: list[float] = []
+
+    def __call__(self, optimizer_step: int) -> float:
+        """Return the learning rate of the next step."""
+        while len(self._rates) <= optimizer_step:
+            if self._rates:
+                self._stand_in.step()
+                self.scheduler.step()
+            self._rates.append(float(self._stand_in.param_groups[0]["lr"]))
+        return self._rates[optimizer_step]
+
+
 def schedule_from_torch(
     factory: Callable[[Optimizer], LRScheduler], *, learning_rate: float
 ) -> Schedule:
@@ -118,18 +148,34 @@ def schedule_from_torch(
     once for each optimizer step. Its changes of other settings, such as the momentum of OneCycleLR,
     have no effect.
     """
-    stand_in = SGD([torch.zeros(1, requires_grad=True)], lr=learning_rate, momentum=0.9)
-    scheduler = factory(stand_in)
-    rates = [float(stand_in.param_groups[0]["lr"])]
+    return TorchSchedule(factory, learning_rate=learning_rate)
 
-    def learning_rate_at(optimizer_step: int) -> float:
-        while len(rates) <= optimizer_step:
-            stand_in.step()
-            scheduler.step()
-            rates.append(float(stand_in.param_groups[0]["lr"]))
-        return rates[optimizer_step]
 
-    return learning_rate_at
+def describe_misfit(schedule: TorchSchedule, *, num_steps: int) -> str | None:
+    """Return a warning if `schedule` was probably made for other steps than the `num_steps` here.
+
+    One that is meant to step once an epoch soon reaches 0, or rises and falls too often, other than
+    by restarts: jumps in one step after a fall of several. Of a long run, the first steps are
+    looked at.
+    """
+    num_steps = min(num_steps, _MAX_JUDGED)
+    rates = [schedule(step) for step in range(num_steps)]
+    peak = max(rates, default=0.0) or 1.0
+    shape = [round(rate / peak, 9) for rate in rates]
+    fact = "the learning rate changes after each step, not after each epoch, and"
+    if 2 * (num_low := sum(rate < 1e-6 * peak for rate in rates)) > num_steps:
+        few = f"below a millionth of its peak in {num_low} of {num_steps} steps"
+        return f"{fact} is {few}: give the lengths of the schedule in steps"
+    rises = [after > before for before, after in pairwise(shape) if after != before]
+    runs = [(is_rise, len([*steps])) for is_rise, steps in groupby(rises)]
+    num_rises = sum(
+        is_rise and (up > 1 or down == 1) for (_, down), (is_rise, up) in pairwise(runs)
+    )
+    if num_rises < _MANY_RISES or isinstance(schedule.scheduler, _CYCLIC):
+        return None
+    is_cosine = isinstance(schedule.scheduler, CosineAnnealingLR)
+    fix = f"T_max={num_steps} covers this run" if is_cosine else "give its lengths in steps"
+    return f"{fact} rises and falls {num_rises} times in {num_steps} steps: {fix}"
 
 
 def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:

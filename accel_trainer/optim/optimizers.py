@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     Raises:
         ConfigError: all parameters are frozen, or torch's class refuses them or the settings.
     """
-    config = config.with_learning_rate()
+    config = config.with_defaults()
     groups = parameter_groups(model, config)
     if not groups:
         raise ConfigError("FREEZE", "all parameters of the model are frozen: leave some to train")
@@ -34,7 +36,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     settings: dict[str, Any] = {
         "lr": config.learning_rate,
         "momentum": config.momentum,
-        "nesterov": config.nesterov and config.momentum > 0,
+        "nesterov": config.nesterov and config.momentum != 0,
         "betas": config.betas,
         "eps": config.eps,
         "fused": fused,
@@ -133,14 +135,33 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
         ) from error
     _check_parameters(optimizer, model)
     _check_fused(optimizer, model)
-    base = float(optimizer.param_groups[0]["lr"])
-    if base <= 0:
+    # A scheduler of torch leaves it there.
+    if any("initial_lr" in group for group in optimizer.param_groups):
         raise ConfigError(
-            "CONFIG", f"the first group of the recipe's optimizer has lr {base}: set it above 0"
+            "SCHEDULE",
+            "the recipe's optimizer has a scheduler, which nothing steps: leave it out, and give "
+            "build_trainer schedule=schedule_from_torch(lambda optimizer: ..., learning_rate=...)",
         )
-    for group in optimizer.param_groups:
-        group["learning_rate_scale"] = float(group["lr"]) / base
+    rates = [_rate_of(group) for group in optimizer.param_groups]
+    if rates[0] == 0:
+        raise ConfigError(
+            "CONFIG", "the first group of the recipe's optimizer has lr 0: set it above 0"
+        )
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["learning_rate_scale"] = rate / rates[0]
     return optimizer
+
+
+def _rate_of(group: Mapping[str, Any]) -> float:
+    """Return the learning rate of a parameter group. Raises ConfigError if it has none."""
+    with suppress(TypeError, ValueError, RuntimeError):
+        if 0 <= (rate := float(group.get("lr"))) < math.inf:  # type: ignore[arg-type]  # caught
+            return rate
+    raise ConfigError(
+        "CONFIG",
+        f"a group of the recipe's optimizer has lr {group.get('lr')!r:.40}: give it a number, such "
+        "as lr=1e-3 (the optimizers of transformers also take relative_step=False)",
+    )
 
 
 def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:

@@ -149,7 +149,7 @@ def with_defaults(config: C) -> C:
     runtime = config.runtime
     if config.batch.reduce == "exact":  # nothing may depend on the number of processes
         runtime = replace(runtime, sync_batch_norm=False, num_threads=runtime.num_threads or 1)
-    return replace(config, optimizer=config.optimizer.with_learning_rate(), runtime=runtime)
+    return replace(config, optimizer=config.optimizer.with_defaults(), runtime=runtime)
 
 
 def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tuple[str, Any, Any]]:

@@ -89,7 +89,7 @@ def _find_large_batch(config: RecipeConfig) -> str | None:
     None if the learning rate is scaled and warmed up, or the batch is not large.
     """
     num_processes = _count("WORLD_SIZE")
-    optimizer = config.optimizer.with_learning_rate()
+    optimizer = config.optimizer.with_defaults()
     schedule = config.schedule
     batch = config.batch.resolved_global_batch_size(num_processes)
     base = optimizer.base_batch_size

@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+from inspect import signature
+
 import pytest
 import torch
+from torch import nn
 from torch.optim import SGD
 
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.optim.config import OptimizerConfig, optimizer_class_of, pattern_values
 from accel_trainer.optim.muon import Muon
+from accel_trainer.optim.optimizers import build_optimizer
+
+NAMES = [
+    name
+    for name, value in vars(torch.optim).items()
+    if isinstance(value, type) and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
+]
 
 
 @pytest.mark.parametrize(
@@ -14,13 +24,11 @@ from accel_trainer.optim.muon import Muon
     [("sgd", 0.1), ("muon", 0.1), ("adamw", 1e-3), ("RMSprop", 0.01), ("Adadelta", 1.0)],
 )
 def test_each_optimizer_has_a_default_learning_rate(name: str, learning_rate: float) -> None:
-    assert OptimizerConfig(name=name).with_learning_rate().learning_rate == learning_rate
+    assert OptimizerConfig(name=name).with_defaults().learning_rate == learning_rate
 
 
 def test_a_learning_rate_that_is_given_is_kept() -> None:
-    assert (
-        OptimizerConfig(name="adamw", learning_rate=0.5).with_learning_rate().learning_rate == 0.5
-    )
+    assert OptimizerConfig(name="adamw", learning_rate=0.5).with_defaults().learning_rate == 0.5
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
@@ -64,3 +72,35 @@ def test_a_pattern_without_a_number_is_refused(text: str) -> None:
         ConfigError, match="optimizer.learning_rate_scales has .*: write PATTERN=NUMBER"
     ):
         OptimizerConfig(learning_rate_scales=(text,))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_optimizer_of_torch_has_the_defaults_of_its_class(name: str) -> None:
+    ours, theirs = (nn.Linear(3, 2).requires_grad_(True) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    config = OptimizerConfig(name=name, weight_decay=0.0)
+    optimizers = [build_optimizer(ours, config)]
+    kind = optimizer_class_of(name)
+    decay = {"weight_decay": 0.0} if "weight_decay" in signature(kind).parameters else {}
+    optimizers.append(kind(theirs.parameters(), **decay))
+    for step in range(20):
+        inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
+        for net, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            net(inputs).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-5, atol=1e-7)
+
+
+def test_what_is_set_is_kept_and_a_run_records_what_it_uses() -> None:
+    given = OptimizerConfig(name="Adadelta", eps=1e-3, momentum=0.5).with_defaults()
+    assert (given.eps, given.momentum) == (1e-3, 0.5)
+    for name, eps, momentum in (
+        ("sgd", 1e-8, 0.9),
+        ("adamw", 1e-8, 0.9),
+        ("Adadelta", 1e-6, 0.9),
+        ("Adagrad", 1e-10, 0.9),
+        ("RMSprop", 1e-8, 0),
+    ):
+        config = OptimizerConfig(name=name).with_defaults()
+        assert (config.eps, config.momentum) == (eps, momentum), name

@@ -26,7 +26,7 @@ from accel_trainer import (
     schedule_from_torch,
 )
 from accel_trainer.core.errors import CheckpointError
-from accel_trainer.optim.optimizers import build_optimizer
+from accel_trainer.optim.optimizers import build_optimizer, build_own_optimizer
 
 from .. import processes, workload
 from ..variants import slow_but
@@ -171,6 +171,55 @@ def test_a_model_without_trainable_parameters_is_refused() -> None:
         ConfigError, match="all parameters of the model are frozen: leave some to train"
     ):
         build_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimizerConfig())
+
+
+def with_rates(*rates: Any) -> Callable[[nn.Module], Optimizer]:
+    def build(model: nn.Module) -> Optimizer:
+        groups = [{"params": [parameter]} for parameter in model.parameters()]
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+        for group, rate in zip(optimizer.param_groups, [*rates, *rates], strict=False):
+            group["lr"] = rate
+        return optimizer
+
+    return build
+
+
+BAD_RATES = [None, math.nan, math.inf, -0.1, "fast", torch.tensor([0.1, 0.2]), (0.1, 0.2)]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_group_without_a_learning_rate_is_refused_in_a_line(place: int) -> None:
+    for bad in BAD_RATES:
+        rates = [0.1, 0.1]
+        rates[place] = bad
+        with pytest.raises(ConfigError, match="has lr .*give it a number") as caught:
+            build_own_optimizer(with_rates(*rates), nn.Linear(2, 2))
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="first group .* has lr 0: set it above 0"):
+        build_own_optimizer(with_rates(0.0, 0.1), nn.Linear(2, 2))
+    fine = build_own_optimizer(with_rates(torch.tensor(0.1), 0), nn.Linear(2, 2))
+    assert [group["learning_rate_scale"] for group in fine.param_groups] == [1, 0]
+
+
+SCHEDULERS: list[Callable[[Optimizer], Any]] = [
+    lambda optimizer: StepLR(optimizer, 3),
+    lambda optimizer: OneCycleLR(optimizer, max_lr=0.4, total_steps=9),
+    lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0),
+    lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9),
+]
+
+
+def test_a_scheduler_on_the_optimizer_that_nothing_steps_is_refused() -> None:
+    for scheduler in SCHEDULERS:
+
+        def build(model: nn.Module, scheduler: Any = scheduler) -> Optimizer:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            scheduler(optimizer)
+            return optimizer
+
+        with pytest.raises(ConfigError, match="nothing steps.*schedule_from_torch") as caught:
+            build_own_optimizer(build, nn.Linear(2, 2))
+        assert caught.value.code == "SCHEDULE"
 
 
 def short_cycle(optimizer: Optimizer) -> OneCycleLR:

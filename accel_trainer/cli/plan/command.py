@@ -186,7 +186,7 @@ def describe(plan: RunPlan) -> list[str]:
     """Return the plan as lines of text."""
     batch = plan.batch
     trainer = plan.config.trainer
-    optimizer = plan.config.optimizer.with_learning_rate()
+    optimizer = plan.config.optimizer.with_defaults()
     last = batch.step_batch_size(batch.steps_per_epoch - 1)
     stop = "" if plan.num_steps == trainer.num_epochs * batch.steps_per_epoch else " (--max-steps)"
     ratio = f"{batch.global_batch_size}/{optimizer.base_batch_size}"
