@@ -24,6 +24,8 @@ HAS_TIMEOUT = importlib.util.find_spec("pytest_timeout") is not None
 
 # Before anything imports the libraries that read them: no test may reach the network.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_EVALUATE_OFFLINE="1")
+# Each new interpreter has another order of sets, as on the machines of users.
+os.environ.pop("PYTHONHASHSEED", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,9 +42,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--start-method",
         choices=multiprocessing.get_all_start_methods(),
         help="how Python starts processes where nothing else is chosen: data workers, for example",
-    )
-    parser.addoption(
-        "--whole-runs", action="store_true", help="whole runs are not slow: see whole_runs.py"
     )
     parser.addoption(
         "--part", metavar="K/N", help="run one of N parts of the tests that are selected"
@@ -82,8 +81,7 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
     """Mark what only `make test-all` runs as slow. Keep one of N parts, for `--part K/N`."""
-    if not config.getoption("--whole-runs"):
-        selection.mark_whole_runs(items, IN_MAKE_TEST)
+    selection.mark_whole_runs(items, IN_MAKE_TEST)
     yield  # to -m and -k
     if part := config.getoption("--part"):
         selection.keep(config, items, lambda item: selection.is_in_part(item.nodeid, part))

@@ -207,6 +207,18 @@ def load_whole(stored: Any) -> Any:
     return stored.read([0] * len(stored.shape), stored.shape)
 
 
+def load_all(value: Any) -> Any:
+    """Return `value` with all its stored tensors read, and whole tensors in place of shards.
+
+    **Collective** with shards.
+    """
+    if isinstance(value, Mapping):
+        return {key: load_all(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(load_all, value))
+    return value.full_tensor() if is_shard(value) else load_whole(value)
+
+
 def load_like(mine: Tensor, stored: Tensor | StoredTensor) -> Tensor:
     """Return what this process needs of `stored`: if `mine` is a shard, a shard placed like it.
 

@@ -6,7 +6,7 @@ Everything is checked before anything changes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,12 +15,11 @@ from torch.optim import Optimizer
 
 from ..core.digest import digest_of
 from ..core.errors import CheckpointError, listed
-from ..core.parameters import parameters_of
 from ..core.registry import Registry, Stateful
-from ..core.shards import is_shard
 from ..core.tensor_memory import make_dense
 from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weights
-from .sharded import StoredTensor, load_like, load_whole
+from .optimizer_state import OptimizerState
+from .sharded import load_like, load_whole
 
 # The end of the key under which torch stores what `get_extra_state` returns.
 EXTRA_STATE = "_extra_state"
@@ -84,82 +83,6 @@ class AverageWeights(ModelWeights):
     def start_fresh(self) -> None:
         """Copy the weights of the source."""
         self.model.load_state_dict(self._source.state_dict())
-
-
-class OptimizerState(Stateful):
-    """The state of an optimizer.
-
-    Create it before the first step: it records the settings that the run starts with.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._initial_groups = [_settings(group) for group in optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state dict, its class, and its settings before the first step."""
-        return {
-            "class": type(self._optimizer).__name__,
-            "initial_groups": self._initial_groups,
-            **self._optimizer.state_dict(),
-        }
-
-    def validated(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state dict to load.
-
-        Entries that torch's own optimizers do not have are loaded as they were saved. Raises
-        CheckpointError for another optimizer, or other parameters.
-        """
-        mine = type(self._optimizer).__name__
-        theirs = stored.get("class")
-        if theirs != mine:
-            raise CheckpointError(
-                "CKPT_OPTIMIZER",
-                f"the checkpoint's optimizer is {theirs}, this run's is {mine}: use the former, or "
-                "start from its weights with --init-from",
-            )
-        parameters = dict(enumerate(parameters_of(self._optimizer)))
-        loaded: dict[str, Any] = {}
-        for name, value in stored.items():
-            if name == "state":
-                loaded[name] = {
-                    key: _fitted_state(each, parameters.get(key)) for key, each in value.items()
-                }
-            elif name == "param_groups":
-                loaded[name] = self._fitted_groups(value, stored["initial_groups"])
-            elif name not in ("class", "initial_groups"):
-                loaded[name] = load_all(value)
-        return loaded
-
-    def _fitted_groups(
-        self, stored: Sequence[dict[str, Any]], initial: Sequence[Mapping[str, Any]]
-    ) -> list[dict[str, Any]]:
-        """Return the parameter groups to load; `initial` are the settings that the run began with.
-
-        A setting that differs from the initial one was changed on purpose: this run's value is
-        kept. All other settings are taken from the checkpoint, since some optimizers change them as
-        they train.
-        """
-        own = self._optimizer.state_dict()["param_groups"]
-        if len(own) != len(stored) or not all(map(_fits_group, own, stored)):
-            raise CheckpointError(
-                "CKPT_OPTIMIZER",
-                "the checkpoint's optimizer has other parameters: start with the options that it "
-                "was made with, or from its weights with --init-from",
-            )
-        groups = []
-        for mine, theirs, before in zip(self._optimizer.param_groups, stored, initial, strict=True):
-            changed = {
-                name: value
-                for name, value in mine.items()
-                if name not in ("params", "lr") and value != before.get(name)
-            }
-            groups.append(theirs | changed)
-        return groups
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `validated` returned."""
-        self._optimizer.load_state_dict(state)
 
 
 class LossScale(Stateful):
@@ -237,7 +160,7 @@ def training_state(
         parts["model"] = EvaluatedWeights(model, optimizer)
         # Loaded into the same module after "model": training continues with these weights.
         parts["training_weights"] = TrainedWeights(model, name="training_weights")
-    parts["optimizer"] = OptimizerState(optimizer)
+    parts["optimizer"] = OptimizerState(optimizer, model)
     if average is not None:
         models["ema"] = average
         parts["ema"] = AverageWeights(average, model)
@@ -275,51 +198,6 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
             f"the checkpoint's {name} does not fit: "
             f"{listed(differences, separator='; ')}: use the model that it was made with",
         )
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a parameter group, such as its weight decay."""
-    dropped = ("params", "lr", "param_names")
-    return {name: value for name, value in group.items() if name not in dropped}
-
-
-def _fits_group(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Whether a stored group has the parameters and at least the settings of this run's."""
-    return (
-        mine.keys() <= theirs.keys()
-        and mine.get("param_names") == theirs.get("param_names")
-        and len(mine["params"]) == len(theirs["params"])
-    )
-
-
-def _fitted_state(values: Any, parameter: Tensor | None) -> Any:
-    """Return an entry of an optimizer's state, to load; `parameter` is the one that has it."""
-    if parameter is None or not isinstance(values, Mapping):
-        return load_all(values)
-    return {name: _fitted(value, parameter) for name, value in values.items()}
-
-
-def _fitted(value: Any, parameter: Tensor) -> Any:
-    """Return one value of a parameter's state, to load.
-
-    A tensor of the parameter's shape also gets its memory layout, which fused kernels need.
-    """
-    is_tensor = isinstance(value, Tensor | StoredTensor)
-    if not is_tensor or not value.shape or value.shape != parameter.shape:
-        return load_all(value)  # a step, or Adafactor's row_var
-    return torch.empty_like(parameter, dtype=value.dtype).copy_(load_like(parameter, value))
-
-
-def load_all(value: Any) -> Any:
-    """Return `value` with all its stored tensors read, and whole tensors in place of shards.
-
-    **Collective** with shards.
-    """
-    if isinstance(value, Mapping):
-        return {key: load_all(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(load_all, value))
-    return value.full_tensor() if is_shard(value) else load_whole(value)
 
 
 # --- buffers that no state dict has ---

@@ -6,13 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters of all groups of `optimizer`, in their order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def stepped_parameters(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that `optimizer` steps, in the order of `model`.
+
+    It is the same on all processes, which that of the optimizer need not be.
+    """
+    stepped = set(parameters_of(optimizer))
+    return [parameter for parameter in model.parameters() if parameter in stepped]
 
 
 @contextmanager

@@ -43,5 +43,5 @@ def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -
             "PROCESSES_DIFFER",
             f"not the same as on process 0: {'; '.join(listed)}. Install the same software, copy "
             "the same code and data to every machine, start all in the same way, and let no part "
-            "of the recipe depend on the process",
+            "of the recipe depend on the process, or on the order of a set (sort its names)",
         )

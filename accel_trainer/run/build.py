@@ -16,12 +16,15 @@ from ..callbacks.export import OnnxExport
 from ..callbacks.metrics_file import MetricsFile
 from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer
+from ..checkpoint.optimizer_state import OptimizerState
 from ..checkpoint.serialization import copy_metadata
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
+from ..core.digest import flatten
 from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
+from ..core.module_order import take_order
 from ..core.tensor_memory import copy_model
 from ..core.types import Loader, Metric, Task
 from ..data.dataloader import DEFAULT_OPTIONS, DatasetOptions
@@ -107,8 +110,13 @@ def build_trainer(
     strategy = _choose_strategy(run, data.plan)
     identity = data.identify(run, data_fingerprint)
 
-    # 2. Initial weights are loaded, parameters are frozen, and the model is copied for the ONNX
-    # export, all on the CPU.
+    # 2. The model gets the order of its checkpoint, or of the main process's model. Initial weights
+    # are loaded, parameters are frozen, and it is copied for the ONNX export, all on the CPU.
+    if run.checkpoint is None:
+        order = run_on_main(lambda: [*model.state_dict()], run.accelerator)
+    else:
+        order = run.checkpoint.pieces.get("model", ())
+    take_order(model, order)
     origin = _load_weights(run, model)
     onnx = _copy_for_onnx(run, model, task, data)
 
@@ -119,6 +127,8 @@ def build_trainer(
 
     # 4. The optimizer has these parameters, and the learning rate of every step is known.
     optimization = plan_optimization(run.config, model, data.plan, optimizer, schedule)
+    if optimization.warning and run.accelerator.is_main_process:
+        _logger.warning("[SCHEDULE] %s", optimization.warning)
 
     # 5. The processes are compared before any of them waits for the others in training.
     _check_same_parts(run, model, optimization, task, metrics_of)
@@ -270,7 +280,7 @@ def _check_same_parts(
     steps = (0, num_steps // 2, num_steps - 1) if num_steps else ()
     parts = {
         "model": _describe_model(model),
-        "optimizer": _describe_optimizer(optimization.optimizer),
+        "optimizer": _describe_optimizer(optimization.optimizer, model),
         "metrics": "\n".join(
             [
                 "metrics",
@@ -293,15 +303,15 @@ def _describe_model(model: nn.Module) -> str:
     return "\n".join([type(model).__qualname__, *lines])
 
 
-def _describe_optimizer(optimizer: Optimizer) -> str:
-    """Return the class of `optimizer`, and a line for each group with its plain settings."""
-    lines = [type(optimizer).__qualname__]
-    for group in optimizer.param_groups:
-        plain = {
-            name: value for name, value in group.items() if isinstance(value, int | float | str)
-        }
-        lines.append(f"{len(group['params'])} parameters, {plain}")
-    return "\n".join(lines)
+def _describe_optimizer(optimizer: Optimizer, model: nn.Module) -> str:
+    """Return a line for the class of `optimizer`, and for each plain setting of a group."""
+    state = OptimizerState(optimizer, model).state_dict()
+    lines = (
+        f"{path} {leaf!r}"
+        for path, leaf in flatten(state).items()
+        if isinstance(leaf, int | float | str)
+    )
+    return "\n".join(sorted(lines))
 
 
 # --- 6. checkpoints and callbacks ---

@@ -19,8 +19,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..checkpoint.optimizer_state import OptimizerState
 from ..checkpoint.serialization import decode, encode
-from ..checkpoint.state_dict import EXTRA_STATE, OptimizerState
+from ..checkpoint.state_dict import EXTRA_STATE
 from ..core.callback import Callback
 from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError, listed
@@ -202,7 +203,7 @@ class Rehearsal:
         name = type(fresh).__name__
         try:
             with preserved_parameters(fresh):
-                fresh.load_state_dict(OptimizerState(fresh).validated(piece))
+                fresh.load_state_dict(OptimizerState(fresh, self._model).validated(piece))
                 found = fresh.state_dict()
         except Exception as error:
             raise _inexact(

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ..core.buffers import BufferHistory
 from ..core.errors import ConfigError
-from ..core.parameters import parameters_of
+from ..core.parameters import stepped_parameters
 from ..core.shards import local_part
 from ..core.train_state import TrainState
 from ..core.types import Batch, StepBatch, Task
@@ -49,7 +49,7 @@ class OptimizerStep:
         self.buffers = buffers
         self.guard = guard
         self._max_grad_norm = max_grad_norm
-        self._parameters = parameters_of(optimizer)
+        self._parameters = stepped_parameters(wrapped_model, optimizer)
         # What the task returns besides losses; None before the first step.
         self._form: set[str] | None = None
         self.optimizer = optimizer

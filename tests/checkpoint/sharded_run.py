@@ -36,7 +36,7 @@ class ComparesResume(Callback):
             return
         live = {
             "model": trainer.model.state_dict(),
-            "optimizer": trainer._optimizer.state_dict()["state"],
+            "optimizer": trainer._states.state_dict()["optimizer"]["state"],
         }
         live["ema"] = trainer._average.model.state_dict()
         stored = {name: loaded.pieces[name] for name in live}

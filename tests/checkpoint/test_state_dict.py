@@ -120,7 +120,7 @@ def test_a_run_without_average_and_scaler_has_no_pieces_of_them() -> None:
 def test_the_optimizer_knows_its_class_and_the_names_of_its_parameters() -> None:
     piece = trained(0).state_dict()["optimizer"]
     assert piece["class"] == "SGD"
-    names = [name for group in piece["param_groups"] for name in group["param_names"]]
+    names = [name for group in piece["param_groups"] for name in group["params"]]
     assert sorted(names) == sorted(name for name, _ in SmallNet(norm="batch").named_parameters())
 
 
@@ -195,7 +195,7 @@ MISFITS: dict[str, tuple[Change, str, str]] = {
         "has other parameters",
     ),
     "another name": (
-        put(*GROUPS, 0, "param_names", 0, value="stem.weight"),
+        put(*GROUPS, 0, "params", 0, value="stem.weight"),
         "CKPT_OPTIMIZER",
         "has other parameters",
     ),

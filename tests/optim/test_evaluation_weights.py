@@ -95,9 +95,7 @@ def test_a_schedule_free_run_resumes_and_exports_what_it_evaluates(tmp_path: Pat
         load_file(stored / "model.safetensors"),
     )
     z = load_file(stored / "optimizer.safetensors")
-    averages = evaluated(
-        trained, [z[f"optimizer.state[{index}].z"] for index in range(len(trained))]
-    )
+    averages = evaluated(trained, [z[f"optimizer.state.{name}.z"] for name in trained])
     assert all(
         torch.equal(x, average) for x, average in zip(weights.values(), averages, strict=True)
     )

@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"changed centre of the model from nothing to float32 \[6\]",
     ),
     "new parameter": ({"model": NewParameter}, "training replaced the parameter linear.bias"),
-    "deque": (of(Queued), r"optimizer.state\[0\].norms is a collections.deque"),
+    "deque": (of(Queued), r"optimizer.state.linear.\w+.norms is a collections.deque"),
     "numpy number": (of(NumpyNumber), r"optimizer.param_groups\[0\].norm is a numpy.float64"),
     "not restored": (
         of(ForgetfulCounter),

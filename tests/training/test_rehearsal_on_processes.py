@@ -104,11 +104,14 @@ OPTIMIZERS: dict[str, Any] = {
     )
 }
 REFUSED = {
-    ("gathered", "OwnNorm"): "processes differ after a step (process 1: optimizer.state[0].norm ",
+    (
+        "gathered",
+        "OwnNorm",
+    ): "processes differ after a step (process 1: optimizer.state.linear.weight.norm ",
     (
         "whole",
         "OwnOrder",
-    ): "processes differ after a step (process 1: optimizer.state[0].order bits ",
+    ): "processes differ after a step (process 1: optimizer.state.linear.weight.order bits ",
     ("whole", "Noisy"): "processes differ after a step (process 1: model.linear.weight bits ",
     (
         "gathered",

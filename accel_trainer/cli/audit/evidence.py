@@ -16,7 +16,7 @@ from ...checkpoint.format import (
     read_files,
     step_of,
 )
-from ...checkpoint.state_dict import load_all
+from ...checkpoint.sharded import load_all
 from ...core.errors import CheckpointError
 from ...core.history import read_history
 from ...core.json_files import read_json_object

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import tempfile
 import time
@@ -77,8 +78,13 @@ def _trial(config: C, folder: Path, max_steps: int) -> C:
 
 
 def _train_apart(train: Callable[[C], RunResult], config: C, *, is_first: bool) -> RunResult:
-    """Return the result of `train(config)` in a new process."""
-    context = new_process_context()
+    """Return the result of `train(config)` in a new process.
+
+    A resume gets a new interpreter: its sets have another order, as after an interruption.
+    """
+    folder = config.run.output_dir
+    is_resume = folder is not None and folder.exists()
+    context = multiprocessing.get_context("spawn") if is_resume else new_process_context()
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(
         target=_run_part, args=(train, config, sender, dict(os.environ), is_first)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...checkpoint.format import list_checkpoints
 from ...checkpoint.retention import load_checkpoint
-from ...checkpoint.state_dict import load_all
+from ...checkpoint.sharded import load_all
 from ...core.errors import listed
 from ...core.filesystem import sha256_of
 from ...core.history import read_history
@@ -61,7 +61,10 @@ def lost_state(one: Path, other: Path) -> list[str]:
 
     `one` and `other` are folders with the file that a dry run writes at a step, or as it resumes.
     """
-    left, found = (read_json_object(folder / UNSAVED_FILE) for folder in (one, other))
+    files = [folder / UNSAVED_FILE for folder in (one, other)]
+    if not all(file.is_file() for file in files):
+        return []  # a run ended before that step
+    left, found = map(read_json_object, files)
     return sorted(name for name in left if left[name] != found.get(name))
 
 

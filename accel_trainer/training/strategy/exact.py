@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ...core.buffers import BufferHistory, buffer_places, buffers_at
 from ...core.errors import ConfigError
 from ...core.pairwise import PairwiseSum, sum_rows
-from ...core.parameters import parameters_of
+from ...core.parameters import stepped_parameters
 from ...core.rng import fold_in
 from ...distributed.collectives import broadcast_from_main, exchange_flattened, sum_pairwise
 from .base import StepSums, Strategy, add_up
@@ -23,9 +23,9 @@ class ExactStrategy(Strategy):
     """Adds up the micro-batches of all processes in pairs.
 
     Gradients, running statistics and logged numbers are taken from each micro-batch by itself. A
-    parameter without a gradient counts as one with a gradient of zeros. Each micro-batch starts
-    from the buffers at the beginning of the step and normalises by itself; afterwards the running
-    statistics are the mean over the micro-batches. Update rules of running statistics are linear,
+    parameter that gets no gradient in any micro-batch has none. Each micro-batch starts from the
+    buffers at the beginning of the step and normalises by itself; afterwards the running statistics
+    are the mean over the micro-batches. Update rules of running statistics are linear,
     so this equals one update by the mean of all means and variances. For integers see
     `_merge_counters`.
 
@@ -67,7 +67,7 @@ class ExactStrategy(Strategy):
         # A forward may update a copy of the weights before it reads them: in the first step that
         # copy does not change yet.
         self._num_checks_left = 2
-        self._parameters = parameters_of(optimizer)
+        self._parameters = stepped_parameters(model, optimizer)
         self._places = buffer_places(model)
         buffers = self._buffers()
         self._counters = [
@@ -77,12 +77,13 @@ class ExactStrategy(Strategy):
         ]
         self._statistics = [name for name in buffers if name not in self._counters]
         self._summed = getattr(model, "summed_buffers", ())
+        counters = [name for name in self._counters if buffers[name].dtype != torch.bool]
         for name in self._summed:
-            if name not in self._counters:
+            if name not in counters:
                 raise ConfigError(
                     "REDUCE",
                     f"the model's summed_buffers has {name}, no integer buffer: "
-                    f"name some of {self._counters}, or none",
+                    f"name some of {counters}, or none",
                 )
         # One at a time, so that there is never a second copy of the model.
         for parameter in model.parameters():
@@ -94,6 +95,7 @@ class ExactStrategy(Strategy):
         """Begin a step, just before `buffers` are saved."""
         self._history = buffers
         self._tree = PairwiseSum()
+        self._has_gradient = [False] * len(self._parameters)
         self._changes: list[Tensor] = []
         self._before = self._watched_copies()
 
@@ -114,6 +116,9 @@ class ExactStrategy(Strategy):
         gradients = [
             torch.zeros_like(p) if is_empty or p.grad is None else p.grad for p in self._parameters
         ]
+        if not is_empty:
+            for index, parameter in enumerate(self._parameters):
+                self._has_gradient[index] |= parameter.grad is not None
         kept = before if is_empty else now
         statistics = [kept[name].clone() for name in self._statistics]
         self._tree.add([*gradients, *statistics])
@@ -127,6 +132,8 @@ class ExactStrategy(Strategy):
     def finish(self, micro_sums: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
         """Return the numbers of the step on the main process, zeros on the others. **Collective.**
 
+        **Host sync** if a parameter has no gradient on this process.
+
         Raises:
             ConfigError: the micro-batches changed a buffer in ways that cannot be merged, or a
                 forward of the first steps changed state that is not a buffer.
@@ -137,14 +144,20 @@ class ExactStrategy(Strategy):
         numbers = [sums.loss, *sums.numbers.values()]
         if num_items is not None:
             numbers.append(num_items)
+        counts = sums.loss.new_tensor(self._has_gradient)
+        numbers.append(counts)
         totals = self._tree.total()
         if self.accelerator.num_processes > 1:
             exchange_flattened(
                 [*totals, *numbers], lambda flat: sum_pairwise(flat, self.accelerator)
             )
         num_parameters = len(self._parameters)
-        for parameter, gradient in zip(self._parameters, totals[:num_parameters], strict=True):
-            parameter.grad = gradient
+        is_complete = all(self._has_gradient)
+        if not is_complete:
+            counts = counts.to("cpu")
+        rows = zip(self._parameters, totals[:num_parameters], counts, strict=True)
+        for parameter, gradient, count in rows:
+            parameter.grad = gradient if is_complete or count > 0 else None
         self._history.restore()
         buffers = self._buffers()
         for name, total in zip(self._statistics, totals[num_parameters:], strict=True):
@@ -211,12 +224,14 @@ class ExactStrategy(Strategy):
             is_summed = name in self._summed
             if not is_summed and (differs := (change != change[0]).any(0)).any():
                 few, many = change[:, differs][:, 0].aminmax()
+                fix = f"set summed_buffers = ({name!r},) on the model if the changes add up"
+                if buffers[name].dtype == torch.bool:
+                    fix = "let all change this flag alike, or count in an integer buffer"
                 raise ConfigError(
                     "REDUCE",
-                    f"the integer buffer {name} changes by {few} in one micro-batch of a step "
-                    f"and by {many} in another, which --reduce exact cannot merge: "
-                    f"set summed_buffers = ({name!r},) on the model if the changes add up, "
-                    "or use --reduce float",
+                    f"the integer buffer {name} changes by {few} in one micro-batch "
+                    f"of a step and by {many} in another, which --reduce exact cannot merge: "
+                    f"{fix}, or use --reduce float",
                 )
             change = change.sum(0) if is_summed else change[0]
             buffers[name].copy_(buffers[name].long() + change.view(buffers[name].shape))

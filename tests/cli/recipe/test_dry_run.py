@@ -282,3 +282,25 @@ def test_a_train_that_no_other_process_can_import_is_one_line(tmp_path: Path) ->
 
     with pytest.raises(ConfigError, match="define train at the top level of its file"):
         dry_run(train, planted.make_config(tmp_path / "run"))
+
+
+class HashedTask(planted.PlainTask):
+    """Its loss depends on the hash of a name, as the order of a set does."""
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().step(model, batch)
+        return output._replace(losses=output.losses * (1 + hash("name") % 1000 / 1000))
+
+    eval_step = planted.PlainTask.step
+
+
+def train_hashed(config: RecipeConfig) -> RunResult:
+    return planted.train(config, task=HashedTask)
+
+
+def test_what_depends_on_the_hash_seed_is_found_even_in_two_steps(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(CheckpointError, match="stopped after 1 steps.* differs in") as caught:
+        dry_run(train_hashed, planted.make_config(tmp_path / "run", max_steps=2))
+    assert caught.value.code == "CKPT_INEXACT"

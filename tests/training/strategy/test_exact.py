@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import random
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from accel_trainer import (
 )
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.buffers import BufferHistory
+from accel_trainer.core.digest import digest_of
 from accel_trainer.core.pairwise import PairwiseSum
 from accel_trainer.distributed.collectives import sum_pairwise
 from accel_trainer.training.strategy.base import StepSums
@@ -531,3 +533,67 @@ def test_what_a_forward_changes_besides_buffers_is_refused_by_name(
     model = strategy.prepare(model, optimizer)
     with pytest.raises(ConfigError, match=f"a forward changes {name}, which is no buffer"):
         take_steps(strategy, model, optimizer)
+
+
+def take_turns(folder: Path) -> None:
+    """Step parts of a net of which each micro-batch uses some, and write what they become."""
+    with joined_processes() as accelerator:
+        torch.manual_seed(0)
+        net = nn.ModuleList([nn.Linear(3, 1) for _ in range(5)])
+        strategy = ExactStrategy(accelerator, seed=0, num_micro_batches=4)
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1, weight_decay=0.1)
+        strategy.prepare(net, optimizer)
+        buffers = BufferHistory(net)
+        num_local = 4 // accelerator.num_processes
+        for step in range(12):
+            draw = random.Random(step)
+            used = [draw.sample(range(5), draw.randint(1, 2)) for _ in range(4)]
+            strategy.begin(buffers)
+            buffers.save()
+            for index in range(num_local):
+                strategy.begin_forward(step, index)
+                place = accelerator.process_index * num_local + index
+                inputs = torch.full((2, 3), place + step + 1.0)
+                sum(net[part](inputs).sum() for part in used[place]).backward()
+                strategy.end_backward(2)
+            strategy.finish([StepSums(torch.zeros(()), {}, None)] * num_local)
+            reached = {part for parts in used for part in parts}
+            for part, layer in enumerate(net):
+                assert (layer.weight.grad is None) == (part not in reached), (step, part)
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.is_main_process:
+            (folder / str(accelerator.num_processes)).write_text(digest_of(net.state_dict()))
+
+
+def test_a_parameter_that_no_micro_batch_reaches_has_no_gradient(tmp_path: Path) -> None:
+    for number in (1, 2, 4):
+        processes.run(take_turns, tmp_path, num_processes=number, folder=tmp_path / f"log-{number}")
+    assert len({(tmp_path / str(number)).read_text() for number in (1, 2, 4)}) == 1
+
+
+class Seen(Pointing):
+    """Notes in a flag whether it has seen a negative input."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.is_full |= (inputs < 0).any()
+        return self.layer(inputs)
+
+
+def test_the_changes_of_a_flag_do_not_add_up() -> None:
+    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
+    model = Seen()
+    strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    buffers = BufferHistory(model)
+    strategy.begin(buffers)
+    buffers.save()
+    for index in (0, 1):
+        strategy.begin_forward(0, index)
+        model(torch.full((3, 2), 1.0 - 2 * index)).sum().backward()
+        strategy.end_backward(3)
+    with pytest.raises(ConfigError, match="the integer buffer is_full changes by 0") as caught:
+        strategy.finish([StepSums(torch.zeros(()), {}, None)] * 2)
+    assert "summed_buffers" not in str(caught.value)
+    model.summed_buffers = ("is_full",)
+    with pytest.raises(ConfigError, match="is_full, no integer buffer: name some of .'pointer'."):
+        strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

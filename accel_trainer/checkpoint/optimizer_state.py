@@ -1,0 +1,203 @@
+"""The state of an optimizer as a checkpoint holds it: by the names of its parameters.
+
+torch numbers them in the order of the optimizer's groups. If that order comes from a set, it is a
+different one in each process, and a resume would silently give state to other parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..core.digest import flatten
+from ..core.errors import CheckpointError
+from ..core.parameters import parameters_of
+from ..core.registry import Stateful
+from .sharded import StoredTensor, load_all, load_like
+
+_KEEP_ORDER = (
+    "which is a different one in this start: build its groups from a list or from sorted names, "
+    "since the order of a set is not the same in two processes"
+)
+
+
+# What torch's own optimizers store.
+_TORCHS = ("state", "param_groups")
+
+
+class OptimizerState(Stateful):
+    """The state of an optimizer, whatever the order of its groups and of their parameters.
+
+    Create it before the first step: it records the settings that the run starts with.
+    """
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+        self._optimizer = optimizer
+        self._names: dict[Tensor, str] = {
+            parameter: name for name, parameter in model.named_parameters()
+        }
+        settings = [{**group, "params": []} for group in optimizer.param_groups]
+        self._initial_groups = self._named(copy.deepcopy(settings))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state dict, its class, and its settings before the first step.
+
+        Names take the place of torch's numbers. If some of the state may follow the order of the
+        parameters all the same, that order is stored as well.
+        """
+        mine = self._optimizer.state_dict()
+        kind = type(self._optimizer).__name__
+        piece = {"class": kind, "initial_groups": self._initial_groups, **mine}
+        parameters = parameters_of(self._optimizer)
+        state = mine.get("state", {})
+        groups = mine.get("param_groups", [])
+        numbers = [number for group in groups for number in group.get("params", ())]
+        if numbers != [*range(len(parameters))] or not isinstance(state, Mapping):
+            return piece | {"order": self._order()}
+        by_name = {self._names[parameters[key]]: state[key] for key in numbers if key in state}
+        piece["state"] = dict(sorted(by_name.items()))
+        piece["shared_state"] = {key: state[key] for key in state.keys() - {*numbers}}
+        piece["param_groups"] = self._named(groups)
+        if self._follows_order(piece):
+            piece["order"] = self._order()
+        return piece
+
+    def _follows_order(self, piece: Mapping[str, Any]) -> bool:
+        """Whether state may be of several parameters, such as a list, or a sum that order rounds.
+
+        These are tensors, and numbers that training changes but counts, beside the state of each
+        parameter; and in that, tensors that are larger than the parameter.
+        """
+        known = flatten({"param_groups": self._initial_groups})
+        own = ("class", "initial_groups", "state")
+        shared = flatten({name: value for name, value in piece.items() if name not in own})
+        return any(
+            isinstance(leaf, Tensor)
+            or not (leaf is None or isinstance(leaf, int | str) or leaf == known.get(path))
+            for path, leaf in shared.items()
+            if not path.endswith(".lr") and leaf != {}
+        ) or any(
+            isinstance(leaf, Tensor) and leaf.numel() > parameter.numel()
+            for parameter, name in self._names.items()
+            for leaf in flatten(piece["state"].get(name)).values()
+        )
+
+    def _order(self) -> list[list[list[str]]]:
+        """Return the names in each group of the optimizer, and of those in its attributes."""
+        attributes = vars(self._optimizer)
+        kept = flatten({key: attributes[key] for key in attributes if key not in _TORCHS})
+        return [
+            [[self._names.get(each, "") for each in group["params"]] for group in one.param_groups]
+            for one in (self._optimizer, *kept.values())
+            if isinstance(one, Optimizer)
+        ]
+
+    def _names_in(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(sorted(self._names[parameter] for parameter in group["params"]))
+
+    def _named(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the optimizer's groups, given by their settings, sorted by the sorted names."""
+        named = [
+            {**group, "params": [*self._names_in(mine)]}
+            for group, mine in zip(groups, self._optimizer.param_groups, strict=True)
+        ]
+        for group in named:
+            group.pop("param_names", None)
+        return sorted(named, key=itemgetter("params"))
+
+    def validated(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state dict to load, with torch's numbers for this run's parameters.
+
+        Entries that torch's own optimizers do not have are loaded as they were saved. Raises
+        CheckpointError for another optimizer, other parameters or groups, and another order if some
+        of the state may follow it.
+        """
+        mine = type(self._optimizer).__name__
+        theirs = stored.get("class")
+        if theirs != mine:
+            raise _misfit(
+                f"is {theirs}, this run's is {mine}: use the former, or start from its weights "
+                "with --init-from"
+            )
+        if not stored.keys() & {"order", "shared_state"}:
+            raise _misfit("was saved without names: use the version that saved it")
+        order = self._order()
+        if stored.get("order", order) != order:
+            raise _misfit(f"has state that follows the order of its parameters, {_KEEP_ORDER}")
+        added = {"class", "initial_groups", "order", "shared_state"}
+        if "shared_state" not in stored:  # a form of its own
+            return {key: load_all(stored[key]) for key in stored.keys() - added}
+        others = {key: load_all(stored[key]) for key in stored.keys() - added - {*_TORCHS}}
+        groups = self._fitted_groups(stored["param_groups"], stored["initial_groups"])
+        state = load_all(stored["shared_state"])
+        for number, parameter in enumerate(parameters_of(self._optimizer)):
+            if (name := self._names[parameter]) in stored["state"]:
+                state[number] = _fitted_state(stored["state"][name], parameter)
+        return {**others, "state": state, "param_groups": groups}
+
+    def _fitted_groups(
+        self, stored: Sequence[Mapping[str, Any]], initial: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return the parameter groups to load; `initial` are the settings that the run began with.
+
+        A setting that differs from the initial one was changed on purpose: this run's value is
+        kept. All other settings are taken from the checkpoint, since some optimizers change them as
+        they train.
+        """
+        theirs = {tuple(group["params"]): group for group in stored}
+        before = {tuple(group["params"]): group for group in initial}
+        numbered = self._optimizer.state_dict()["param_groups"]
+        keys = [self._names_in(group) for group in self._optimizer.param_groups]
+        if {*keys} != theirs.keys() or any(
+            group.keys() - theirs[key].keys() - {"param_names"}
+            for key, group in zip(keys, numbered, strict=True)
+        ):
+            raise _misfit(
+                "has other parameters or groups: start with the options that it was made with, "
+                "or from its weights with --init-from"
+            )
+        has_rates = len({float(group["lr"]) for group in initial}) > 1
+        if has_rates and theirs[keys[0]].get("learning_rate_scale") != 1:
+            raise _misfit(f"has learning rates that follow its first group, {_KEEP_ORDER}")
+        groups = []
+        for key, group in zip(keys, numbered, strict=True):
+            # Among them are the numbers of the parameters.
+            changed = {
+                name: value
+                for name, value in group.items()
+                if name != "lr" and value != before[key].get(name)
+            }
+            groups.append(load_all(theirs[key]) | changed)
+        return groups
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `validated` returned."""
+        self._optimizer.load_state_dict(state)
+
+
+def _misfit(fact: str) -> CheckpointError:
+    return CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's optimizer {fact}")
+
+
+def _fitted_state(values: Any, parameter: Tensor) -> Any:
+    """Return an entry of an optimizer's state, to load; `parameter` is the one that has it."""
+    if not isinstance(values, Mapping):
+        return load_all(values)
+    return {name: _fitted(value, parameter) for name, value in values.items()}
+
+
+def _fitted(value: Any, parameter: Tensor) -> Any:
+    """Return one value of a parameter's state, to load.
+
+    A tensor of the parameter's shape also gets its memory layout, which fused kernels need.
+    """
+    is_tensor = isinstance(value, Tensor | StoredTensor)
+    if not is_tensor or not value.shape or value.shape != parameter.shape:
+        return load_all(value)  # a step, or Adafactor's row_var
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(load_like(parameter, value))
