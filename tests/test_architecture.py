@@ -393,7 +393,6 @@ RULES = {
             "vision.data.cache",  # makes the folder that users name
             # These work in a temporary folder.
             "cli.common.scratch",
-            "cli.chaos.campaign",
             "cli.chaos.command",
             "cli.chaos.disk",  # half of what it stands in for
             "cli.chaos.runs",
@@ -411,6 +410,27 @@ RULES = {
             "cli.new",  # a project is its user's: the modes are those of the umask
         },
         "Path('x').write_text('')",
+    ),
+    "removes a folder with all that is in it": Rule(
+        calls(
+            "shutil.rmtree",
+            ".rmtree",
+            ".remove_tree",
+            "os.removedirs",
+            "remove_directories",
+            "filesystem.remove_directories",
+        ),
+        {
+            "core.filesystem",  # its own temporaries; a guard refuses a folder that was moved
+            "cli.common.scratch",
+            "cli.chaos.disk",  # half of what it stands in for
+            # These have made what they remove, under a name that nobody has typed.
+            "callbacks.trackers",
+            "checkpoint.retention",
+            "cli.chaos.campaign",
+            "vision.data.cache",
+        },
+        "filesystem.remove_directories([folder])",
     ),
     "opens files": Rule(
         calls("open", ".open", ".read_text", ".read_bytes"),
@@ -571,6 +591,8 @@ def test_a_room_that_a_rule_allows_has_such_a_line(rule: Rule) -> None:
         ("decodes a picture", "feature.decode_example(row)"),
         ("changes files", "os.replace(a, b)"),
         ("changes files", "shutil.rmtree(path)"),
+        ("removes a folder with all that is in it", "import shutil\nshutil.rmtree(path)"),
+        ("removes a folder with all that is in it", "disk.remove_tree(path)"),
         ("changes files", "tarfile.open(path).extractall(folder)"),
         ("reads the environment", "os.getenv('RANK')"),
         ("touches randomness", "np.random.shuffle(ids)"),

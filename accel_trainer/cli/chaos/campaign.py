@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint.format import list_checkpoints, step_of
+from ...core import filesystem
 from ..runs.run_reader import read_run
 from .explain import Difference, explain, files_below, own_numbers_that_vary, touched_files
 from .faults import Plan, shorter, simpler
@@ -150,7 +150,7 @@ def try_plans(
     for ending in _run_all(recipe, starts):
         verdict = judge(ending, undisturbed)
         if not verdict.has_failed:
-            shutil.rmtree(ending.folder)
+            filesystem.remove_directories([ending.folder])
         yield verdict
 
 

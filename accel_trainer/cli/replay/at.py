@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ...checkpoint.format import is_committed, list_checkpoints, step_of
 from ...core import console, filesystem
 from ...core.errors import ConfigError, ExitCode, OutputError
 from ...core.run_dir import prepare_directory, writes_to
+from ...core.yaml_files import dump_yaml, read_yaml
 from ..common.output import show, tell
 from ..common.parser import CommandParser
 from ..runs.run_reader import RunReader, read_run
@@ -36,12 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check_new(options.to)
     kept = None if options.again else _checkpoint_of(run.folder, options.step)
     if kept is not None:
-        _copy(run, kept, options.to)
+        with _made(options.to) as folder:
+            _copy(run, kept, folder)
         facts: dict[str, Any] = {"from": str(kept), "copied": True}
         proof = None
     else:
         replay = Replay.of(run, options.recipe)
-        proof = _train(replay, options.step, options.to, is_quiet=options.json)
+        _announce(replay, options.step, options.to, is_quiet=options.json)
+        with _made(options.to) as folder:
+            proof = _train(replay, options.step, folder)
+            _rename_in_config(folder / "config.yaml", options.to.resolve())
         facts = {"copied": False, **vars(proof)}
     made = _checkpoint_of(options.to, options.step)
     if made is None:
@@ -84,6 +90,21 @@ def _check_new(folder: Path) -> None:
         raise OutputError("RUN_EXISTS", f"{folder} is not empty: choose another --to")
 
 
+@contextmanager
+def _made(folder: Path) -> Iterator[Path]:
+    """Yield a new folder beside `folder`, which takes its name at the end of the block.
+
+    What fails leaves nothing behind, and removes nothing that is not its own.
+    """
+    final = folder.resolve()
+    prepare_directory(final.parent)
+    with filesystem.new_directory(final) as temporary:
+        yield prepare_directory(temporary)
+        _check_new(final)  # somebody may have filled it meanwhile
+        with writes_to(final):
+            filesystem.publish(temporary, final)
+
+
 def _checkpoint_of(folder: Path, step: int) -> Path | None:
     """Return the newest complete checkpoint of `step`; None: there is none.
 
@@ -104,44 +125,48 @@ def _copy(run: RunReader, checkpoint: Path, folder: Path) -> None:
         for line in filesystem.read_lines(run.folder / "metrics.jsonl")
         if json.loads(line)["optimizer_step"] <= step_of(checkpoint)
     ]
-    prepare_directory(folder)
     with writes_to(folder):
         for name in _FILES:
             if (run.folder / name).is_file():
                 _copy_file(run.folder / name, folder / name)
         filesystem.write_file_atomic(folder / "metrics.jsonl", b"".join(lines))
-        filesystem.make_directory(folder / "checkpoints")
-        final = folder / "checkpoints" / checkpoint.name
-        with filesystem.new_directory(final) as temporary:
-            for path in sorted(checkpoint.rglob("*")):
-                copy = temporary / path.relative_to(checkpoint)
-                if path.is_dir():  # of shards
-                    filesystem.make_directory(copy)
-                else:
-                    _copy_file(path, copy)
-            filesystem.publish(temporary, final)
+        place = folder / "checkpoints" / checkpoint.name
+        filesystem.make_directory(place.parent)
+        filesystem.make_directory(place)
+        for path in sorted(checkpoint.rglob("*")):
+            copy = place / path.relative_to(checkpoint)
+            if path.is_dir():  # of shards
+                filesystem.make_directory(copy)
+            else:
+                _copy_file(path, copy)
 
 
 def _copy_file(path: Path, copy: Path) -> None:
     filesystem.replace_file(copy, filesystem.read_chunks(path))
 
 
-def _train(replay: Replay, step: int, folder: Path, *, is_quiet: bool) -> Proof:
-    """Train up to `step` in `folder`, and compare the rows; what fails leaves no folder."""
+def _announce(replay: Replay, step: int, folder: Path, *, is_quiet: bool) -> None:
+    """Say what is trained, and what makes it only approximate."""
     run = replay.run
     start = replay.start_of(replay.checkpoint_at(step - 1))
     if not is_quiet:
         show(f"training {step - start} steps of {run.name} again, from step {start}, in {folder}")
         console.flush()
     note_changes(run)
-    try:
-        start = replay.train(folder.resolve(), until=step)
-    except BaseException:
-        if folder.exists():
-            filesystem.remove_directories([folder])
-        raise
-    rows = [comparable_rows(each, after=start, until=step) for each in (run.folder, folder)]
-    return compare(*rows)
+
+
+def _train(replay: Replay, step: int, folder: Path) -> Proof:
+    """Train up to `step` in `folder`, and compare the rows."""
+    start = replay.train(folder, until=step)
+    folders = (replay.run.folder, folder)
+    return compare(*(comparable_rows(each, after=start, until=step) for each in folders))
+
+
+def _rename_in_config(path: Path, folder: Path) -> None:
+    """Let a config name `folder` as that of its run, which it has been trained for."""
+    config = read_yaml(path)
+    config["run"]["output_dir"] = str(folder)
+    filesystem.write_file_atomic(path, dump_yaml(config).encode())
 
 
 def _tell(report: Mapping[str, Any], proof: Proof | None, *, as_json: bool) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from accel_trainer.checkpoint.format import list_checkpoints, read_manifest
 from tests.cli.conftest import run_command
 
-from .conftest import NAMED, Train
+from .conftest import NAMED, ROOT, Train
 
 pytestmark = pytest.mark.usefixtures("python_is_forked")
 
@@ -78,3 +80,55 @@ def test_at_refuses_a_step_that_the_run_does_not_have(
     code, _, err = run_command(capsys, ["at", poisoned, "--step", step, "--to", tmp_path / "at"])
     assert (code, "give a step from 1 to 60" in err) == (64, True)
     assert not (tmp_path / "at").exists()
+
+
+FILL = "import pathlib\nplace = pathlib.Path({place!r})\n"
+# What takes the place of the new folder while it is trained, and how that training ends.
+TAKEN = {
+    "a folder with a file": "place.mkdir()\n(place / 'thesis.txt').write_text('mine')\n",
+    "a folder with a folder": "(place / 'photos').mkdir(parents=True)\n",
+    "a file": "place.write_text('mine')\n",
+    "a link": "place.symlink_to(place.with_name('elsewhere'))\n",
+}
+ENDS = {
+    "refused": ("raise SystemExit(65)\n", 65),
+    "killed": ("import os\nos.kill(os.getpid(), 9)\n", 73),
+    "interrupted": (
+        "import os, signal, time\nos.kill({pid}, signal.SIGINT)\ntime.sleep(60)\n",
+        130,
+    ),
+    "finished": ("import runpy\nrunpy.run_path({recipe!r}, run_name='__main__')\n", 73),
+}
+
+
+def test_what_takes_the_place_of_the_new_folder_is_left_alone(
+    poisoned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However the training ends, nothing is removed that the command has not written."""
+    for number, (taken, ended) in enumerate(itertools.product(TAKEN, ENDS)):
+        folder = tmp_path / str(number)
+        (folder / "elsewhere").mkdir(parents=True)
+        (folder / "elsewhere" / "thesis.txt").write_text("mine")
+        recipe = tmp_path / f"recipe-{number}.py"
+        text, expected = ENDS[ended]
+        end = text.format(pid=os.getpid(), recipe=str(ROOT / "tests/cli/replay/poisoned.py"))
+        recipe.write_text(FILL.format(place=str(folder / "new")) + TAKEN[taken] + end)
+        argv = ["at", poisoned, "--step", 2, "--to", folder / "new", "--recipe", recipe]
+        code, _, err = run_command(capsys, argv)
+        assert code == expected, (taken, ended, err)
+        there = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+        assert {"new", "elsewhere", "elsewhere/thesis.txt"} <= there
+        more = there - {"new", "elsewhere", "elsewhere/thesis.txt"}
+        is_folder = taken.startswith("a folder")
+        assert len(more) == is_folder, (taken, ended, more)
+        assert more <= {"new/thesis.txt", "new/photos"}
+
+
+def test_the_new_folder_is_a_run_that_names_itself(
+    poisoned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "new"
+    folder.mkdir()  # an empty one is taken
+    assert run_command(capsys, ["at", poisoned, "--step", 2, "--to", folder])[0] == 0
+    assert f"output_dir: {folder}\n" in (folder / "config.yaml").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"new"}
