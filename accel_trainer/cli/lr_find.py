@@ -15,6 +15,7 @@ from pathlib import Path
 from ..core.errors import ConfigError, ExitCode, OutputError
 from ..run.config import RecipeConfig
 from .common.output import tell
+from .common.own_files import refuse_other_file
 from .common.parser import CommandParser
 from .common.processes import forward_signals, start_recipe
 from .common.recipes import find_config_class
@@ -96,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     png: Path = options.png
     if png.is_dir() or not png.parent.is_dir():
         raise OutputError("PNG", f"--png {png} is no file in a folder that exists: check the path")
+    refuse_other_file(png, "--png")
     growth = (options.highest / options.lowest) ** (1 / (options.steps - 1))
     ramp = _ramp(options.lowest, growth, options.steps)
     config_class = find_config_class(Path(recipe))

@@ -3,6 +3,7 @@ are only shown."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
@@ -212,3 +213,73 @@ def test_the_names_of_photos_and_classes_cannot_command_a_terminal(
     assert "\\x9b2J" in out
     shown = out + re.sub(r".*\r", "", err)  # without the bar
     assert printable(shown) == shown
+
+
+def hostile_onnx(name: str) -> bytes:
+    """Return an ONNX file that loads and does not fit, or does not load at all."""
+    onnx = pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    images = helper.make_tensor_value_info("images", kind, ["batch", 1, 16, 16])
+    number = helper.make_tensor_value_info("logits", kind, [])
+    several = helper.make_tensor_sequence_value_info("logits", kind, None)
+    constant = helper.make_tensor("one", kind, [], [1.0])
+    graphs = {
+        "without inputs": ([helper.make_node("Constant", [], ["logits"], value=constant)], []),
+        "with one number": (
+            [helper.make_node("ReduceSum", ["images"], ["logits"], keepdims=0)],
+            [images],
+        ),
+        "with a sequence": (
+            [helper.make_node("SequenceConstruct", ["images"], ["logits"])],
+            [images],
+        ),
+        "with an unknown operator": (
+            [helper.make_node("Nothing", ["images"], ["logits"])],
+            [images],
+        ),
+    }
+    raw = {"empty": b"", "zeros": bytes(64), "a pickle": pickle.dumps(1), "noise": os.urandom(999)}
+    if name in raw:
+        return raw[name]
+    nodes, inputs = graphs[name.removesuffix(", cut")]
+    output = several if "sequence" in name else number
+    graph = helper.make_graph(nodes, "hostile", inputs, [output])
+    opset = helper.make_opsetid("", 17)
+    data = helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
+    return bytes(data[: len(data) // 2] if name.endswith(", cut") else data)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "empty",
+        "zeros",
+        "a pickle",
+        "noise",
+        "without inputs",
+        "with one number",
+        "with one number, cut",
+        "with a sequence",
+        "with an unknown operator",
+    ],
+)
+def test_a_hostile_onnx_ends_in_one_line(
+    name: str, model: Path, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    Image.new("L", (16, 16)).save(model.parent / "image.png")
+    data = hostile_onnx(name)
+    (model / "model.onnx").write_bytes(data)
+    content = json.loads((model / "config.json").read_text())
+    content.pop("model")
+    content["onnx_sha256"] = hashlib.sha256(data).hexdigest()
+    (model / "config.json").write_text(json.dumps(content))
+    flags: dict[str, list[object]] = {
+        "predict": [model.parent / "image.png"],
+        "evaluate": ["--dataset", "digits", "--cache-dir", runs.parent / "cache"],
+        "verify": [],
+    }
+    for command in COMMANDS:
+        code, _, err = run_command(capsys, [command, model, *flags[command]])
+        assert code in (65, 74), (command, err)
+        assert re.fullmatch(r"accel_trainer: error\[\w+\]: .{1,600}\n", err), (command, err[:900])

@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ...core import filesystem
-from ...core.errors import ConfigError, DataError, ExitCode, OutputError, UserError
+from ...core.errors import ConfigError, DataError, ExitCode, UserError
 from ...distributed.machine import available_cpus
 from ...vision import EvalTransform, PhotoSplit, load_photos
 from ...vision.data.photo_decode import decode_photo, format_of, opened_image
 from ...vision.data.pixel_range import PixelRange, range_of
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..common.output import both_ends, format_table, tell
+from ..common.own_files import refuse_other_file, write_own_file
 from ..common.parser import CommandParser
 from ..common.threads import in_order
 from .page import draw_page
@@ -79,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(
             "USAGE", f"--html {options.html} is in a folder that does not exist: choose another"
         )
+    if options.html is not None:
+        refuse_other_file(options.html, "--html")
     columns = {"image_column": options.image_column, "label_column": options.label_column}
     found = load_splits(options.source, **columns, cache_dir=options.cache_dir)
     torch.set_num_threads(1)
@@ -89,12 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tell("\n\n".join(describe(options.source, found, photos)))
     if options.html is not None:
         page = draw_page(options.source, found, transform)
-        try:
-            filesystem.write_file_atomic(options.html, page.encode())
-        except OSError as error:
-            raise OutputError(
-                "PAGE", f"{options.html} cannot be written ({error.strerror}): choose another"
-            ) from error
+        write_own_file(options.html, page.encode(), "--html")
         tell(f"\n{options.html}")
     try:
         chosen = load_photos(

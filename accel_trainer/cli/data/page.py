@@ -18,6 +18,7 @@ _NUM_PER_CLASS = 6
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="generator" content="accel-trainer">
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark }}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core import console
-from ...core.filesystem import write_file_atomic
 from ..common.output import show, tell
+from ..common.own_files import refuse_other_file, write_own_file
 from ..common.parser import CommandParser
 from ..runs.run_reader import read_run, reading
 from .again import interval_of
@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns 0 if there is such a step, and 1 if there is none or the run could not be repeated.
     """
     options = _options(argv)
+    if options.page is not None:
+        refuse_other_file(options.page, "--page")
     run = read_run(options.run)
     said: list[str] = []
 
@@ -65,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(str(proof))
     if options.page is not None:
         title = f"{run.name}, step {found.step}: {options.where}"
-        write_file_atomic(options.page, draw_page(title, "\n".join(said), samples).encode())
+        page = draw_page(title, "\n".join(said), samples)
+        write_own_file(options.page, page.encode(), "--page")
         say(f"the samples as a page: {options.page}")
     if options.json:
         tell(json.dumps(_as_json(options.where, found, samples, proof)))

@@ -10,6 +10,7 @@ from .samples import Sample
 _MAX_PICTURES = 256
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="generator" content="accel-trainer">
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark; --line: light-dark(#d9d9de, #3b3b42);

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core import filesystem
-from ...core.errors import OutputError
+from ..common.own_files import SOFTWARE, write_own_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,9 +164,7 @@ def draw_chart(
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
         if title:
             figure.suptitle(title, x=0.02, ha="left", color=LIGHT.ink, fontsize=11)
-        figure.savefig(
-            png, format="png", facecolor=LIGHT.card, dpi=_PNG_DPI, metadata={"Software": None}
-        )
+        figure.savefig(png, format="png", facecolor=LIGHT.card, dpi=_PNG_DPI, metadata=SOFTWARE)
     return Chart(name, title, _for_page(svg.getvalue(), title), png.getvalue())
 
 
@@ -187,10 +184,5 @@ def _for_page(svg: str, title: str) -> str:
 def save_picture(figure: Figure, path: Path) -> None:
     """Write a figure to the path of `--png`. Raises OutputError."""
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150)
-    try:
-        filesystem.write_file_atomic(path, picture.getvalue())
-    except OSError as error:
-        raise OutputError(
-            "PNG", f"--png {path} cannot be written ({error.strerror}): check the path"
-        ) from error
+    figure.savefig(picture, format="png", dpi=150, metadata=SOFTWARE)
+    write_own_file(path, picture.getvalue(), "--png")

@@ -12,6 +12,7 @@ import jinja2
 
 from ..runs.run_reader import RunReader
 from ..runs.settings import changed_settings, differing_settings, flatten
+from .by_itself import Fault
 from .charts import kinds_of
 from .classes import class_rows
 from .facts import facts_of
@@ -44,9 +45,11 @@ def write_page(
     *,
     scripts: Sequence[str],
     version: int | None = None,
+    faults: Sequence[Fault] = (),
 ) -> str:
     """Return the HTML page, in which no other scripts than `scripts` may run.
 
+    The `faults` are those of runs that cannot be shown.
     A page with a `version` is live: it may ask its server whether there is a newer one.
     """
     is_live = version is not None
@@ -60,6 +63,7 @@ def write_page(
     return environment.from_string(template).render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs) or 'no'} runs",
         runs=described,
+        faults=faults,
         # Those that any run has: not every run is evaluated.
         columns=list(dict.fromkeys(name for each in described for name in each["cells"])),
         curves=curves,

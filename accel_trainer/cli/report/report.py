@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...core import filesystem
-from ...core.errors import OutputError
-from ...core.run_dir import expand_home
+from ...core.errors import OutputError, UserError
+from ...core.run_dir import expand_home, writes_to
 from ...vision import ImageDataset, Photos
 from ..common.output import tell
+from ..common.own_files import refuse_other_file, write_own_file
 from ..common.parser import CommandParser
 from ..runs.run_reader import RunReader, read_run, reading
 from ..runs.runs import find_runs
+from .by_itself import Fault, draw_soundly, fault_of
 from .classes import draw_classes
 from .logged import draw_histograms
 from .pictures import draw_samples, load_data
@@ -44,35 +47,69 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = options.to
     data = None
     charts = path.with_suffix("")
-    with reading(*options.run):
-        runs = [run for folder in options.run for run in find_runs(folder) or [read_run(folder)]]
-        if options.dataset is not None:
+    refuse_other_file(path, "--to")
+    runs, faults = _read_runs(options.run)
+    if options.dataset is not None:
+        with reading(runs[0].folder):
             data = load_data(runs[0], options.dataset, cache_dir=expand_home(options.cache_dir))
-        page, files = render(runs, data)
-    try:
-        # JSON and YAML may hold half a character, which no file can.
-        filesystem.write_file_atomic(path, page.encode(errors="backslashreplace"))
+    page, files = render(runs, data, faults)
+    for name in files:
+        refuse_other_file(charts / name, "--to")
+    # JSON and YAML may hold half a character, which no file can.
+    write_own_file(path, page.encode(errors="backslashreplace"), "--to")
+    with writes_to(charts):
         filesystem.make_directory(charts)
         for name, png in files.items():
             filesystem.write_file_atomic(charts / name, png)
-    except OSError as error:
-        raise OutputError(
-            "REPORT", f"{path} cannot be written ({error.strerror}): choose another --to"
-        ) from error
     tell(f"{path}\n{charts}{os.sep}  {len(files)} charts")
     if options.open and not webbrowser.open(path.resolve().as_uri()):
         tell("no browser was found: open the page yourself")
     return 0
 
 
+def _read_runs(folders: Sequence[Path]) -> tuple[list[RunReader], list[Fault]]:
+    """Return the runs in folders, of which each is a run or a folder of runs.
+
+    Raises OutputError if none can be read.
+    """
+    runs: list[RunReader] = []
+    faults = []
+    for folder in folders:
+        try:
+            with reading(folder):
+                runs += find_runs(folder) or [read_run(folder)]
+        except (UserError, OSError) as error:
+            faults.append(fault_of(folder, error))
+            if len(folders) == len(faults):
+                raise
+    return runs, faults
+
+
 def render(
-    runs: Sequence[RunReader], data: ImageDataset | Photos | None = None
+    runs: Sequence[RunReader],
+    data: ImageDataset | Photos | None = None,
+    faults: Sequence[Fault] = (),
 ) -> tuple[str, dict[str, bytes]]:
     """Return the report as an HTML page, and its charts as PNG by file name.
 
     It reads nothing but the run folders. With `data`, the dataset of the runs, the page shows some
-    training images.
+    training images. Runs that cannot be drawn are named there, and on stderr, with the reason.
     """
+
+    def draw(
+        sound: Sequence[RunReader], found: Sequence[Fault]
+    ) -> tuple[Sequence[Fault], tuple[str, dict[str, bytes]]]:
+        return found, _draw(sound, data, found)
+
+    found, drawn = draw_soundly(runs, draw, faults)
+    for fault in found:
+        tell(f"left out: {fault.message}", file=sys.stderr)
+    return drawn
+
+
+def _draw(
+    runs: Sequence[RunReader], data: ImageDataset | Photos | None, faults: Sequence[Fault]
+) -> tuple[str, dict[str, bytes]]:
     try:
         from .charts import draw_curves, draw_time
         from .page import Sections, report_script, write_page
@@ -88,7 +125,7 @@ def render(
             for number, run in enumerate(runs)
         ]
         scripts = [report_script()] if curves else []
-        page = write_page(runs, curves, time, sections, scripts=scripts)
+        page = write_page(runs, curves, time, sections, scripts=scripts, faults=faults)
     except ImportError as error:
         raise report_needs(error) from error
     files: dict[str, bytes] = {}

@@ -110,9 +110,9 @@ class OnnxModel:
     def __init__(self, export: Path) -> None:
         expected = read_export_content(export).get("onnx_sha256")
         if expected is None:
-            fact = f"{export} is not of a model of accel_trainer.vision, and has no model.onnx"
+            fact = f"{export} has no model.onnx, and only its recipe has the class of the model"
             raise CheckpointError(
-                "EXPORT", f"{fact}: start the recipe of the run again with --onnx"
+                "EXPORT", f"{fact}: start that recipe again with --onnx, which then only exports"
             )
         try:
             import onnxruntime
@@ -130,8 +130,17 @@ class OnnxModel:
             raise CheckpointError(
                 "EXPORT", f"{export}/model.onnx was changed: export the run again"
             )
-        self._session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        try:
+            self._session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the types of onnxruntime's errors are private
+            raise CheckpointError(
+                "EXPORT", f"{export}/model.onnx cannot be loaded ({_in_short(error)}): export again"
+            ) from error
         self.input_names = [value.name for value in self._session.get_inputs()]
+        values = [*self._session.get_inputs(), *self._session.get_outputs()]
+        if not self.input_names or not all(value.type.startswith("tensor(") for value in values):
+            fact = f"{export}/model.onnx takes or gives something else than tensors"
+            raise CheckpointError("EXPORT", f"{fact}: export a model of tensors")
 
     def run(self, inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
         """Return the outputs as arrays [B, ...], by name.
@@ -146,9 +155,11 @@ class OnnxModel:
         try:
             outputs = self._session.run(None, {key: inputs[key] for key in self.input_names})
         except Exception as error:  # the types of onnxruntime's errors are private
-            reason = " ".join(str(error).split())[:160]
-            fact = f"{name} does not fit the model ({reason})"
+            fact = f"{name} does not fit the model ({_in_short(error)})"
             raise DataError("INPUT", f"{fact}: give inputs like those it was trained on") from error
+        if not all(output.ndim for output in outputs):
+            fact = f"the model gives a single number for all samples of {name}"
+            raise DataError("INPUT", f"{fact}: export one with an output for each")
         names = [value.name for value in self._session.get_outputs()]
         return dict(zip(names, outputs, strict=True))
 
@@ -156,6 +167,10 @@ class OnnxModel:
         """Return the first output of the model for its only input."""
         outputs = self.run({self.input_names[0]: images.numpy()}, "the image")
         return torch.from_numpy(next(iter(outputs.values())))
+
+
+def _in_short(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]
 
 
 def predict_file(

@@ -62,9 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = options.folder
         dataset = options.dataset
         if is_own_model(place := find_export(folder)):
+            are_files_intact = _check_hashes(place)
             OnnxModel(place)  # refuses a missing or a changed file
             differences = evaluate_apart(place, python=options.python)
-            are_files_intact = _check_hashes(place)
             are_equal = _compare_example(differences, options.tolerance)
             return ExitCode.DONE if are_equal and are_files_intact else _FAILED
         if (folder / "config.yaml").exists():

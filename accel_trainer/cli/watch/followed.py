@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from ...core.errors import ConfigError, OutputError
 from ...training.evaluation_file import EVALUATION_FILE
 from ...vision.mistakes import MISTAKES_FILE
-from ..runs.run_reader import MetricsReader, RunReader, read_run
+from ..report.by_itself import Fault, fault_of
+from ..runs.run_reader import MetricsReader, RunReader, is_run, read_run
 from ..runs.runs import run_folders
 from ..runs.status import read_status
 
@@ -44,6 +44,7 @@ class Followed:
         self._marks: dict[Path, object] = {}
         self._runs: dict[Path, RunReader] = {}
         self._metrics: dict[Path, MetricsReader] = {}
+        self.faults: list[Fault] = []
 
     def look(self) -> bool:
         """Return whether something has changed since the last look."""
@@ -56,12 +57,19 @@ class Followed:
         return has_changed
 
     def read(self) -> list[RunReader]:
-        """Return the runs of the last look; without folders that are no runs (yet)."""
+        """Return the runs of the last look; without folders that are no runs (yet).
+
+        What cannot be read is in `faults`.
+        """
+        self.faults = []
         for place in self._marks:
             if place not in self._runs:
                 metrics = self._metrics.setdefault(place, MetricsReader(place / "metrics.jsonl"))
-                with suppress(OutputError):
+                try:
                     self._runs[place] = read_run(place, metrics)
+                except OutputError as error:
+                    if is_run(place):
+                        self.faults.append(fault_of(place, error))
         return [self._runs[place] for place in self._marks if place in self._runs]
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
+from ..report.by_itself import Fault, draw_soundly
 from ..report.charts import group_curves, title_of
 from ..report.classes import draw_classes
 from ..report.figures import Chart
 from ..report.logged import draw_histograms
 from ..report.page import Sections, report_script, write_page
-from ..runs.run_reader import RunReader, reading
+from ..runs.run_reader import RunReader
 from .followed import Followed
 
 # Between two looks; longer if the page takes long to make, so that most of the time this process
@@ -73,14 +76,14 @@ class LivePage:
             if self._page_version != version:
                 begun_s = time.monotonic()
                 runs = self._followed.read()
-                with reading(*(run.folder for run in runs)):
-                    page = self._make(runs, version)
+                make = partial(self._make, version)
+                page = draw_soundly(runs, make, self._followed.faults)
                 self._page = page.encode(errors="backslashreplace")
                 self._page_version = version
                 self._making_s = time.monotonic() - begun_s
             return self._page
 
-    def _make(self, runs: list[RunReader], version: int) -> str:
+    def _make(self, version: int, runs: Sequence[RunReader], faults: Sequence[Fault]) -> str:
         curves = [Chart(name, title_of(name), _EMPTY, b"") for name in group_curves(runs)]
         script = resources.files(__package__).joinpath("watch.js").read_text()
         return write_page(
@@ -90,6 +93,7 @@ class LivePage:
             [self._sections(run, is_drawn=len(runs) <= _MAX_DRAWN) for run in runs],
             scripts=[*[report_script()] * bool(curves), script],
             version=version,
+            faults=faults,
         )
 
     def _sections(self, run: RunReader, *, is_drawn: bool) -> Sections:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import secrets
+import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +18,8 @@ from ...core.errors import OutputError, UserError
 if TYPE_CHECKING:
     from .live_page import LivePage
 
+_MAX_CONNECTIONS = 64
+_TIMEOUT_S = 30.0  # of a reader that neither sends its request nor takes the answer
 _HEARTBEAT_S = 10.0  # of an event stream, so that a reader that has gone is noticed
 _POLL_S = 0.1  # how long the end of the server may take
 _HEADERS = {
@@ -31,6 +34,7 @@ class PageServer(ThreadingHTTPServer):
     """Answers `/TOKEN/` with the page, and `/TOKEN/events` with its versions.
 
     The token is random: other people on this machine, and pages of other origins, cannot guess it.
+    Connections beyond a limit are closed at once, and those that wait for half a minute.
     """
 
     daemon_threads = True
@@ -38,11 +42,30 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, page: LivePage, host: str, port: int) -> None:
         self.page = page
         self.token = secrets.token_urlsafe(9)
+        self._free = threading.Semaphore(_MAX_CONNECTIONS)
         super().__init__((host, port), _Answer)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, unless there are too many."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room for the next."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a reader that has gone; print the traceback of everything else."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
     @property
@@ -53,6 +76,24 @@ class PageServer(ThreadingHTTPServer):
 
 
 class _Answer(BaseHTTPRequestHandler):
+    timeout = _TIMEOUT_S
+
+    def setup(self) -> None:
+        """Prepare to read the request, which has to be there in time as a whole."""
+        super().setup()
+        self._late = threading.Timer(_TIMEOUT_S, self._stop_reading)
+        self._late.daemon = True
+        self._late.start()
+
+    def finish(self) -> None:
+        """Close what was read and written."""
+        self._late.cancel()
+        super().finish()
+
+    def _stop_reading(self) -> None:
+        with suppress(OSError):  # it has gone
+            self.connection.shutdown(socket.SHUT_RD)
+
     def do_GET(self) -> None:
         server = cast(PageServer, self.server)
         _, token, *rest = [*self.path.partition("?")[0].split("/"), ""]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...core import console
-from ...core.filesystem import write_file_atomic
 from ..common.output import show, tell
+from ..common.own_files import refuse_other_file, write_own_file
 from ..common.parser import CommandParser, at_least
 from ..runs.run_reader import read_run, reading
 
@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if len(options.run) > 2:
         parser.error(f"{len(options.run)} runs are given, and two can be compared")
+    if options.page is not None:
+        refuse_other_file(options.page, "--page")
 
     from .why import why  # imports torch
 
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .page import draw_page
 
         page = draw_page(found, [read_run(folder) for folder in options.run])
-        write_file_atomic(options.page, page.encode())
+        write_own_file(options.page, page.encode(), "--page")
     if options.json:
         tell(json.dumps(found.as_json()))
     return 0 if found.is_equal else _DIFFERENT

@@ -16,6 +16,7 @@ _INDENT_EM = 1.4
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="generator" content="accel-trainer">
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark; --a: light-dark(#2563c9, #7aa7ff); --b: light-dark(#c4571b, #ff9d5c);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -10,6 +11,8 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -221,3 +224,72 @@ def test_a_port_that_does_not_exist_is_one_line(runs: Path) -> None:
         serving(page, "127.0.0.1", 99999),
     ):
         raise AssertionError("nothing is served")
+
+
+# What may be in the files of a run that only show up when it is drawn.
+MALFORMED: dict[str, dict[str, object]] = {
+    "environment.json": {"recipe_defaults": 3},
+    "config.yaml": {"model": {"name": {"a": 1}}, "trainer": {"num_epochs": "x", "monitor": []}},
+    "result.json": {"metrics": {"eval/per_class_accuracy": 5, "eval/confusion_matrix": {"a": 1}}},
+    "metrics.jsonl": {"event": 5},
+    "attempts.jsonl": {"event": "end", "phase_s": {"training": None}},
+}
+
+
+@pytest.mark.parametrize("shown", ["watch", "report"])
+def test_a_malformed_run_is_named_and_the_others_are_shown(
+    run: Path, capsys: pytest.CaptureFixture[str], shown: str
+) -> None:
+    folder = run.parent
+    for name in MALFORMED:
+        bad = shutil.copytree(run, folder / f"bad-{name.partition('.')[0]}")
+        (bad / name).write_text(json.dumps(MALFORMED[name]) + "\n")
+    named = {"bad-environment", "bad-metrics", "bad-attempts"}
+    if shown == "watch":
+        page = LivePage(Followed([folder])).html().decode()
+    else:
+        words = [str(folder / name) for name in sorted(named)]
+        path = folder.parent / "page.html"
+        assert door(["report", str(run), *words, "--to", str(path)]) == 0
+        err = capsys.readouterr().err
+        assert [name for name in named if name not in err] == []
+        page = path.read_text()
+    for name in named:
+        assert re.search(rf"<h3>{name}</h3><p class=.note.>cannot be shown: .*{name}", page), name
+    assert "<h3>one</h3>" not in page
+    assert f'"name":"{run.name}"' in page
+
+
+def test_readers_that_say_nothing_are_few_and_not_for_long(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from accel_trainer.cli.watch import server as module
+
+    monkeypatch.setattr(module, "_MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(module, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(module._Answer, "timeout", 0.5)
+    with serving(LivePage(Followed([run.parent])), "127.0.0.1", 0) as served:
+        address = (str(served.server_address[0]), int(served.server_address[1]))
+        before = threading.active_count()
+        silent = [socket.create_connection(address) for _ in range(12)]
+        for number, each in enumerate(silent):
+            each.settimeout(60)
+            if number % 2:
+                with contextlib.suppress(ConnectionError):  # it was closed at once
+                    each.sendall(b"GET /")
+        for each in silent:
+            with contextlib.suppress(ConnectionError):
+                while each.recv(4096):  # an answer to half a request
+                    pass
+            each.close()
+        assert threading.active_count() <= before + 2 * 4
+        for _ in range(100):
+            try:
+                with urllib.request.urlopen(served.url, timeout=60) as page:
+                    assert page.status == 200
+                break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+        else:
+            raise AssertionError("no reader is let in again")
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,44 @@
+"""Pages and pictures under names that users choose: they replace only earlier ones of a command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...core import filesystem
+from ...core.errors import OutputError
+
+GENERATOR = '<meta name="generator" content="accel-trainer">'
+"""The mark of a page; it has to be in its head."""
+SOFTWARE = {"Software": "accel-trainer"}
+"""The mark of a picture, as metadata for `savefig`."""
+_MARKS = (GENERATOR.encode(), b"Software\0accel-trainer")
+_HEAD_BYTES = 8192
+
+
+def refuse_other_file(path: Path, flag: str) -> None:
+    """Raise OutputError if `path`, which `flag` has named, is a file that no command has written.
+
+    To be called before any work.
+    """
+    if not os.path.lexists(path):
+        return
+    try:
+        with filesystem.open_file(path) as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        fact = f"{flag} {path} cannot be replaced ({error.strerror})"
+        raise OutputError("FILE_EXISTS", f"{fact}: choose another") from error
+    if not any(mark in head for mark in _MARKS):
+        fact = f"{flag} {path} would be overwritten, and no command of accel-trainer has written it"
+        raise OutputError("FILE_EXISTS", f"{fact}: move it away, or choose another name")
+
+
+def write_own_file(path: Path, data: bytes, flag: str) -> None:
+    """Write a page or a picture, or replace an earlier one. Raises OutputError."""
+    refuse_other_file(path, flag)  # it may be new
+    try:
+        filesystem.write_file_atomic(path, data)
+    except OSError as error:
+        fact = f"{flag} {path} cannot be written ({error.strerror})"
+        raise OutputError("FILE_NOT_WRITABLE", f"{fact}: choose another") from error
