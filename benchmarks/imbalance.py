@@ -52,7 +52,7 @@ def make_long_tailed(labels: Tensor, path: Path) -> list[int]:
         count = round(len(ids) * IMBALANCE ** (-place / (len(classes) - 1)))
         counts.append(count)
         left_out += ids[count:]
-    path.write_text("".join(f"{sample_id}\n" for sample_id in left_out))
+    path.write_text("".join(f"{sample_id}\n" for sample_id in left_out), encoding="utf-8")
     return counts
 
 

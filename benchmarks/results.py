@@ -32,7 +32,7 @@ def environment() -> dict[str, Any]:
     if info.exists():
         names = [
             line.partition(":")[2].strip()
-            for line in info.read_text().splitlines()
+            for line in info.read_text(encoding="utf-8").splitlines()
             if "model name" in line
         ]
         cpu = names[0] if names else cpu

@@ -103,9 +103,9 @@ class Savers:
         # give back what was freed: it would be taken again, unnoticed
         ctypes.CDLL(None).malloc_trim(0)
         before = int(psutil.Process().memory_info().rss)
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # forget the peak so far
         action()
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024 - before
 
 

@@ -243,6 +243,27 @@ def reads_item(name: str) -> Callable[[ast.AST], bool]:
     return matches
 
 
+def guesses_an_encoding(node: ast.AST) -> bool:
+    """Match text that is read or written in the encoding of the user's locale.
+
+    A linter finds only files whose type it can infer.
+    """
+    if not isinstance(node, ast.Call):
+        return False
+    named = {keyword.arg: keyword.value for keyword in node.keywords}
+    name = dotted(node.func)
+    if "encoding" in named:
+        return False
+    if name.endswith((".read_text", ".write_text")):
+        return True
+    modes = [each.value for each in (*node.args, *named.values()) if isinstance(each, ast.Constant)]
+    is_text = not any(isinstance(mode, str) and "b" in mode for mode in modes)
+    others = ("os.", "Image.", "webbrowser.", "filesystem.", "tarfile.")
+    if name == "open" or (name.endswith(".open") and not name.startswith(others)):
+        return is_text
+    return isinstance(text := named.get("text"), ast.Constant) and text.value is True
+
+
 def is_object_collective(node: ast.AST) -> bool:
     name = dotted(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
     return name in {"gather_object", "broadcast_object_list", "scatter_object_list"} or (
@@ -456,6 +477,11 @@ RULES = {
         },
         "path.open()",
     ),
+    "guesses an encoding": Rule(
+        guesses_an_encoding,
+        (),
+        "resources.files('x').joinpath('y').read_text()",
+    ),
     "decodes a picture": Rule(
         decodes_a_picture,
         {
@@ -589,6 +615,10 @@ def test_a_room_that_a_rule_allows_has_such_a_line(rule: Rule) -> None:
         ("decodes a picture", "dataset.cast_column(column, Image())"),
         ("decodes a picture", "Image(decode=True)"),
         ("decodes a picture", "feature.decode_example(row)"),
+        ("guesses an encoding", "path.write_text('x')"),
+        ("guesses an encoding", "open(path, 'w')"),
+        ("guesses an encoding", "path.open()"),
+        ("guesses an encoding", "subprocess.run(command, text=True)"),
         ("changes files", "os.replace(a, b)"),
         ("changes files", "shutil.rmtree(path)"),
         ("removes a folder with all that is in it", "import shutil\nshutil.rmtree(path)"),
@@ -610,6 +640,9 @@ def test_each_spelling_is_found(kind: str, source: str) -> None:
         ("runs data as code", "model.eval()"),
         ("runs data as code", "np.load(path, allow_pickle=False)"),
         ("runs data as code", "torch.compile(model)"),
+        ("guesses an encoding", "path.read_text(encoding='utf-8')"),
+        ("guesses an encoding", "open(path, 'rb')"),
+        ("guesses an encoding", "os.open(path, flags)"),
         ("changes files", "text.replace('a', 'b')"),
         ("decodes a picture", "dataset.cast_column(column, Image(decode=False))"),
         ("changes files", "shutil.disk_usage(path)"),

@@ -18,8 +18,9 @@ _STEPS = 10
 
 
 class Profile(Callback):
-    """Traces steps 6 to 15 of an attempt into `trace.json` in `folder`.
+    """Traces steps 6 to 15 of an attempt, with shapes and memory, into `trace.json` in `folder`.
 
+    `operators.txt` is a table of the operators, those that took the processor the longest first.
     For the main process. Profiling does not change the bits of the weights. `show` gets a line that
     says where the trace is.
     """
@@ -35,7 +36,9 @@ class Profile(Callback):
             return
         filesystem.make_directory(self._folder)
         schedule = {"wait": _WARMUP_STEPS - 1, "warmup": 1, "active": _STEPS, "repeat": 1}
-        self._profiler = ProfileKwargs(schedule_option=schedule).build()
+        self._profiler = ProfileKwargs(
+            schedule_option=schedule, record_shapes=True, profile_memory=True
+        ).build()
         self._profiler.start()
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
@@ -53,7 +56,10 @@ class Profile(Callback):
             trace = self._folder / "trace.json"
             check_not_moved(trace)  # here, since torch writes the file
             profiler.export_chrome_trace(str(trace))
-            self._show(f"profile: steps {_WARMUP_STEPS + 1} to {profiler.step_num} are in {trace}")
+            table = profiler.key_averages().table("self_cpu_time_total")
+            filesystem.write_file_atomic(self._folder / "operators.txt", table.encode())
+            steps = f"steps {_WARMUP_STEPS + 1} to {profiler.step_num}"
+            self._show(f"profile: {steps} are in {trace}, their operators in operators.txt")
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Report that there were too few steps."""

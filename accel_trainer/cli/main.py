@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     program that the signal kills.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    console.escape_letters()
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(_overview())

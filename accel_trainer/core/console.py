@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import shutil
@@ -14,6 +15,7 @@ _logger = logging.getLogger(__name__)
 
 def say(text: str, *, write: Callable[[str], object] = print) -> None:
     """Print `text` on stdout. Once that fails, print nothing more and log a warning."""
+    escape_letters()
     try:
         write(text)
         flush()
@@ -22,6 +24,12 @@ def say(text: str, *, write: Callable[[str], object] = print) -> None:
             "cannot write to stdout (%s): nothing more is printed, training continues", error
         )
         mute()
+
+
+def escape_letters() -> None:
+    """Let stdout print letters that its encoding lacks as escapes, as stderr does."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def terminal_columns() -> int | None:
@@ -57,4 +65,4 @@ def mute() -> None:
 
     Else Python would fail again to write what stdout still buffers, and end with exit code 120.
     """
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)

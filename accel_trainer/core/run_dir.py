@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import shutil
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from . import filesystem, platform
 from .errors import ConfigError, OutputError
+
+_logger = logging.getLogger(__name__)
 
 # The files and folders that a run writes into its folder.
 _FILES = (
@@ -59,7 +62,8 @@ def expand_home(path: Path) -> Path:
     except RuntimeError:
         raise ConfigError(
             "HOME",
-            f"the home folder in {path} is unknown: set HOME, or give an absolute path",
+            f"the home folder in {path} is unknown: set HOME, or give an absolute path "
+            "(of the cache: --cache-dir)",
         ) from None
 
 
@@ -131,14 +135,15 @@ def is_in_use(folder: Path) -> bool:
 
 
 @contextmanager
-def run_lock(path: Path) -> Iterator[int]:
+def run_lock(path: Path, *, is_optional: bool = False) -> Iterator[int]:
     """Lock a run's folder by the file `path`, until the end of the block or of the process.
 
     The kernel frees the lock when the process dies, and a forked data worker does not inherit it:
     there is no age, timeout or takeover. The content of the file only tells people who has the
     lock. Yields the descriptor of the file, the only one: closing any would free the lock.
 
-    Raises OutputError if another run has the lock, or if the file system has no locks.
+    Raises OutputError if another run has the lock, or if the file system has no locks; if the lock
+    `is_optional`, the latter is a warning.
     """
     with writes_to(path.parent):
         descriptor = filesystem.open_regular(path, os.O_RDWR | os.O_CREAT)
@@ -147,7 +152,11 @@ def run_lock(path: Path) -> Iterator[int]:
             platform.take_lock(descriptor)
         except OSError as error:
             os.lseek(descriptor, 0, os.SEEK_SET)
-            raise _not_locked(path.parent, error, os.read(descriptor, 4096)) from error
+            found = _not_locked(path.parent, error, os.read(descriptor, 4096))
+            if found.code != "NO_LOCKS" or not is_optional:
+                raise found from error
+            fact = "[NO_LOCKS] %s is not locked: no other run may write there"
+            _logger.warning(fact, path.parent)
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         owner = f"pid {os.getpid()} on {socket.gethostname()} since {since}"
         with writes_to(path.parent):
@@ -163,7 +172,8 @@ def _not_locked(folder: Path, error: OSError, owner: bytes) -> OutputError:
     if error.errno not in (errno.EACCES, errno.EAGAIN):
         return OutputError(
             "NO_LOCKS",
-            f"{folder} cannot be locked ({error.strerror}): choose another --output-dir",
+            f"{folder} cannot be locked ({error.strerror}): choose another --output-dir, "
+            "or add --run.no-lock if no other run writes there",
         )
     who = owner.decode(errors="replace")[:200] or "another process"
     return OutputError(

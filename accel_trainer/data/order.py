@@ -172,7 +172,10 @@ def _read_numbers(values: Any, num_samples: int, name: str, kinds: str, fix: str
 def _without(ids: Tensor, path: Path) -> Tensor:
     """Return `ids` without those that the file lists, one in a line; `#` begins a comment."""
     try:
-        lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
+        lines = [
+            line.partition("#")[0].strip()
+            for line in path.read_text(encoding="utf-8-sig").splitlines()
+        ]
         listed = torch.tensor([int(line) for line in lines if line], dtype=torch.int64)
     except (OSError, ValueError) as error:
         raise ConfigError(

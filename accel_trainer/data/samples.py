@@ -28,6 +28,8 @@ def check_dataset(dataset: Any, name: str) -> None:
         fix = "it has no [index], so give it to build_stream_loaders, see docs/data.md"
     elif is_stream or isinstance(dataset, str) or not hasattr(dataset, "__len__"):
         fix = "give an object with len() and [index]"
+    elif (length := dataset.__len__()) < 0:
+        fix = f"its len() is {length}, so return the number of its samples"
     else:
         return
     kind = dataset.__name__ if isinstance(dataset, type) else type(dataset).__name__

@@ -24,7 +24,7 @@ def available_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):  # no quota
-        quota, period = _CPU_QUOTA.read_text().split()
+        quota, period = _CPU_QUOTA.read_text(encoding="utf-8").split()
         cores = min(cores, int(quota) // int(period))
     return max(1, cores)
 
@@ -48,5 +48,5 @@ def free_memory_bytes() -> int:
     free = int(psutil.virtual_memory().available)
     for path in _MEMORY_LIMITS:
         with suppress(OSError, ValueError):  # no limit
-            free = min(free, int(path.read_text()))
+            free = min(free, int(path.read_text(encoding="utf-8")))
     return free

@@ -86,7 +86,8 @@ class RunConfig:
     cache_dir: Annotated[Path, short_flag("--cache-dir")] = Path("~/.cache/accel_trainer")
     """Cache of decoded data, shared by all runs."""
     profile: Annotated[bool, short_flag("--profile")] = False
-    """Write a trace of a few steps to `profile/` in the run folder, for https://ui.perfetto.dev."""
+    """Write a trace of a few steps to `profile/` in the run folder, for https://ui.perfetto.dev,
+    and a table of their operators."""
     onnx: Annotated[bool, short_flag("--onnx")] = False
     """Also export the model as ONNX, so that others can verify it and predict with it without the
     model's class."""
@@ -96,6 +97,9 @@ class RunConfig:
     copy_recipe: bool = True
     """Copy the recipe into the run folder as `recipe.py`. It is never run from there, unless a
     command is given its path."""
+    lock: bool = True
+    """End if the folder cannot be locked, because its file system has no locks. Without, a run
+    trains there with a warning: two runs in one folder would damage each other's checkpoints."""
     shared: bool = False
     """Let the group read what the run writes, and nobody else, whatever the umask."""
     quiet: Annotated[bool, short_flag("--quiet")] = False

@@ -83,7 +83,7 @@ def open_folder(
     folder = prepare_directory(wanted)
     refuse_strange_entries(folder)
     path = folder / "run.lock"
-    descriptor = lock.enter_context(run_lock(path))
+    descriptor = lock.enter_context(run_lock(path, is_optional=not config.run.lock))
     with writes_to(folder):
         lock.enter_context(guarded_folder(folder))
     lock.enter_context(_undone_if_refused(folder, stop_flag, is_new=is_new))

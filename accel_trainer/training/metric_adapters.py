@@ -119,6 +119,11 @@ class WholeSetMetric:
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)
     num_samples: int = field(default=0, init=False)
 
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            given = f"WholeSetMetric({self.function!r:.40}, ...) has no function"
+            raise ConfigError("METRIC", f"{given}: give WholeSetMetric(function, num_outputs)")
+
     def for_samples(self, num_samples: int) -> WholeSetMetric:
         """Return the metric for an evaluation of `num_samples`."""
         metric = copy.copy(self)

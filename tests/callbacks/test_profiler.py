@@ -30,6 +30,11 @@ def test_a_profile_is_a_trace_and_changes_nothing_that_is_trained(tmp_path: Path
     events = json.loads((tmp_path / "profiled" / "profile" / "trace.json").read_text())[
         "traceEvents"
     ]
+    assert any("Input Dims" in event.get("args", {}) for event in events)
+    assert any(event.get("name") == "[memory]" for event in events)
+    table = (tmp_path / "profiled" / "profile" / "operators.txt").read_text()
+    assert "aten::" in table
+    assert "CPU Mem" in table
     assert (
         len([event for event in events if str(event.get("name")).startswith("Optimizer.step")])
         == 10

@@ -20,6 +20,7 @@ from accel_trainer.cli.doctor.command import CHECKS
 from accel_trainer.cli.doctor.starting import START_EXPECTATIONS
 from accel_trainer.cli.doctor.symptoms import SYMPTOMS, diagnose
 from accel_trainer.cli.main import main
+from accel_trainer.core.errors import ExitCode
 from tests import processes, workload
 from tests.cli.conftest import run_command
 
@@ -137,6 +138,24 @@ def test_a_killed_run_is_explained_and_says_how_to_continue(tmp_path: Path, caps
     assert code == 0
     assert shown.startswith("state: killed\nwarning KILLED: ")
     assert "run the same command to continue" in " ".join(shown.split())
+
+
+def test_every_failure_has_its_cause_and_the_next_command(tmp_path: Path, capsys: Shown) -> None:
+    """With every exit code, and records that are not what a run writes."""
+    for code in [*ExitCode, None, 5]:
+        for error in ("ValueError: mine", "", None):
+            for state in ("failed", "diverged"):
+                for commit in ("step-0000000004-epoch-00001", None):
+                    status = {"state": state, "exit_code": code, "error": error}
+                    text = json.dumps({**status, "last_commit": commit})
+                    (tmp_path / "status.json").write_text(text)
+                    ended, shown, err = run_command(capsys, ["doctor", tmp_path])
+                    assert (ended, err) == (0, ""), text
+                    assert "no problems found" not in shown
+                    assert "warning FAILED: the last attempt ended with: " in shown
+                    words = " ".join(shown.split())
+                    assert ("ValueError: mine; " in words) == bool(error)
+                    assert "again" in words or "accel-trainer " in words
 
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path, capsys: Shown) -> None:

@@ -9,9 +9,11 @@ import html
 import io
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -708,3 +710,20 @@ def test_a_browser_dashes_a_curve_that_lies_on_another(runs: Path, tmp_path: Pat
             True,
             False,
         ]
+
+
+def test_a_run_and_its_report_need_no_utf8(runs: Path, tmp_path: Path) -> None:
+    """In a real interpreter, in the locale C: the name of a folder, and our own templates."""
+    run = shutil.copytree(runs / "fast", tmp_path / "日本")
+    code = "import sys; from accel_trainer.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    variables = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    variables |= {"PYTHONCOERCECLOCALE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    page = tmp_path / "page.html"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "report", str(run), "--to", str(page)],
+        env=variables,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "日本" in page.read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,27 @@ def test_a_sweep_is_over_the_flags_with_several_values(tmp_path: Path) -> None:
     )
     assert [t.folder.name for t in trials][:2] == ["seed-0_lr-0.1", "seed-0_lr-0.2"]
     assert all(t.config.run.output_dir == t.folder for t in trials)
+
+
+def test_values_that_are_equal_are_trained_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However they are written, of each kind of setting, from flags and from a file."""
+    for flag, *values in (
+        ("--lr", "0.1", "0.10", "1e-1", ".1", "+0.1"),
+        ("--seed", "1", "01", "+1", "1_0", "10"),
+        ("--max-steps", "7", "07"),
+        ("--evaluate-every", "1epoch", "2epochs"),
+    ):
+        trials = plan(tmp_path, flag, *values)
+        settings = [replace(each.config.run, output_dir=None) for each in trials]
+        configs = [replace(t.config, run=run) for t, run in zip(trials, settings, strict=True)]
+        assert len(configs) == len({repr(config) for config in configs}), flag
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == len(values) - len(trials), flag
+        assert all("has the settings of" in line and line.startswith("note: ") for line in said)
+    both = plan(tmp_path, "--run.init-from", "a", "b")
+    assert len(both) == 2, "a setting of the run is one, too"
 
 
 def test_a_file_of_values_is_swept_as_flags_are(tmp_path: Path) -> None:

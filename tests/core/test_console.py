@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from accel_trainer.cli.common.output import tell
+from accel_trainer.core import console
 
 RECIPE = """
 import sys
@@ -33,6 +37,23 @@ def recipe(config):
 
 main(recipe, RecipeConfig, description="", argv=[])
 """
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "cp437", "utf-8", "utf-16"])
+def test_no_letter_ends_all_output(
+    encoding: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also half a letter, as names of files may contain, which no encoding has."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    for text in ("日本", "é", "\N{GRINNING FACE}", "file-\udc80", "plain"):
+        console.say(text)
+        tell(text)
+    console.flush()
+    assert caplog.messages == []
+    shown = written.getvalue().decode(encoding).split("\n")
+    assert shown.count("plain") == 2
+    assert len(shown) == 11
 
 
 def test_what_a_recipe_prints_last_changes_no_exit_code(tmp_path: Path) -> None:

@@ -164,3 +164,34 @@ def test_a_branch_copies_the_history_of_its_source_and_follows_no_link(tmp_path:
     moved.rename(history)
     train(config)
     assert (tmp_path / "second" / "metrics.jsonl").read_bytes().startswith(history.read_bytes())
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_a_folder_without_locks_is_refused_unless_the_lock_is_optional(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    def fail(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", fail)
+    path = tmp_path / "run.lock"
+    with pytest.raises(OutputError, match=r"NO_LOCKS.*--run\.no-lock"), run_lock(path):
+        pass
+    assert caplog.messages == []
+    with run_lock(path, is_optional=True):
+        assert "pid " in path.read_text()
+    assert ["[NO_LOCKS]" in message for message in caplog.messages] == [True]
+
+
+def test_an_optional_lock_that_another_run_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EAGAIN, "taken")
+
+    monkeypatch.setattr(fcntl, "lockf", fail)
+    with (
+        pytest.raises(OutputError, match="LOCKED"),
+        run_lock(tmp_path / "run.lock", is_optional=True),
+    ):
+        pass

@@ -66,3 +66,16 @@ def test_a_picture_of_a_column_becomes_a_tensor_of_channels_from_0_to_1() -> Non
     samples = Columns(rows, ("image", "label"))
     assert torch.equal(samples[0][0], torch.from_numpy(pixels).permute(2, 0, 1).float() / 255)
     assert torch.equal(samples[1][0], torch.ones(1, 2, 3))
+
+
+@pytest.mark.parametrize("length", [-1, -(2**40)])
+def test_a_negative_length_is_one_line(length: int) -> None:
+    class Negative:
+        def __len__(self) -> int:
+            return length
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    with pytest.raises(ConfigError, match=rf"DATASET.*Negative: its len\(\) is {length}, so "):
+        check_dataset(Negative(), "the training set")

@@ -193,3 +193,9 @@ def test_another_number_of_outputs_is_named() -> None:
     logits, labels = make_samples(5)
     with pytest.raises(ConfigError, match="set num_outputs=5, num_targets=1"):
         result_of(WholeSetMetric(lambda outputs, targets: {}, num_outputs=4), logits, labels)
+
+
+@pytest.mark.parametrize("function", [5, None, "auroc", {"auroc": 1}])
+def test_a_metric_without_a_function_is_one_line(function: Any) -> None:
+    with pytest.raises(ConfigError, match=r"METRIC.*give WholeSetMetric\(function, num_outputs\)"):
+        WholeSetMetric(function, num_outputs=lambda outputs, targets: {})  # type: ignore[arg-type]

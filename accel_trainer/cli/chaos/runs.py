@@ -145,7 +145,12 @@ def log_of(folder: Path, number: int) -> Path:
 
 def said_by(ending: Ending) -> str:
     """Return what the last start of a run said on stderr."""
-    return log_of(ending.folder, len(ending.codes)).with_suffix(".err").read_text().rstrip()
+    return (
+        log_of(ending.folder, len(ending.codes))
+        .with_suffix(".err")
+        .read_text(encoding="utf-8")
+        .rstrip()
+    )
 
 
 # --- processes ---

@@ -12,7 +12,11 @@ GENERATOR = '<meta name="generator" content="accel-trainer">'
 """The mark of a page; it has to be in its head."""
 SOFTWARE = {"Software": "accel-trainer"}
 """The mark of a picture, as metadata for `savefig`."""
-_MARKS = (GENERATOR.encode(), b"Software\0accel-trainer")
+_MARKS = (
+    GENERATOR.encode(),
+    b"Software\0accel-trainer",
+    b"default-src &#39;none&#39;; script-src &#39;sha256-",  # reports of versions up to 0.3
+)
 _HEAD_BYTES = 8192
 
 

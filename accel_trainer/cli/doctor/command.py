@@ -28,6 +28,7 @@ from ..flags.parser import parse_config
 from ..runs.status import require_status
 from . import launching, machine
 from .findings import Check, Finding, LaunchContext, examine
+from .next_step import advise
 from .starting import START_EXPECTATIONS, examine_start
 from .symptoms import diagnose
 from .together import examine_together
@@ -72,7 +73,7 @@ def _explain(run: Path) -> tuple[list[str], list[Finding]]:
     lines = [f"{name}: {status[name]}" for name in ("state", "error") if status.get(name)]
     if status["state"] == "killed":
         return lines, [Finding("KILLED", "warning", _KILLED)]
-    return lines, diagnose(run)
+    return lines, diagnose(run) or advise(run, status)
 
 
 def _examine(recipe: Path | None, flags: Sequence[str]) -> tuple[list[str], list[Finding]]:

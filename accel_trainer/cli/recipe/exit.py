@@ -15,7 +15,13 @@ import torch.distributed as dist
 from ...core import console
 from ...core.callback import RunResult
 from ...core.errors import DivergedError, ExitCode, OneLineError, Preempted, ProcessError
-from ...core.user_code import describe_error, exit_code_of, print_error
+from ...core.user_code import (
+    describe_error,
+    exit_code_of,
+    find_user_code,
+    is_lost_peer,
+    print_error,
+)
 from ...data.signals import ignore_signals
 from ...training.evaluator import nonfinite_loss
 
@@ -73,6 +79,7 @@ def _refuse_diverged(result: RunResult) -> None:
 def _report(error: BaseException, *, is_debug: bool) -> None:
     """Print in one line what happened; tracebacks of bugs and of the user's code come before it.
 
+    That another process did not come to an exchange is no bug of this one, and has only its line.
     The main process prints the line, or process 1 if the main process failed first. If another
     process failed first or its machine does not answer, the first process of each machine prints
     it, too. A process that fails before the process group exists prints its own error, after a
@@ -82,7 +89,7 @@ def _report(error: BaseException, *, is_debug: bool) -> None:
     is_expected = isinstance(error, OneLineError)
     if is_debug:
         traceback.print_exception(error)
-    elif not is_expected:
+    elif not is_expected and (find_user_code(error) or not is_lost_peer(error)):
         print_error(error)
     named = os.environ.get("RANK", "0")
     rank = int(named) if named.isdecimal() else 0

@@ -37,6 +37,7 @@ def main(
     A user's error is one line on stderr. An error in the user's code also has the traceback of that
     code; a bug, and with `--debug` any error, has the whole traceback.
     """
+    console.escape_letters()
     logging.basicConfig(
         format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr
     )

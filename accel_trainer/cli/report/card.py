@@ -29,7 +29,7 @@ def write_card(
         raise OutputError(
             "EXPORT", f"a model card needs {error.name}: pip install 'accel-trainer[report]'"
         ) from error
-    template = resources.files(__package__).joinpath("card.md.jinja").read_text()
+    template = resources.files(__package__).joinpath("card.md.jinja").read_text(encoding="utf-8")
     text = (
         jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
         .from_string(template)

@@ -34,7 +34,7 @@ class Sections(NamedTuple):
 
 def report_script() -> str:
     """Return the script of the curves."""
-    return resources.files(__package__).joinpath("report.js").read_text()
+    return resources.files(__package__).joinpath("report.js").read_text(encoding="utf-8")
 
 
 def write_page(
@@ -53,7 +53,9 @@ def write_page(
     A page with a `version` is live: it may ask its server whether there is a newer one.
     """
     is_live = version is not None
-    template = resources.files(__package__).joinpath("report.html.jinja").read_text()
+    template = (
+        resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
+    )
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     described = [

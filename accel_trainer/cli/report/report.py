@@ -53,14 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         with reading(runs[0].folder):
             data = load_data(runs[0], options.dataset, cache_dir=expand_home(options.cache_dir))
     page, files = render(runs, data, faults)
-    for name in files:
-        refuse_other_file(charts / name, "--to")
+    # Their names have letters of UTF-8, whatever the encoding of names is here.
+    pictures = {charts / os.fsdecode(name.encode()): png for name, png in files.items()}
+    for picture in pictures if not path.exists() else ():  # those of an earlier report go
+        refuse_other_file(picture, "--to")
     # JSON and YAML may hold half a character, which no file can.
     write_own_file(path, page.encode(errors="backslashreplace"), "--to")
     with writes_to(charts):
         filesystem.make_directory(charts)
-        for name, png in files.items():
-            filesystem.write_file_atomic(charts / name, png)
+        for picture, png in pictures.items():
+            filesystem.write_file_atomic(picture, png)
     tell(f"{path}\n{charts}{os.sep}  {len(files)} charts")
     if options.open and not webbrowser.open(path.resolve().as_uri()):
         tell("no browser was found: open the page yourself")

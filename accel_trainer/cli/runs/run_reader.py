@@ -64,8 +64,9 @@ class RunReader:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
-        return self.folder.resolve().name
+        """The folder's name, with escapes for bytes that are no UTF-8, whatever the locale."""
+        name = os.fsencode(self.folder.resolve().name)
+        return name.decode("utf-8", errors="backslashreplace")
 
     @property
     def dataset(self) -> str:

@@ -23,7 +23,7 @@ def evaluate(folder: Path, data: Path) -> dict[str, float]:
     from safetensors.torch import load_file
     from torch.nn import functional as F
 
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     spec = importlib.util.spec_from_file_location("model", folder / "model.py")
     assert spec is not None
     assert spec.loader is not None

@@ -82,8 +82,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             reported["fingerprint"],
             options.cache_dir,
         )
-        if folder == options.folder:  # its model.py is not one that was written just now
-            tell(f"note: running {find_export(folder) / 'model.py'}", file=sys.stderr)
         measured = evaluate_apart(find_export(folder), data, python=options.python)
         are_files_intact = _check_hashes(folder)
     are_equal = _compare(reported["metrics"], measured, options.tolerance)
@@ -149,9 +147,10 @@ def evaluate_apart(
         str(_SCRIPT),
         *(str(path.resolve()) for path in (folder, data) if path is not None),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        said = done.stderr.decode(errors="replace").strip()
+        reason = (said.splitlines() or [f"exit code {done.returncode}"])[-1]
         raise CheckpointError("EXPORT", f"{folder} cannot be evaluated: {reason}")
     return dict(json.loads(done.stdout))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -13,6 +14,7 @@ from ...core.config import flatten_config
 from ...core.errors import ConfigError
 from ...core.yaml_files import read_yaml
 from ...run.config import RecipeConfig
+from ..common.output import tell
 from ..flags.fields import ConfigField, config_fields, words_of
 from ..flags.parser import parse_config
 
@@ -70,8 +72,19 @@ def plan_trials(
             run_flags += choice.flags
         run_flags += ["--output-dir", str(run_folder)]
         config = parse_config(config_class, run_flags, description="")
-        trials.append(Trial(choices, run_folder, run_flags, config))
+        trial = Trial(choices, run_folder, run_flags, config)
+        if equal := next((other for other in trials if _has_same_settings(trial, other)), None):
+            note = f"{run_folder.name} has the settings of {equal.folder.name}, and is left out"
+            tell(f"note: {note}", file=sys.stderr)
+        else:
+            trials.append(trial)
     return trials
+
+
+def _has_same_settings(one: Trial, other: Trial) -> bool:
+    """Whether two runs differ in their folder alone, as those of 0.1 and 0.10 do."""
+    runs = [replace(each.config.run, output_dir=None) for each in (one, other)]
+    return replace(one.config, run=runs[0]) == replace(other.config, run=runs[1])
 
 
 def _read_flags(config_class: Any, flags: Sequence[str]) -> tuple[list[str], list[list[Choice]]]:

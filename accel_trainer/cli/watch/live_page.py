@@ -85,7 +85,7 @@ class LivePage:
 
     def _make(self, version: int, runs: Sequence[RunReader], faults: Sequence[Fault]) -> str:
         curves = [Chart(name, title_of(name), _EMPTY, b"") for name in group_curves(runs)]
-        script = resources.files(__package__).joinpath("watch.js").read_text()
+        script = resources.files(__package__).joinpath("watch.js").read_text(encoding="utf-8")
         return write_page(
             runs,
             curves,

@@ -77,7 +77,7 @@ def _required(path: Path) -> Path:
 def read_binary(files: BinaryFiles) -> RawImages:
     """Read all records into memory."""
     try:
-        names = tuple(files.names_file.read_text().split()) or None
+        names = tuple(files.names_file.read_text(encoding="utf-8").split()) or None
     except FileNotFoundError:
         names = None
     return RawImages(

@@ -330,6 +330,7 @@ READ_AS_DATA = {
 }
 OF_THE_COMMAND = {
     "run.output_dir": "each command gives its own",
+    "run.lock": "whether a folder without locks is refused",
     "run.quiet": "what is printed",
     "run.debug": "what is printed",
     "run.copy_recipe": "a file in the new folder",

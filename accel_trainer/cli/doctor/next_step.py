@@ -1,0 +1,34 @@
+"""What to do about a run that failed with an error that no rule knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ExitCode
+from .findings import Finding
+
+# By how the run ended.
+_FIXES = {
+    ExitCode.USAGE: "correct the flag or the value, and start the command again",
+    ExitCode.DATA: "correct the data, and start the same command again; {resumes}",
+    ExitCode.OUTPUT: "free some space, or choose another --output-dir, and start the command again",
+    ExitCode.CHECKPOINT: "`accel-trainer inspect {run}` shows what the checkpoints hold",
+    ExitCode.DIVERGED: "choose another --output-dir and a lower learning rate; "
+    "`accel-trainer replay {run} --step N` names the samples of step N",
+    ExitCode.USER_CODE: "correct that code, and start the same command again; {resumes}",
+}
+_AGAIN = "start the same command again, with --debug for the whole traceback; {resumes}"
+
+
+def advise(run: Path, status: Mapping[str, Any]) -> list[Finding]:
+    """Return the cause of the failure that `status` records, and the next command."""
+    if status["state"] not in ("failed", "diverged"):
+        return []
+    said = str(status.get("error") or "an error that it could not record")
+    commit = status.get("last_commit")
+    resumes = f"it resumes from {commit}" if commit else "there is no checkpoint: it begins anew"
+    fixes = {int(code): fix for code, fix in _FIXES.items()}
+    fix = fixes.get(status["exit_code"] or 0, _AGAIN).format(run=run, resumes=resumes)
+    return [Finding("FAILED", "warning", f"the last attempt ended with: {said[:160]}; {fix}")]
