@@ -265,7 +265,10 @@ def make_batch(
     try:
         inputs, targets = inputs_and_targets(collate([sample for _, sample in samples]))
     except Exception as error:
-        forms = [str(_form_of(sample)) for _, sample in samples]
+        forms = [
+            str(recursively_apply(_form_of, sample, test_type=lambda value: True))
+            for _, sample in samples
+        ]
         rarest = sorted({*forms}, key=forms.count)[:2]
         listed = " and ".join(f"{ids[forms.index(form)]}, which is {form}," for form in rarest)
         raise SampleError(
@@ -285,13 +288,8 @@ def make_batch(
     return Batch(inputs, targets, torch.tensor(ids))
 
 
-def _form_of(sample: Any) -> Any:
-    """Return the sample with its shape, or else its type, in place of each value."""
-
-    def form(value: Any) -> Any:
-        return getattr(value, "shape", type(value).__name__)
-
-    return recursively_apply(form, sample, test_type=lambda value: True)
+def _form_of(value: Any) -> Any:
+    return getattr(value, "shape", type(value).__name__)
 
 
 def inputs_and_targets(collated: Any) -> tuple[Any, Any]:
