@@ -50,7 +50,6 @@ class ResultWriter(Callback):
         self._num_eval_samples = num_eval_samples
         self._activity = activity
         self._nondeterministic = nondeterministic
-        self._start_s = time.perf_counter()
         self._is_attempt = False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
@@ -81,7 +80,7 @@ class ResultWriter(Callback):
             return
         measured = {
             "samples_per_s": self._log.samples_per_s,
-            "wall_s": time.perf_counter() - self._start_s,
+            "wall_s": sum(self._activity.phase_s.values()),
             "peak_memory_bytes": peak_memory_bytes(trainer.accelerator),
         }
         data = json.dumps({**outcome, **measured}, indent=1).encode()

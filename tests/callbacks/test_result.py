@@ -44,6 +44,8 @@ def test_each_second_of_an_attempt_belongs_to_one_phase(tmp_path: Path) -> None:
         seconds for phase, seconds in end["phase_s"].items() if phase != "start"
     )
     assert from_the_first_step <= end["time"] - start["time"]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["wall_s"] == sum(end["phase_s"].values()), "there is one clock"
 
 
 def test_two_processes_write_one_row_each_time(tmp_path: Path) -> None:
