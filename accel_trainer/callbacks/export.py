@@ -23,6 +23,7 @@ from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import CheckpointError
 from ..core.json_files import write_json
+from ..core.rng import preserved_generators
 from ..core.run_dir import writes_to
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.types import EvalLoader, Task, eval_step_of
@@ -42,16 +43,21 @@ class OnnxExport(NamedTuple):
     task: Task
     loader: EvalLoader
 
-    def files(self, weights: Mapping[str, Tensor]) -> tuple[bytes, bytes]:
-        """Return the contents of `ONNX_FILES`: the model, and an example of inputs and outputs."""
-        load_weights(self.model, weights)
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with which the task calls the model for some samples."""
         batch = next(batch for batch in self.loader.batches() if len(batch))
         batch = batch.map(lambda tensor: tensor[:_EXAMPLE_SIZE].to("cpu"))
         calls: list[Any] = []
         model = self.model.eval()
         with model.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True):
             eval_step_of(self.task)(model, batch)
-        onnx, example = _to_onnx(model, *calls[0])
+        args, kwargs = calls[0]
+        return args, kwargs
+
+    def files(self, weights: Mapping[str, Tensor]) -> tuple[bytes, bytes]:
+        """Return the contents of `ONNX_FILES`: the model, and an example of inputs and outputs."""
+        load_weights(self.model, weights)
+        onnx, example = _to_onnx(self.model, *self.call())
         return onnx, safetensors.torch.save(example)
 
 
@@ -62,8 +68,8 @@ class Exporter(Callback):
 
     `config` is what is needed to build the model. It is in `export/config.json` from the start, for
     commands that use a checkpoint. If no evaluation was the best, `weights` says which weights of
-    the last step are exported. With `onnx`, the model is also converted to `model.onnx`. If that
-    fails, a warning says why, and the run is complete without it.
+    the last step are exported. With `onnx`, the model is also converted to `model.onnx`. That is
+    tried before the first step: if it fails, a warning says why, and the run goes on without it.
     """
 
     def __init__(
@@ -86,6 +92,12 @@ class Exporter(Callback):
             with writes_to(self._run_folder):
                 filesystem.make_directory(self._folder)
                 write_json(self._folder / "config.json", self._config)
+        if self._onnx is not None and not trainer.is_finished:
+            # An `eval_step` may need what training leaves: it then fails here, and not at the end.
+            with preserved_generators(trainer.accelerator.device), suppress(Exception):
+                self._onnx.call()
+                if not self._convert(self._onnx, self._onnx.model.state_dict()):
+                    self._onnx = None
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Export the weights, unless the run was preempted and will continue."""
@@ -108,13 +120,15 @@ class Exporter(Callback):
         config = {**self._config, "weights": source, "sha256": filesystem.sha256_of(path)}
         if self._onnx is not None:
             whole = {name: load_whole(stored) for name, stored in weights.items()}
-            config |= self._export_onnx(self._onnx, whole)
+            for name, data in self._convert(self._onnx, whole).items():
+                filesystem.write_file_atomic(self._folder / name, data)
+                config[ONNX_FILES[name]] = hashlib.sha256(data).hexdigest()
         write_json(self._folder / "config.json", config)
 
-    def _export_onnx(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> dict[str, str]:
-        """Write the ONNX file and its example, and return their hashes.
+    def _convert(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> dict[str, bytes]:
+        """Return the contents of the ONNX file and its example, by name.
 
-        If the model cannot be converted, warn and return no hash.
+        If the model cannot be converted, warn and return nothing.
         """
         # The exporter warns if torchvision is missing (torch 2.13).
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
@@ -122,15 +136,12 @@ class Exporter(Callback):
             with warnings.catch_warnings(), torch.no_grad():
                 # The exporter causes warnings about torch's internals (torch 2.13).
                 warnings.simplefilter("ignore")
-                files = dict(zip(ONNX_FILES, onnx.files(weights), strict=True))
+                return dict(zip(ONNX_FILES, onnx.files(weights), strict=True))
         except Exception as error:  # torch's exporter raises many types
             path = self._folder / "model.onnx"
             reason = describe_error(error.__cause__ or error)
             _logger.warning("no %s: torch cannot convert the model (%s)", path, reason)
             return {}
-        for name, data in files.items():
-            filesystem.write_file_atomic(self._folder / name, data)
-        return {ONNX_FILES[name]: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
 def load_best(

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from accel_trainer.callbacks.export import Exporter, OnnxExport
 from accel_trainer.core.callback import RunResult, TrainerView
@@ -117,6 +118,38 @@ def test_an_export_without_onnx_is_a_warning(run: Path, caplog: pytest.LogCaptur
         exporter(run, onnx=Unconvertible(None, None, None)).on_fit_end(trainer(), ended(1))  # type: ignore[arg-type]
     assert "torch cannot convert the model (RuntimeError: no such operator, at " in caplog.text
     assert set(exported(run)) == {*CONFIG, "weights", "sha256"}
+
+
+class Tried(OnnxExport):
+    """Fails to convert the model, or before that in its `eval_step`."""
+
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self.task is not None:
+            raise ValueError("it needs what training leaves")
+        torch.rand(())
+        return (), {}
+
+    def files(self, weights: Any) -> tuple[bytes, bytes]:
+        raise RuntimeError("no such operator")
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_what_cannot_be_converted_is_said_once_and_early(
+    run: Path, caplog: pytest.LogCaptureFixture, is_early: bool
+) -> None:
+    task: Any = None if is_early else "fails"
+    onnx = Tried(nn.Linear(1, 1), task, None)  # type: ignore[arg-type]
+    export = exporter(run, onnx=onnx)
+    view: Any = SimpleNamespace(
+        is_finished=False, accelerator=SimpleNamespace(device=torch.device("cpu"))
+    )
+    before = torch.random.get_rng_state()
+    with caplog.at_level(logging.WARNING):
+        export.on_fit_start(view)
+        assert ("torch cannot convert the model" in caplog.text) is is_early
+        assert torch.equal(torch.random.get_rng_state(), before), "it draws no number of the run"
+        export.on_fit_end(trainer(), ended(1))
+    assert caplog.text.count("torch cannot convert the model (RuntimeError: no such operator") == 1
 
 
 def test_an_export_has_the_hashes_of_its_onnx_files(run: Path) -> None:
