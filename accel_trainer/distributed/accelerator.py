@@ -95,6 +95,13 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
     """
     prepare_cuda()
     num_processes = setup_launch_env()
+    if dist.is_initialized() and dist.get_world_size() != num_processes:
+        raise ConfigError(
+            "LAUNCH",
+            f"the program has joined {dist.get_world_size()} processes by init_process_group, and "
+            f"WORLD_SIZE says {num_processes}: set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
+            "MASTER_PORT before, or start the processes with accel_trainer.launch",
+        )
     given_threads = given_num_threads()
     use_cpu = uses_cpu()
     precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()

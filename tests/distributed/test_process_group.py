@@ -9,12 +9,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch.distributed as dist
 
-from accel_trainer import ProcessError
+from accel_trainer import ConfigError, ProcessError, RuntimeConfig
+from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.process_group import init_process_group
 
 from .. import processes
 from ..joined import joined_processes
+from ..ports import free_port
 
 
 @pytest.mark.parametrize("reason", ["nobody", "somebody else"])
@@ -110,3 +113,35 @@ def serve(address: str) -> None:
                 }
                 assert listening
                 print(*listening)
+
+
+def test_processes_that_the_program_has_joined_are_not_single_ones(
+    tmp_path: Path,
+) -> None:
+    """As with torch's `spawn` and `init_process_group(rank=, world_size=)`, without variables."""
+    several = processes.start(
+        join_by_hand,
+        free_port(),
+        num_processes=2,
+        folder=tmp_path,
+        variables=lambda rank, num_processes: {"OWN_RANK": str(rank)},
+    )
+    assert several.wait() == [0, 0], several.output()
+    alone = processes.start(join_by_hand, 0, num_processes=1, folder=tmp_path / "alone")
+    assert alone.wait() == [0], alone.output()
+
+
+def join_by_hand(port: int) -> None:
+    rank = int(os.environ.get("OWN_RANK", "0"))
+    num_processes = 2 if port else 1
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port or free_port()}",
+        rank=rank,
+        world_size=num_processes,
+    )
+    if num_processes == 1:
+        assert start_accelerator(RuntimeConfig()).num_processes == 1
+        return
+    with pytest.raises(ConfigError, match="has joined 2 processes .*, and WORLD_SIZE says 1: set"):
+        start_accelerator(RuntimeConfig())
