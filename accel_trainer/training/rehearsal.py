@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _BUILT_IN = ("torch", "accel_trainer")
+_ONE_VALUE = (
+    "a checkpoint has one value: compute it from what all processes have, reduce it over them, "
+    "or make it a buffer of the model"
+)
 
 Identities = Mapping[str, tuple[int | None, str]]
 """For each tensor of a checkpoint, by name: its `id` if it is a parameter, and dtype and shape."""
@@ -154,10 +158,12 @@ class Rehearsal:
 
         Raises:
             CheckpointError: a resume could not load the model, or the optimizer updates parameters
-                that the model no longer has, or processes differ in the value of a parameter.
+                that the model no longer has, or processes differ in the value of a parameter or in
+                the training mode of a module.
         """
         now = _identify(self._model)
         run_on_main(lambda: self._compare(now), self._accelerator)
+        self.check_mode()
         weights = {
             name: each for name, each in self._model.named_parameters() if not is_shard(each)
         }
@@ -166,6 +172,20 @@ class Rehearsal:
             sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")
             self._check_same_everywhere(
                 [f"model.{name} bits {each}" for name, each in zip(weights, sums, strict=True)]
+            )
+
+    def check_mode(self) -> None:
+        """Check that the processes train in the same mode. **Collective. Host sync.**
+
+        Call it before an evaluation, too, which sets the mode.
+
+        Raises CheckpointError if a module is in evaluation mode on some of them.
+        """
+        if self._accelerator.num_processes > 1:
+            modules = self._model.named_modules()
+            self._check_same_everywhere(
+                [f"training of {name or 'the model'} is {each.training}" for name, each in modules],
+                "call train() and eval() on all processes alike",
             )
 
     def _compare(self, now: Identities) -> None:
@@ -183,18 +203,14 @@ class Rehearsal:
                     "old one: change it in place, by copy_ under torch.no_grad()"
                 )
 
-    def _check_same_everywhere(self, lines: list[str]) -> None:
-        """Check that the processes have the same `lines`, which a checkpoint stores only once.
+    def _check_same_everywhere(self, lines: list[str], fix: str = _ONE_VALUE) -> None:
+        """Check that the processes have the same `lines`; `fix` says how they will.
 
         **Collective.**
         """
         for process, found in enumerate(differing_lines("\n".join(lines), self._accelerator)):
             if found:
-                raise _inexact(
-                    f"processes differ after a step (process {process}: {found}), "
-                    "and a checkpoint has one value: compute it from what all processes have, "
-                    "reduce it over them, or make it a buffer of the model"
-                )
+                raise _inexact(f"processes differ after a step (process {process}: {found}): {fix}")
 
     def _check_optimizer(self, fresh: Optimizer, state: Mapping[str, Any]) -> None:
         """Load `state` into `fresh`, as a resume does, and compare it with the live optimizer."""

@@ -410,6 +410,7 @@ class Trainer:
 
         `position` names the checkpoint that will hold these weights.
         """
+        self._rehearsal.check_mode()
         try:
             metrics = self.evaluate()
             self._progress.record_evaluation(metrics, checkpoint_name(position))

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD
 
-from accel_trainer import OptimizerConfig
+from accel_trainer import Callback, CheckpointError, OptimizerConfig
 
-from .. import processes
+from .. import processes, workload
 from ..checkpoint.sharded_run import KINDS, newest, stored_bytes
 from ..checkpoint.test_unsaved_state import Counting
 from ..variants import slow_but
@@ -170,3 +170,43 @@ def test_an_honest_optimizer_is_not_named_and_resumes_to_the_same_bytes(
             )
             assert not re.search("UNSAVED_STATE|CKPT_INEXACT", job.output(0) + job.output(1))
     assert stored_bytes(newest(tmp_path / "parts")) == stored_bytes(newest(tmp_path / "whole"))
+
+
+class Evaluates(Callback):
+    """Puts the model, or a part of it, into evaluation mode after a step, and leaves it so."""
+
+    def __init__(self, step: int, part: str, is_everywhere: bool) -> None:
+        self.step, self.part, self.is_everywhere = step, part, is_everywhere
+
+    def on_step_end(self, trainer: Any, report: Any) -> None:
+        is_here = self.is_everywhere or trainer.accelerator.is_main_process
+        if report.optimizer_step == self.step and is_here:
+            trainer.model.get_submodule(self.part).eval()
+
+
+@pytest.mark.parametrize(
+    ("step", "part", "is_everywhere"), [(1, "", False), (4, "1", False), (4, "", True)]
+)
+def test_a_training_mode_that_differs_by_process_ends_the_run(
+    tmp_path: Path, step: int, part: str, is_everywhere: bool
+) -> None:
+    job = processes.run(
+        leave_in_evaluation_mode,
+        tmp_path,
+        Evaluates(step, part, is_everywhere),
+        num_processes=2,
+        folder=tmp_path,
+    )
+    name = part or "the model"
+    expected = f"(process 1: training of {name} is True; process 0: training of {name} is False)"
+    for rank in range(2):
+        assert (expected in job.output(rank)) is not is_everywhere, job.output(rank)
+
+
+def leave_in_evaluation_mode(folder: Path, callback: Callback) -> None:
+    config = workload.make_config(folder / "run")
+    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, 4))
+    try:
+        workload.train(config, callbacks=(callback,), net=lambda: net)
+    except CheckpointError as error:
+        print(error)
