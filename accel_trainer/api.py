@@ -12,6 +12,7 @@ from .core.errors import (
     DivergedError,
     ExitCode,
     OutputError,
+    Preempted,
     ProcessError,
     UserError,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "MultiLabelTask",
     "OptimizerConfig",
     "OutputError",
+    "Preempted",
     "ProcessError",
     "RecipeConfig",
     "RegressionTask",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from .timing import Stopwatch
 from .train_state import TrainState
@@ -15,7 +16,8 @@ class Activity:
 
     The trainer sets `position` and counts `num_forwards`. `phase_s` holds the seconds spent
     in each phase so far, without the current stay in `phase`. `compilation` counts the seconds of
-    compiling the model. `couples_batch` is that of the task.
+    compiling the model. `couples_batch` is that of the task. `result` is the RunResult at
+    the end.
     """
 
     def __init__(self) -> None:
@@ -24,6 +26,7 @@ class Activity:
         self.couples_batch: bool | str = False
         self.phase_s: dict[str, float] = {}
         self.compilation = Stopwatch()
+        self.result: Any = None
         self._phase = "start"
         self._phase_start_s = time.monotonic()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import Any
 
 # Control characters, which a terminal would obey.
 _CONTROL = re.compile(
@@ -51,11 +52,11 @@ class OneLineError(BaseException):
 
     exit_code = ExitCode.INTERNAL
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, *more: object) -> None:
         self.code = code
         # One line, even if a name contains a newline.
         self.message = _CONTROL.sub(" ", message)
-        super().__init__(code, self.message)
+        super().__init__(code, self.message, *more)  # pickle creates the error from these
 
     def __str__(self) -> str:
         return f"error[{self.code}]: {self.message}"
@@ -100,20 +101,41 @@ class DivergedError(UserError):
 
 
 class Preempted(OneLineError):
-    """A signal has ended the run before its training began; the same command continues it.
+    """A signal has stopped the run, and with it the program; the same command continues both.
+
+    `result`, a `RunResult`, says how far the run came; None: its training had not begun.
 
     No `Exception`, as KeyboardInterrupt: the code that the signal interrupts, such as that which
-    reads a sample, must not take it for an error of its own.
+    reads a sample or tries one model after the other, must not take it for an error of its own.
     """
 
     exit_code = ExitCode.PREEMPTED
+
+    def __init__(self, code: str, message: str, result: Any = None) -> None:
+        super().__init__(code, message, result)
+        self.result = result
+
+
+class PreemptedScript(Preempted, SystemExit):  # type: ignore[misc]  # `code` has two meanings
+    """Ends a script without a traceback."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.code = self.exit_code  # type: ignore[assignment]  # that of SystemExit
+
+
+class PreemptedCell(Preempted, KeyboardInterrupt):
+    """Ends a notebook's cell, a statement at a prompt or a thread, and not the program."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows."""
+        return [self.message]
 
 
 class ProcessError(UserError):
     """Process `rank` failed, was killed or is stuck; `exit_code` is that process's exit code."""
 
     def __init__(self, code: str, message: str, rank: int, exit_code: int) -> None:
-        super().__init__(code, message)
-        self.args = (code, self.message, rank, exit_code)  # pickle creates the error from these
+        super().__init__(code, message, rank, exit_code)
         self.rank = rank
         self.exit_code = ExitCode(exit_code)

@@ -6,7 +6,9 @@ Only tensors are sent, no pickled objects. All collectives also work with a sing
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import zip_longest
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_store
 
 from ..core import errors
 from ..core.errors import OneLineError
@@ -24,6 +27,7 @@ from ..core.pairwise import sum_rows
 _TEXT_BYTES = 200
 # Up to this many elements, over all processes, one exchange is faster than two (gloo).
 _MAX_GATHERED = 2**20
+_LOOK_INTERVAL_S = 0.02
 
 # The errors of one process that are raised on all. A subclass is raised as its nearest ancestor in
 # this table.
@@ -213,6 +217,33 @@ def join_peers(accelerator: Accelerator, *, timeout_s: float) -> Peers:
         return SINGLE_PROCESS
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     return Peers(accelerator.process_index, accelerator.num_processes, group)
+
+
+def show_life(accelerator: Accelerator) -> None:
+    """Show those who wait for this process that it lives; ValueError once nobody can."""
+    if accelerator.num_processes > 1:
+        _get_default_store().add(f"life {accelerator.process_index}", 1)
+
+
+def wait_for_main(accelerator: Accelerator, *, timeout_s: float) -> None:
+    """Wait until the main process gets here, too, as long as it shows life. **Collective.**
+
+    Before the end of a run it may work for as long as it needs, such as to upload a model. If it
+    has not shown life for `timeout_s`, the next collective will fail.
+    """
+    if accelerator.num_processes == 1:
+        return
+    store = _get_default_store()
+    seen = -1
+    with suppress(RuntimeError):  # whoever serves it is gone, such as a launcher
+        if accelerator.is_main_process:
+            store.set("end", "")
+        while not store.check(["end"]):
+            if (life := store.add("life 0", 0)) != seen:
+                seen, seen_s = life, time.monotonic()
+            if time.monotonic() > seen_s + timeout_s:
+                return
+            time.sleep(_LOOK_INTERVAL_S)
 
 
 _last_operations: list[dist.Work | None] = []

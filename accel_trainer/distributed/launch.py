@@ -52,9 +52,9 @@ def launch(function: Callable[..., T], *arguments: Any, num_processes: int | Non
         )
     prepare_cuda()
     wanted = num_processes or (1 if uses_cpu() else max(1, torch.cuda.device_count()))
-    if wanted == 1 or setup_launch_env() > 1:
-        return function(*arguments)
     action = partial(function, *arguments)
+    if wanted == 1 or setup_launch_env() > 1:
+        return _outcome(action)  # type: ignore[no-any-return]  # it is a T
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     _check_can_start(action, wanted, method)
     # Fork from a new thread. A process forked from a thread that has used OpenMP, as most of torch
@@ -134,20 +134,30 @@ def _run(
     reset_accelerate()  # those of the parent
     code = 0
     try:
-        result = action()
+        result = _outcome(action)
         # `send` would pass tensors as handles to shared memory, which ends with this process.
         pipes[rank].send_bytes(pickle.dumps(None if rank else result))
-    except SystemExit as error:  # from a recipe's `main`, which has printed the reason
-        code = error.code if isinstance(error.code, int) else 1
     except (Exception, Preempted) as error:
         code = int(exit_code_of(error))
         if not isinstance(error, OneLineError):
             print_error(error)
             error = ProcessError("PROCESS", f"rank {rank}: {describe_error(error)}", rank, code)
         pipes[rank].send(error)
+    except SystemExit as error:  # from a recipe's `main`, which has printed the reason
+        code = error.code if isinstance(error.code, int) else 1
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed
         stream.flush()
     os._exit(code)  # without the exit handlers, which belong to the parent
+
+
+def _outcome(action: Callable[[], Any]) -> Any:
+    """Return what `action` returns, or the result of the run that a signal stopped in it."""
+    try:
+        return action()
+    except Preempted as stop:
+        if stop.result is None:
+            raise
+        return stop.result
 
 
 def _receive(pipes: Sequence[Connection]) -> dict[int, Any]:

@@ -17,7 +17,7 @@ import psutil
 from ..checkpoint.format import list_checkpoints
 from ..core import filesystem
 from ..core.activity import Activity
-from ..core.errors import ExitCode, OneLineError, ProcessError, UserError
+from ..core.errors import ExitCode, OneLineError, Preempted, ProcessError, UserError
 from ..core.guards import check_not_moved
 from ..core.json_files import read_json_object, write_json
 from ..core.run_dir import writes_to
@@ -59,7 +59,7 @@ def failures_reported(
     """Keep `status.json` while the block runs; on an error, name the process that failed first.
 
     Raises:
-        ProcessError: another process failed first.
+        ProcessError: another process failed first; Preempted if a signal ended it.
     """
     report = _Report(folder, activity, rank)
     with writes_to(folder), suppress(FileExistsError):  # another process has just made it
@@ -84,6 +84,8 @@ def failures_reported(
                 first = replace(mine, error=_NO_ANSWER, exit_code=ExitCode.INTERNAL)
         report.write_failure(first)
         if first is not mine:
+            if first.exit_code == ExitCode.PREEMPTED:
+                raise Preempted("PREEMPTED", str(first)) from error
             raise ProcessError("PROCESS", str(first), first.rank, first.exit_code) from error
         if not isinstance(error, OneLineError):
             # A traceback shows it. Python 3.11 has `add_note` for this.

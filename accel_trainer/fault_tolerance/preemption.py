@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing import parent_process
 from types import FrameType
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from ..core.errors import Preempted
+from ..core.activity import Activity
+from ..core.errors import Preempted, PreemptedCell, PreemptedScript
 from ..core.platform import RUN_SIGNALS, SAVE_SIGNALS
 from ..distributed.process_group import find_cpu_group
 
@@ -199,3 +203,31 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def program_stopped(
+    flag: StopFlag, activity: Activity, *, is_main: bool, is_quiet: bool
+) -> Iterator[None]:
+    """Raise Preempted after a block in which a signal came: the program must not go on.
+
+    An error of the block is raised instead. The main process says in one line what happened, unless
+    the progress of the run, which is not `is_quiet`, has said it, or whoever shows the exception
+    will.
+    """
+    try:
+        yield
+        # One that is not agreed on came after the last poll.
+        stop = flag.agreed if flag.agreed.is_preemption else flag._wish
+        if stop.is_preemption:
+            step = activity.position.optimizer_step
+            line = f"{stop.reason}: saved step {step}: run the same command to continue"
+            raise Preempted("PREEMPTED", line, activity.result)
+    except Preempted as error:
+        is_prompt = hasattr(sys, "ps1") and parent_process() is None
+        if is_prompt or threading.current_thread() is not threading.main_thread():
+            raise PreemptedCell(*error.args) from None
+        if is_main and (is_quiet or activity.phase != "preempted"):
+            with suppress(OSError):  # stderr is closed
+                os.write(2, f"accel_trainer: {error.message}\n".encode())
+        raise PreemptedScript(*error.args) from None

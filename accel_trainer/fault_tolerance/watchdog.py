@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from ..core.activity import Activity
 from ..core.errors import ExitCode
@@ -27,15 +28,23 @@ class Watchdog:
 
     Progress is a forward, or a poll of the stop flag: there is one for each step and each evaluated
     batch. `on_stuck` gets the seconds without progress. A stuck process prints the stacks of its
-    threads, then the line that `on_stuck` returns.
+    threads, then the line that `on_stuck` returns. `show_life` is called
+    twice a second where a process may take as long as it needs.
     """
 
     def __init__(
-        self, activity: Activity, stop_flag: StopFlag, *, timeout_s: float, launcher_pid: int | None
+        self,
+        activity: Activity,
+        stop_flag: StopFlag,
+        *,
+        timeout_s: float,
+        launcher_pid: int | None,
+        show_life: Callable[[], None] = lambda: None,
     ) -> None:
         self._activity = activity
         self._stop_flag = stop_flag
         self.on_stuck: Callable[[float], str] = lambda stuck_s: f"stuck for {stuck_s:.0f} s"
+        self._show_life = show_life
         self._timeout_s = timeout_s + _GRACE_S
         self._launcher_pid = launcher_pid
         self._is_done = threading.Event()
@@ -57,6 +66,9 @@ class Watchdog:
                 self._launcher_pid = None
                 os.kill(os.getpid(), signal.SIGTERM)
             phase = self._activity.phase
+            if phase not in _WATCHED:
+                with suppress(RuntimeError, ValueError):  # the others are gone
+                    self._show_life()
             now = (phase, self._stop_flag.num_polls + self._activity.num_forwards)
             # Intervals of this thread are counted, and no clock is read: while the process is
             # suspended, no interval passes.

@@ -18,14 +18,14 @@ from ..core.activity import Activity
 from ..core.config import check_types
 from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
-from ..core.rng import seed_generators
+from ..core.rng import preserved_generators, seed_generators
 from ..distributed.accelerator import start_accelerator
-from ..distributed.collectives import run_on_main, shutdown
+from ..distributed.collectives import run_on_main, show_life, shutdown, wait_for_main
 from ..distributed.determinism import is_too_late_for_cublas, nondeterminism_named
 from ..distributed.launch_env import find_launcher
 from ..fault_tolerance.failure_report import failures_reported
 from ..fault_tolerance.out_of_memory import explain_out_of_memory
-from ..fault_tolerance.preemption import StopFlag, stop_on_signals
+from ..fault_tolerance.preemption import StopFlag, program_stopped, stop_on_signals
 from ..fault_tolerance.watchdog import Watchdog
 from ..training.compile import compile_errors_explained
 from .agreement import check_same_everywhere, describe_identity
@@ -59,12 +59,17 @@ class Run:
 def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     """Join the processes, lock the run folder and load the checkpoint. **Collective.**
 
+    A program may start one run after the other: a signal that stops one ends the program, too, on
+    every process. Random numbers go on after the block as if there had been no run.
+
     Raises:
         ConfigError: the config is of the wrong type, or differs from that of the run it would
             continue, or from that of another process.
         ProcessError: the other processes cannot be reached, or one of them failed.
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
+        Preempted: a signal came, and the block has ended without an error. Alone in a script it
+            is a SystemExit, and in a notebook or a thread a KeyboardInterrupt.
     """
     # The order matters; what is entered is left in reverse.
     # 1. Mistakes in settings are reported before any process waits for another.
@@ -77,7 +82,6 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     is_late = is_too_late_for_cublas()  # before the accelerator is in use
     # 2. The processes join, and check that code and settings are the same on all of them.
     accelerator = start_accelerator(config.runtime)
-    seed_generators(config.seed % 2**32, accelerator.device)  # for the initial weights
     check_same_everywhere(describe_identity(config), accelerator)
     # 3. Signals are handled and hangs are noticed before any file changes.
     rank = accelerator.process_index
@@ -91,9 +95,18 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         stop_flag,
         timeout_s=config.runtime.stuck_timeout_s or others_wait_s,
         launcher_pid=find_launcher(),
+        show_life=partial(show_life, accelerator),
     )
-    with ExitStack() as lock, stop_on_signals(stop_flag), watchdog:
+    is_quiet = config.run.quiet and not config.run.dry_run
+    with (
+        program_stopped(stop_flag, activity, is_main=rank == 0, is_quiet=is_quiet),
+        preserved_generators(accelerator.device),
+        ExitStack() as lock,
+        stop_on_signals(stop_flag),
+        watchdog,
+    ):
         stop_flag.is_starting = True  # until the trainer begins
+        seed_generators(config.seed % 2**32, accelerator.device)  # for the initial weights
         if config.run.shared:
             lock.callback(os.umask, os.umask(0o027))  # the inner call sets it
         # 4. The main process opens the folder, and tells the others what the run continues from.
@@ -124,6 +137,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
                     stop_flag=stop_flag,
                     resources=resources,
                 )
+            wait_for_main(accelerator, timeout_s=timeout_s)
+            stop_flag.agree()  # a signal may have come after the last step
             shutdown(accelerator)
 
 

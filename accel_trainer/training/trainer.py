@@ -125,7 +125,7 @@ class Trainer:
             self._start()
             with closing(self._steps()) as steps:
                 yield steps
-            self.result = self._finish()
+            self.result = self._activity.result = self._finish()
 
     def _steps(self) -> Generator[StepReport]:
         """Train, evaluate and save until nothing is left or something stops the run."""

@@ -13,6 +13,7 @@ from accel_trainer.core.errors import (
     OutOfMemoryError,
     OutputError,
     Preempted,
+    PreemptedScript,
     ProcessError,
     UserError,
 )
@@ -48,6 +49,11 @@ def test_an_error_that_crosses_processes_is_the_same() -> None:
     )
     assert (type(error), error.code) == (CheckpointError, "CKPT_NONE_VALID")
     assert str(error) == "error[CKPT_NONE_VALID]: none is valid: restore one"
+
+
+def test_a_preemption_crosses_processes_with_its_result() -> None:
+    error = pickle.loads(pickle.dumps(PreemptedScript("PREEMPTED", "SIGTERM: saved step 4", 4)))
+    assert (error.message, error.result, error.code) == ("SIGTERM: saved step 4", 4, 75)
 
 
 def test_a_process_error_crosses_processes_with_its_rank_and_exit_code() -> None:

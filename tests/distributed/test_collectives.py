@@ -25,6 +25,8 @@ from accel_trainer.distributed.collectives import (
     gather_rows,
     join_peers,
     run_on_main,
+    show_life,
+    wait_for_main,
 )
 
 from .. import processes
@@ -210,3 +212,25 @@ def test_an_unexpected_error_ends_the_main_process_and_is_shown(tmp_path: Path) 
 def crash() -> None:
     with joined_processes() as accelerator:
         run_on_main(lambda: 1 // 0, accelerator)
+
+
+@pytest.mark.parametrize("shows_life", [True, False])
+def test_processes_wait_for_the_main_process_while_it_shows_life(
+    tmp_path: Path, shows_life: bool
+) -> None:
+    processes.run(wait_at_the_end, tmp_path, shows_life, num_processes=2, folder=tmp_path / "logs")
+    assert (tmp_path / "waited").read_text() == str(shows_life)
+
+
+def wait_at_the_end(folder: Path, shows_life: bool) -> None:
+    done = folder / "done"
+    with joined_processes() as accelerator:
+        if accelerator.is_main_process:
+            for _ in range(30):  # as in a long upload
+                time.sleep(0.1)
+                if shows_life:
+                    show_life(accelerator)
+            done.touch()
+        wait_for_main(accelerator, timeout_s=1)
+        if not accelerator.is_main_process:
+            (folder / "waited").write_text(str(done.exists()))

@@ -3,10 +3,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accel_trainer import Batch, MeanLoss, RecipeConfig, StepOutput, main
-from accel_trainer.core.errors import Preempted
+from accel_trainer import Batch, MeanLoss, Preempted, RecipeConfig, RunResult, StepOutput, main
+from accel_trainer.core.activity import Activity
 from accel_trainer.core.platform import RUN_SIGNALS, SAVE_SIGNALS, STOP_SIGNALS
-from accel_trainer.fault_tolerance.preemption import TIME_LIMIT, Stop, StopFlag, stop_on_signals
+from accel_trainer.core.train_state import TrainState
+from accel_trainer.fault_tolerance.preemption import (
+    TIME_LIMIT,
+    Stop,
+    StopFlag,
+    program_stopped,
+    stop_on_signals,
+)
 
 from .. import evaluated, processes
 from ..joined import joined_processes
@@ -281,6 +291,67 @@ def test_a_signal_before_there_is_anything_to_save_leaves_at_once() -> None:
     with stop_on_signals(flag), pytest.raises(Preempted, match="SIGUSR1 before training"):
         os.kill(os.getpid(), signal.SIGUSR1)
     assert flag.poll()  # whoever catches it stops before the first step
+
+
+def stopped_program(*codes: int) -> list[BaseException]:
+    """Return the exception that ends a program which the requests `codes` have reached."""
+    flag = StopFlag()
+    activity = Activity()
+    try:
+        with program_stopped(flag, activity, is_main=True, is_quiet=True):
+            for code in codes:
+                flag.request(code)
+            activity.result = RESULT
+    except BaseException as error:
+        return [error]
+    return []
+
+
+RESULT = RunResult("preempted", "SIGINT", TrainState(), {"eval/loss": 0.5}, None, Path("run"))
+LINE = "SIGINT: saved step 0: run the same command to continue"
+
+
+def test_a_signal_ends_a_script_with_its_exit_code_and_one_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (error,) = stopped_program(TIME_LIMIT, signal.SIGINT)
+    assert isinstance(error, Preempted)
+    assert isinstance(error, SystemExit)
+    assert not isinstance(error, Exception)
+    assert (error.code, error.exit_code, error.result) == (75, 75, RESULT)
+    assert capfd.readouterr().err == f"accel_trainer: {LINE}\n"
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.code, again.message) == (type(error), 75, LINE)
+    assert again.result == RESULT
+
+
+@pytest.mark.parametrize("is_thread", [False, True])
+def test_at_a_prompt_and_in_a_thread_a_signal_is_a_keyboard_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_thread: bool
+) -> None:
+    if is_thread:
+        with ThreadPoolExecutor(1) as thread:
+            (error,) = thread.submit(stopped_program, signal.SIGINT).result()
+    else:
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+        (error,) = stopped_program(signal.SIGINT)
+    assert isinstance(error, Preempted)
+    assert isinstance(error, KeyboardInterrupt)
+    assert not isinstance(error, SystemExit)
+    assert error.result == RESULT
+    assert error._render_traceback_() == [LINE], "what IPython shows"  # type: ignore[attr-defined]
+    assert capfd.readouterr().err == "", "whoever shows the exception says it"
+
+
+def test_a_time_limit_ends_no_program_and_an_error_goes_first() -> None:
+    assert stopped_program() == stopped_program(TIME_LIMIT) == []
+    flag = StopFlag()
+    flag.request(signal.SIGTERM)
+    with (
+        pytest.raises(ZeroDivisionError),
+        program_stopped(flag, Activity(), is_main=True, is_quiet=True),
+    ):
+        raise ZeroDivisionError
 
 
 class Interrupted(evaluated.Points):

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from accel_trainer import (
     CheckpointConfig,
     ClassificationTask,
     OptimizerConfig,
+    Preempted,
     RunResult,
     RuntimeConfig,
     StepOutput,
@@ -243,7 +244,10 @@ def preempt_at_each(folder: Path, steps: Sequence[int]) -> None:
     def run(name: str, preempted_at: int | None = None) -> RunResult:
         config = workload.make_config(folder / name)
         callbacks = () if preempted_at is None else (Preempt(preempted_at),)
-        return workload.train(config, num_train=NUM_TRAIN, dropout=0.2, callbacks=callbacks)
+        try:
+            return workload.train(config, num_train=NUM_TRAIN, dropout=0.2, callbacks=callbacks)
+        except Preempted as stop:
+            return cast(RunResult, stop.result)
 
     assert run("undisturbed").state == "done"
     undisturbed = final_files(folder / "undisturbed")

@@ -40,7 +40,11 @@ def exit_with(run: Callable[[], RunResult], is_debug: bool) -> NoReturn:
         if result.state != "preempted":
             _refuse_diverged(result)
         code = ExitCode.PREEMPTED if result.state == "preempted" else ExitCode.DONE
-    except (Exception, Preempted) as error:
+    except Preempted as stop:  # which has been said
+        ignore_signals()
+        code = stop.exit_code
+        has_failed = stop.result is None
+    except Exception as error:
         # If stderr is closed, the exit code still says what happened.
         with suppress(OSError, ValueError):
             _report(error, is_debug=is_debug)
