@@ -925,7 +925,7 @@ MUTANTS = [
     Mutant(
         "NaN can be the best",
         "accel_trainer/training/progress.py",
-        "if is_better and math.isfinite(value):",
+        "if is_better and not unusable:",
         "if is_better or math.isnan(value) or math.isnan(self.best.value):",
         ("tests/training/test_progress.py::test_an_evaluation_without_a_number_is_never_the_best",),
     ),

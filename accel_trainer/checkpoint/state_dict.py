@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -193,10 +194,14 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
         if here != there:
             differences.append(f"{key} is {there}, here {here}")
     if differences:
+        fix = "use the model that it was made with"
+        prefix = commonprefix([*theirs])
+        prefix = prefix[: prefix.rfind(".") + 1]
+        if prefix and not commonprefix([*mine]).startswith(prefix):
+            fix = f"all its names begin with {prefix}: remove what those of the model lack"
         raise CheckpointError(
             "CKPT_WEIGHTS",
-            f"the checkpoint's {name} does not fit: "
-            f"{listed(differences, separator='; ')}: use the model that it was made with",
+            f"the checkpoint's {name} does not fit: {listed(differences, separator='; ')}: {fix}",
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -122,6 +122,18 @@ class BatchPlan:
             process_index,
             num_parts=self.num_parts,
         )
+
+    def smallest_forward(self, step_in_epoch: int, *, over_processes: bool) -> int:
+        """Return the fewest samples of a forward of a step, on one process or over all of them.
+
+        Forwards without samples are left out.
+        """
+        sizes = [
+            [len(micro) for micro in self.micro_batches(step_in_epoch, index)]
+            for index in range(self.num_processes)
+        ]
+        forwards = map(sum, zip(*sizes, strict=True)) if over_processes else chain(*sizes)
+        return min(filter(None, forwards))
 
     def describe(self) -> str:
         """Return the arithmetic in one line."""

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from .errors import ConfigError
 from .filesystem import read_lines
+
+_MAX_NAME = 150  # a name is also a part of the names of files
 
 
 def read_history(run: Path | str) -> Iterator[dict[str, Any]]:
@@ -20,6 +23,18 @@ def read_history(run: Path | str) -> Iterator[dict[str, Any]]:
     """
     for line in read_lines(Path(run) / "metrics.jsonl"):
         yield json.loads(line)
+
+
+def check_name(name: str, owner: str) -> None:
+    """Raise ConfigError unless a number of `owner` can have `name`, in rows, tables and pages."""
+    parts = name.split("/")
+    if len(name) > _MAX_NAME or not name.isprintable() or not all(p.strip(". ") for p in parts):
+        shown = name if len(name) <= _MAX_NAME else f"{name[:40]}..."
+        raise ConfigError(
+            "NAME",
+            f"{owner} has a number named {shown!r}: give 1 to {_MAX_NAME} printable characters, "
+            "and not only dots between slashes",
+        )
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -20,7 +20,8 @@ from .shards import is_shard
 _NUM_BINS = 64
 # The engine writes the groups that come first. A name is also the name of a file.
 _NAME = re.compile(
-    r"(?!(train|optim|perf|digest|test|eval[^/]*)/)[\w.-]{1,20}(/[\w.-]{1,40}){1,3}", re.ASCII
+    r"(?!(train|optim|perf|digest|test|eval[^/]*)/)(?!(.*/)?\.+(/|$))[\w.-]{1,20}(/[\w.-]{1,40}){1,3}",
+    re.ASCII,
 )
 
 
@@ -33,9 +34,9 @@ class Log:
 
     Every method that takes a name raises ConfigError if the name is of a group that the engine
     writes (`train`, `optim`, `perf`, `digest`, `test`, `eval...`), or has other characters than
-    ASCII letters, digits and `_.-`. `pending` has what is kept of each name: for a mean, the count,
-    the float64 sum and the numbers that are not in the sum yet; for a histogram, a copy of its
-    tensor.
+    ASCII letters, digits and `_.-`, or a part of dots alone. `pending` has what is kept of each
+    name: for a mean, the count, the float64 sum and the numbers that are not in the sum yet; for a
+    histogram, a copy of its tensor.
     """
 
     folder: Path

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from ..callbacks.export import OnnxExport
 from ..callbacks.metrics_file import MetricsFile
@@ -195,16 +196,17 @@ def build_trainer(
 
 
 def _check_arguments(run: Run, model: nn.Module, task: Task) -> None:
-    """Raise ConfigError for parts of a wrong type, and a model that is wrapped for devices."""
+    """Raise ConfigError for parts of a wrong type, and a wrapped model, whose names differ."""
     check_part("run", run)
     check_part("model", model)
     check_part("task", task)
     for module in model.modules():
-        if isinstance(module, nn.DataParallel | DistributedDataParallel):
+        is_wrapper = isinstance(module, nn.DataParallel | DistributedDataParallel | AveragedModel)
+        if is_wrapper or hasattr(module, "_orig_mod"):  # of torch.compile
             raise ConfigError(
                 "MODEL",
                 f"the model is, or has, a {type(module).__name__}: give the plain module, and "
-                "start a process for each device",
+                "start a process for each device, or use --compile or --ema",
             )
 
 

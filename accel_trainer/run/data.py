@@ -27,7 +27,7 @@ Metrics = Sequence[Metric] | Mapping[str, Sequence[Metric]]
 TEST_SET = "test_set"
 """The name of the set that is evaluated at the end, beside those of the evaluation sets."""
 
-_SET_NAME = re.compile(r"(?!ema|test_set$)[a-z0-9_]+")
+_SET_NAME = re.compile(r"(?!ema|test_set$)[a-z0-9_]{1,40}")
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,18 @@ class RunData:
         found = [fingerprint_of(loader) for loader in (self.train, *self.eval_loaders)]
         if fingerprint is None:
             fingerprint = join_fingerprints(found)
-            is_known = TEST_SET in self.evaluation and found[-1] in found[:-1]
-            if fingerprint and is_known and run.accelerator.is_main_process:
-                _logger.warning(
-                    "[TEST_SET] test_set= has the samples of another set, so its numbers will be "
-                    "too good: give samples that only the test uses"
-                )
+            is_repeated = {
+                "eval_sets": found[1] == found[0],
+                "test_set": TEST_SET in self.evaluation and found[-1] in found[:-1],
+            }
+            for name, repeats in is_repeated.items():
+                if fingerprint and repeats and run.accelerator.is_main_process:
+                    _logger.warning(
+                        "[%s] %s= has the samples of another set, so its numbers will be too "
+                        "good: give samples of its own",
+                        name.upper(),
+                        name,
+                    )
         order = getattr(self.train, "order", None)
         # A balanced epoch may be shorter than the samples that it is drawn from.
         size = self.plan.num_samples if order is None else len(order.kept)
@@ -144,7 +150,8 @@ def build_data(
             raise ConfigError(
                 "CONFIG",
                 f"an evaluation set has the name {name!r}: "
-                "use lowercase letters, digits and _, not test_set, and not beginning with ema",
+                "use 1 to 40 lowercase letters, digits and _, not test_set, and not beginning "
+                "with ema",
             )
     evaluation = {name: evaluated("eval_sets", part) for name, part in named.items()}
     if test_set is not None:

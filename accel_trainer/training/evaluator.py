@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..core.batch_plan import parts_of_process
 from ..core.buffers import BufferCopy, buffer_places, buffers_at
 from ..core.errors import ConfigError, UserError
-from ..core.history import is_number
+from ..core.history import check_name, is_number
 from ..core.pairwise import PairwiseSum
 from ..core.rng import preserved_generators, seed_evaluation
 from ..core.training_mode import set_training_mode
@@ -91,6 +91,8 @@ class Evaluator:
             for metric in metrics
         ]
         names = [name for metric in metrics for name in metric.higher_is_better]
+        for name in names:
+            check_name(name, "a metric")
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(
                 "METRIC",

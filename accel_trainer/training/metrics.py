@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..core.config import AT_LEAST_ONE
 from ..core.errors import ConfigError
+from ..core.history import check_name
 from ..core.types import Batch, StepOutput
 from .targets import trust_labels
 
@@ -255,13 +256,16 @@ def plain_values(values: Any) -> dict[str, Any]:
     Tensors are converted; one of more than 65,536 numbers stays a tensor, on the CPU.
 
     Raises:
-        ConfigError: `values` is not a mapping, or holds something that cannot be converted.
+        ConfigError: `values` is not a mapping, has a name that no row can have, or holds
+            something that cannot be converted.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(
             "METRIC",
             f"compute returned {describe_tensor(values)}: return a dict of names and numbers",
         )
+    for name in values:
+        check_name(str(name), "a metric")
     return {str(name): _plain(value, str(name)) for name, value in values.items()}
 
 

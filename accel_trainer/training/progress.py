@@ -64,22 +64,26 @@ class Progress:
         """Whether the weights of this position have been evaluated."""
         return self.evaluated_step == self.position.optimizer_step
 
-    def record_evaluation(self, metrics: Mapping[str, Any], checkpoint: str) -> None:
+    def record_evaluation(self, metrics: Mapping[str, Any], checkpoint: str) -> str | None:
         """Record an evaluation of the weights that `checkpoint` will hold.
 
-        It becomes the best if the monitored number is better than before; NaN and inf never are.
+        It becomes the best if the monitored number is better than before; NaN and inf never are:
+        the name of the number is then returned.
 
         Raises MetricRefused if the monitored metric is not one number.
         """
+        unusable = None
         if self._monitored is not None:
             name, mode = self._monitored
             value = check_monitored(metrics, name)
+            unusable = None if math.isfinite(value) else name
             sign = 1 if mode == "max" else -1
             is_better = self.best is None or sign * value > sign * self.best.value
-            if is_better and math.isfinite(value):
+            if is_better and not unusable:
                 self.best = BestCheckpoint(checkpoint, name, value, mode)
         self.metrics = metrics
         self.evaluated_step = self.position.optimizer_step
+        return unusable
 
     def result(self, stop: Stop, folder: Path) -> RunResult:
         """Return how the run ended: done and evaluated, or by `stop`."""

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from ..core.errors import ConfigError
+from ..core.history import check_name
 from ..core.types import StepOutput
 from .metrics import describe_tensor
 
@@ -29,6 +30,7 @@ def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:
     ):
         _refuse(output.numbers, "return the numbers as a dict by their names")
     for name, value in output.numbers.items():
+        check_name(name, "the task")
         if not _has_shape(value, num_samples):
             raise ConfigError(
                 "SHAPES",

@@ -22,6 +22,7 @@ from ..core.types import Loader, Position, StepBatch, StepReport, Task
 from ..core.user_code import PeerFailed
 from ..fault_tolerance.preemption import StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights
+from .batch_norms import has_lone_sample, lone_samples_refused
 from .callback_runner import CallbackRunner
 from .config import TrainerConfig
 from .evaluation_file import read_details, write_details
@@ -372,8 +373,11 @@ class Trainer:
         self._stop_flag.agree()
         self._activity.phase = "training"
         self._rehearsal.begin(self._attributes_of_subclass)
-        if self.state.optimizer_step == 0 and not self.is_finished:
-            with self._activity.during("evaluation"):
+        # A resume on other processes may split a step otherwise.
+        is_tried = self.state.optimizer_step == 0 or has_lone_sample(self.loader.plan)
+        if is_tried and not self.is_finished:
+            watched = lone_samples_refused(self.model, self.loader.plan, self._config)
+            with self._activity.during("evaluation"), watched:
                 for set_name, evaluator in self._evaluators.items():
                     monitored = self._progress.monitored_in(set_name)
                     with self._rehearsal.watching_metrics(evaluator.metrics):
@@ -413,7 +417,7 @@ class Trainer:
         self._rehearsal.check_mode()
         try:
             metrics = self.evaluate()
-            self._progress.record_evaluation(metrics, checkpoint_name(position))
+            unusable = self._progress.record_evaluation(metrics, checkpoint_name(position))
         except EvaluationStopped:
             return False
         except Exception as error:
@@ -427,6 +431,13 @@ class Trainer:
             if found := nonfinite_loss(metrics):
                 _logger.warning(
                     "%s at step %d: lower the learning rate", found, position.optimizer_step
+                )
+            elif unusable:
+                _logger.warning(
+                    "[METRIC] %s decides the best checkpoint and is NaN or inf at step %d: this "
+                    "evaluation is never the best, and uses up --trainer.patience",
+                    unusable,
+                    position.optimizer_step,
                 )
         self._notify("on_evaluate_end", metrics)
         return True

@@ -231,3 +231,14 @@ def test_many_differences_are_shown_as_five_and_a_count() -> None:
     ) as caught:
         check_weights("model", mine, {})
     assert str(caught.value).count("is missing") == 5
+
+
+def test_a_prefix_that_all_stored_names_share_is_said() -> None:
+    mine = SmallNet(norm="group").state_dict()
+    for prefix in ("module.", "_orig_mod.", "module._orig_mod.", "net."):
+        theirs = {f"{prefix}{name}": value for name, value in mine.items()}
+        with pytest.raises(CheckpointError, match=f"all its names begin with {prefix}"):
+            check_weights("model", mine, theirs)
+    for theirs in (dict([*mine.items()][1:]), {"other": mine["layers.9.bias"]}):
+        with pytest.raises(CheckpointError, match="use the model that it was made with"):
+            check_weights("model", mine, theirs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pickle
@@ -9,7 +10,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from accel_trainer import RunResult, read_history
+import pytest
+
+from accel_trainer import ConfigError, RunResult, read_history
+from accel_trainer.core.history import check_name
 from accel_trainer.core.train_state import TrainState
 from tests import workload
 
@@ -34,3 +38,30 @@ def test_nan_and_inf_of_the_history_are_floats(tmp_path: Path) -> None:
     (found,) = RunResult("done", "", TrainState(), {}, None, tmp_path).history
     assert math.isnan(found.pop("a"))
     assert found == {"event": "train", "b": math.inf, "c": -math.inf, "d": 1.5, "e": [1]}
+
+
+GOOD_NAMES = (
+    "loss",
+    "top5_accuracy",
+    "f1 (macro)",
+    "AP50:95",
+    "a/b",
+    "..x",
+    "x..",
+    "Größe",
+    "%",
+    "v1.2",
+)
+BAD_NAMES = ("", "/", "a/", "/a", "a//b", ".", "..", "a/../b", " ", "x" * 151)
+BAD_PARTS = ("\0", "\n", "\r", "\x1b[0m", "\u2028", "\u202e", "\x85", "\ud800", "\u200b")
+
+
+def test_a_name_is_one_that_rows_tables_and_files_can_have() -> None:
+    for name in (*GOOD_NAMES, "x" * 150):
+        check_name(name, "a metric")
+    inserted = (name + part + "x" for name, part in itertools.product(GOOD_NAMES, BAD_PARTS))
+    for name in (*BAD_NAMES, *BAD_PARTS, *inserted):
+        with pytest.raises(ConfigError, match="NAME.*a metric has a number named") as error:
+            check_name(name, "a metric")
+        assert len(str(error.value)) < 260
+        assert "\n" not in str(error.value)

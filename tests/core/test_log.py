@@ -127,11 +127,11 @@ def test_any_tensor_has_a_histogram(log: Log, values: torch.Tensor) -> None:
 
 
 def test_a_picture_lies_in_the_run_under_its_name_and_step(log: Log, tmp_path: Path) -> None:
-    log.picture("a/../b", PNG)
+    log.picture("a/..x/b", PNG)
     (path,) = (tmp_path / "pictures").iterdir()
-    assert path.name == "a=..=b-step-0000000012.png"
+    assert path.name == "a=..x=b-step-0000000012.png"
     assert path.read_bytes() == PNG
-    assert log.read() == {"a/../b": {"picture": f"pictures/{path.name}"}}
+    assert log.read() == {"a/..x/b": {"picture": f"pictures/{path.name}"}}
 
 
 @pytest.mark.parametrize("picture", [torch.zeros(3, 4, 4), b"\xff\xd8\xff\xe0JFIF", "a.png"])
@@ -149,7 +149,7 @@ def test_a_picture_that_is_no_png_is_told_what_to_give(log: Log, picture: Any) -
     [
         *("train/loss", "train/x", "optim/grad_norm", "perf/samples_per_s", "eval/loss"),
         *("eval_ema/x", "eval_my-set/x", "", "/", "a/", "/a", "a b", "a\n", "\x1b[0m", "ü"),
-        *("x" * 41, "a/b/c/d/e", "<b>"),
+        *("x" * 41, "a/b/c/d/e", "<b>", "..", ".", "a/..", "../a", "a/../b", "...", "a\0"),
     ],
 )
 @pytest.mark.parametrize("is_main", [True, False])

@@ -4,14 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from accel_trainer.core.yaml_files import parse_yaml, read_yaml
+from accel_trainer.core.yaml_files import dump_yaml, parse_yaml, read_yaml
 
 
 def test_plain_values_are_read(tmp_path: Path) -> None:
-    text = "a: {b: [1, 2.5, null, yes, text]}\n'': '010'"
+    text = "a: {b: [1, 2.5, null, true, text]}\n'': '010'"
     values = {"a": {"b": [1, 2.5, None, True, "text"]}, "": "010"}
     (tmp_path / "x.yaml").write_text(text)
     assert parse_yaml(text) == read_yaml(tmp_path / "x.yaml") == values
+
+
+def test_what_is_written_is_read_again() -> None:
+    values = {"017": "017", "on": ["1:30", "1_000", "2026-01-01", "no", 1e-05, float("inf"), -3]}
+    assert parse_yaml(dump_yaml(values)) == values
 
 
 def test_long_names_that_begin_alike_are_two() -> None:

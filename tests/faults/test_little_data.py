@@ -11,7 +11,6 @@ import pytest
 from torch import nn
 
 from accel_trainer import BatchConfig, DataError, RecipeConfig, main
-from accel_trainer.cli.doctor.symptoms import diagnose
 from tests import processes, workload
 
 
@@ -52,21 +51,16 @@ def test_no_rows_are_refused_before_the_first_step(
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_norm_with_a_single_value_is_an_error_that_the_doctor_explains(
+def test_a_norm_with_a_single_value_is_refused_at_the_start(
     tmp_path: Path, num_processes: int
 ) -> None:
     options: dict[str, Any] = {"num_processes": num_processes}
     job = processes.start(train_flat, tmp_path / "run", False, folder=tmp_path / "logs", **options)
-    assert job.wait() == [80 if num_processes == 1 else 64] * num_processes, job.output()
-    said = job.output().splitlines()[-1]
-    # Both processes fail by themselves, one on a single sample, the other on none: the first one is
-    # named.
+    assert job.wait() == [64] * num_processes, job.output()
     assert re.search(
-        r"(step 1, training: ValueError|SHAPES\]): Expected more than 1 value per channel", said
+        r"error\[BATCH_SIZE\].* normalises over samples.*--batch.drop-last", job.output()
     )
-    (finding,) = diagnose(tmp_path / "run")
-    assert finding.code == "ONE_SAMPLE"
-    assert "drop it with --batch.drop-last" in finding.message
+    assert not list(tmp_path.glob("run/checkpoints/step-*"))
     processes.run(train_flat, tmp_path / "mended", True, folder=tmp_path / "mended-logs", **options)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
@@ -144,9 +145,12 @@ VAL = points(5)
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ({"sets": {"ema_val": VAL}}, "an evaluation set has the name 'ema_val': use lowercase"),
-        ({"sets": {"Val": VAL}}, "an evaluation set has the name 'Val': use lowercase"),
-        ({"sets": {"": VAL}}, "an evaluation set has the name '': use lowercase"),
+        (
+            {"sets": {"ema_val": VAL}},
+            "an evaluation set has the name 'ema_val': use 1 to 40 lowercase",
+        ),
+        ({"sets": {"Val": VAL}}, "an evaluation set has the name 'Val': use 1 to 40 lowercase"),
+        ({"sets": {"": VAL}}, "an evaluation set has the name '': use 1 to 40 lowercase"),
         ({"sets": {1: VAL}}, "is dict: give one of its parts, 1"),
         ({"sets": {}}, "eval_sets= has no set: give one or more"),
         ({"sets": {"val": 3}}, r"is int: give an object with len\(\) and \[index\]"),
@@ -255,6 +259,54 @@ def test_a_test_set_that_is_also_used_otherwise_is_named(
         said = [line for line in caplog.messages if line.startswith("[TEST_SET] test_set= has the")]
         assert len(said) == (name == "same")
         caplog.clear()
+
+
+def test_training_samples_that_choose_the_best_checkpoint_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched = {**eval_sets("val"), "seen": train_set()}
+    for name, sets in (("same", {"val": train_set()}), ("watched", watched)):
+        train(make_config(tmp_path / name, max_steps=1), sets=sets)
+        said = [line for line in caplog.messages if line.startswith("[EVAL_SETS] eval_sets= has")]
+        assert len(said) == (name == "same")
+        caplog.clear()
+
+
+class Strange(MeanLoss):
+    """Reports its number as `name`, which it may or may not declare."""
+
+    def __init__(self, name: str, declared: bool) -> None:
+        self.higher_is_better = {name: False} if declared else {}  # type: ignore[misc]
+        self.number = name
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        return {self.number: 1.0}
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300, "a\0b", "a\nb", "..", "a/../b"])
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_metric_with_a_strange_name_costs_no_training(
+    tmp_path: Path, name: str, declared: bool
+) -> None:
+    with pytest.raises(ConfigError, match="NAME.*has a number named"):
+        train(make_config(tmp_path), metrics=[MeanLoss(), Strange(name, declared)])
+    assert not list(tmp_path.glob("checkpoints/step-*"))
+
+
+class Unmeasurable(MeanLoss):
+    higher_is_better: ClassVar[Mapping[str, bool]] = {"f1": True}
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        return {"f1": float("nan")}
+
+
+def test_a_monitored_number_that_is_nan_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config(tmp_path, max_steps=1)
+    train(config, metrics=[Unmeasurable()])
+    said = [line for line in caplog.messages if line.startswith("[METRIC] ") and "/f1" in line]
+    assert len(said) == 1
 
 
 class OwnStep:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 from accel_trainer import (
     ClassificationTask,
@@ -262,6 +263,21 @@ FITS_NOT = [
         with_model(lambda: nn.Sequential(nn.DataParallel(m.make_net()))),
         "MODEL",
         "the model is, or has, a DataParallel: give the plain module, ...",
+    ),
+    (
+        with_model(lambda: AveragedModel(m.make_net())),
+        "MODEL",
+        "the model is, or has, a AveragedModel: give the plain module, ...",
+    ),
+    (
+        with_model(lambda: torch.compile(m.make_net(), backend="eager")),
+        "MODEL",
+        "the model is, or has, a OptimizedModule: give the plain module, ...",
+    ),
+    (
+        with_model(lambda: nn.Sequential(torch.compile(m.make_net(), backend="eager"))),
+        "MODEL",
+        "the model is, or has, a OptimizedModule: give the plain module, ...",
     ),
     (
         having(model=m.MisspellsALayer),

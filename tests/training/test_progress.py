@@ -65,11 +65,10 @@ def test_the_best_evaluation_is_the_highest_value_if_the_config_says_so() -> Non
 
 def test_an_evaluation_without_a_number_is_never_the_best() -> None:
     progress = make()
-    evaluate(progress, 1, math.nan)
-    evaluate(progress, 2, None)
-    evaluate(progress, 3, math.inf)
-    evaluate(progress, 4, -math.inf)
+    for value in (math.nan, None, math.inf, -math.inf):
+        assert progress.record_evaluation({"eval/loss": value}, "step-1") == "eval/loss"
     assert progress.best is None, "no manifest can hold it"
+    assert progress.record_evaluation({"eval/loss": 0.5}, "step-5") is None
 
 
 @pytest.mark.parametrize(

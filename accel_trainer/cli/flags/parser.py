@@ -19,6 +19,7 @@ from ...core.run_dir import expand_home
 from ...core.yaml_files import MAX_BYTES, dump_yaml, parse_yaml
 from .fields import ConfigField, config_fields, words_of
 from .suggest import suggest
+from .typed_words import refuse_misread_words
 
 C = TypeVar("C")
 
@@ -109,6 +110,7 @@ def _parse_file(config_class: Any, text: str, *, source: str) -> dict[str, Any]:
         content = parse_yaml(text)
     except ValueError as error:
         raise ConfigError("CONFIG", f"{source}: {error}") from None
+    refuse_misread_words(text, source=source)
     known = config_fields(config_class)
     values = {}
     for key, value in flatten_config(content):

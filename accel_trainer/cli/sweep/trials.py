@@ -17,6 +17,7 @@ from ...run.config import RecipeConfig
 from ..common.output import tell
 from ..flags.fields import ConfigField, config_fields, words_of
 from ..flags.parser import parse_config
+from ..flags.typed_words import refuse_misread_words
 
 _FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
 
@@ -120,6 +121,9 @@ def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Ch
     """Split the values of a file as `_read_flags` splits flags; each item of a list is a choice."""
     try:
         content = read_yaml(path.resolve())
+        refuse_misread_words(path.read_text(encoding="utf-8"), source=f"--values {path}")
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
         raise ConfigError(
             "SWEEP", f"--values {path} cannot be read as names with lists of values: {error}"

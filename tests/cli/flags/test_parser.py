@@ -65,7 +65,7 @@ def test_an_error_of_a_config_class_keeps_its_code() -> None:
             "trainer: {use_ema: true, max_grad_norm: null, learning_rate: .inf}",
             parsed(use_ema=True, learning_rate=float("inf")),
         ),
-        ("trainer: {use_ema: no, betas: [0, 1], tags: []}", parsed(betas=(0.0, 1.0))),
+        ("trainer: {use_ema: false, betas: [0, 1], tags: []}", parsed(betas=(0.0, 1.0))),
         ("trainer: {run_name: '--lr 3'}", parsed(run_name="--lr 3")),
         ("trainer: {tags: ['--seed', --, -h]}", parsed(tags=("--seed", "--", "-h"))),
     ],
