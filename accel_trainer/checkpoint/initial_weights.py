@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import safetensors.torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError, listed
+from ..core.json_files import read_json_object
 from ..core.tensor_memory import make_dense
 from .format import CHECKPOINT_NAME
 from .retention import load_checkpoint
@@ -22,7 +24,9 @@ from .state_dict import check_weights
 _MAX_WEIGHTS_BYTES = 2**36
 
 
-def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> str:
+def load_initial_weights(
+    model: nn.Module, path: Path, *, skip: str | None, class_names: Sequence[str] = ()
+) -> str:
     """Load the weights of a safetensors file, a checkpoint, or a run's newest checkpoint.
 
     A checkpoint's EMA is preferred. Returns a line with the names and a SHA-256, of the file or of
@@ -30,6 +34,8 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> s
 
     Tensors whose name the regular expression `skip` finds are left out, in the file and in the
     model. So is the head, which is the module of the model's last parameter, if its size differs.
+    If the weights are of a run with other `class_names`, its rows are matched by name instead, and
+    rows of new classes stay as they are in the model.
     All other tensors must match, except that the file may have another floating-point dtype, and
     may lack the second name of tied weights and the number of batches that a norm has counted.
 
@@ -50,6 +56,15 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> s
         )
     head = list(dict(model.named_parameters()))[-1].rpartition(".")[0]
     in_head = [name for name in mine if name.rpartition(".")[0] == head and name in theirs]
+    known = _class_names_of(path) if class_names else []
+    shared = [each for each in class_names if each in known]
+    is_by_name = known not in ([], list(class_names))
+    for name in in_head if is_by_name else ():
+        if theirs[name].shape == (len(known), *mine[name].shape[1:]):
+            rows = mine[name].clone()
+            for each in shared:
+                rows[class_names.index(each)] = theirs[name][known.index(each)]
+            theirs[name] = rows
     if any(mine[name].shape != theirs[name].shape for name in in_head):
         skipped.update(in_head)
     skipped.update(
@@ -61,11 +76,21 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> s
     make_dense(model)
     model.load_state_dict(kept, strict=False)
     parts = [f"{path} (sha256 {sha256}): {len(kept)} tensors loaded"]
+    if is_by_name:
+        parts.append(f"of the head, the classes {listed(shared) or '(none)'} are kept by name")
     for word, tensors in (("skipped", theirs), ("new", mine)):
         left = [name for name in tensors if name in skipped]
         if left:
             parts.append(f"{word}: {listed(left)}")
     return "; ".join(parts)
+
+
+def _class_names_of(path: Path) -> list[str]:
+    """Return the classes that the export at `path`, or of its run, names; none if it names none."""
+    for folder in (path / "export", path.resolve().parents[1] / "export", path.parent):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return list(read_json_object(folder / "config.json")["class_names"])
+    return []
 
 
 def _cast_and_tie(theirs: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> dict[str, Tensor]:

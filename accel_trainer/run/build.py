@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -51,8 +50,6 @@ from .optimization import Optimization, describe_length, plan_optimization
 from .parts import check_coupling, check_part, check_parts
 from .restore import restore_checkpoint
 from .session import Run
-
-_logger = logging.getLogger(__name__)
 
 
 def build_trainer(
@@ -118,7 +115,7 @@ def build_trainer(
     else:
         order = run.checkpoint.pieces.get("model", ())
     take_order(model, order)
-    origin = _load_weights(run, model)
+    origin = _load_weights(run, model, export_config.get("class_names", ()))
     onnx = _copy_for_onnx(run, model, task, data)
 
     # 3. Everything built from here on refers to the tensors on the device.
@@ -146,7 +143,7 @@ def build_trainer(
         callbacks = [*callbacks, UnsavedStateRecorder(run.folder, parts)]
     all_callbacks = build_callbacks(
         run,
-        banner=_banner(run, data.train, model, optimization, identity),
+        banner=_banner(run, data.train, model, optimization, header),
         history=history,
         num_eval_samples=data.eval_loaders[0].num_samples,
         export_config=export_config,
@@ -231,8 +228,10 @@ def _choose_strategy(run: Run, plan: BatchPlan) -> Strategy:
 # --- 2. weights ---
 
 
-def _load_weights(run: Run, model: nn.Module) -> list[str]:
+def _load_weights(run: Run, model: nn.Module, class_names: Sequence[str]) -> list[str]:
     """Load the initial weights of a new run, and freeze what is not trained.
+
+    A head of other classes is matched by `class_names`.
 
     Return lines that say where the weights come from. A run that continues repeats the lines of its
     checkpoint.
@@ -240,9 +239,8 @@ def _load_weights(run: Run, model: nn.Module) -> list[str]:
     origin = [str(model.weights_origin)] if hasattr(model, "weights_origin") else []
     path = run.config.run.init_from
     if path is not None and run.checkpoint is None:
-        origin.append(load_initial_weights(model, path, skip=run.config.run.init_skip))
-        if run.accelerator.is_main_process:
-            _logger.info("%s", origin[-1])
+        skip = run.config.run.init_skip
+        origin.append(load_initial_weights(model, path, skip=skip, class_names=class_names))
     pattern = run.config.optimizer.freeze
     if pattern is not None:
         freeze(model, pattern)
@@ -390,6 +388,7 @@ def _banner(
     """Return what a run prints about itself at its start, with the loader's `description`."""
     plan = loader.plan
     described = f"{loader.description}\n" if hasattr(loader, "description") else ""
+    origin = "".join(f"{line}\n" for line in data["origin"])
     size = plan.global_batch_size
     any_number = f"; the same steps on any number of processes: --global-batch-size {size}"
     same_steps = any_number if plan.num_processes > 1 else ""
@@ -401,7 +400,7 @@ def _banner(
         f"{optimization.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
         f"{num_train} samples to train on, {' + '.join(map(str, num_evaluated))} to evaluate; "
         f"a resume checks {checked}\n"
-        f"{described}run folder {run.folder}"
+        f"{described}{origin}run folder {run.folder}"
     )
 
 

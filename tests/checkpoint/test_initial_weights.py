@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from accel_trainer import ConfigError, RunConfig
+from accel_trainer.checkpoint import initial_weights
 from accel_trainer.checkpoint.initial_weights import load_initial_weights
 from accel_trainer.core.errors import CheckpointError
 
@@ -61,3 +64,40 @@ def test_options_of_the_initial_weights_that_have_no_effect_are_refused() -> Non
         ConfigError, match="--resume runs/a and --init-from runs/b both set the initial weights"
     ):
         RunConfig(init_from=Path("runs/b"), resume="runs/a")
+
+
+def test_a_head_of_other_classes_keeps_its_rows_by_name_wherever_the_weights_are(
+    tmp_path: Path,
+) -> None:
+    """Any order and number of classes: the row of a class is its own, or the model's new one."""
+    letters = list("abcdef")
+    draw = random.Random(0)
+    for number in range(40):
+        old, new = (draw.sample(letters, draw.randint(2, 6)) for _ in range(2))
+        theirs = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, len(old)))
+        export = tmp_path / str(number) / "export"
+        export.mkdir(parents=True)
+        save_file(theirs.state_dict(), export / "model.safetensors")
+        (export / "config.json").write_text(json.dumps({"class_names": old}))
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, len(new)))
+        fresh = model[1].weight.detach().clone()
+        report = load_initial_weights(
+            model, export / "model.safetensors", skip=None, class_names=new
+        )
+        assert torch.equal(model[0].weight, theirs[0].weight)
+        for row, name in enumerate(new):
+            expected = theirs[1].weight[old.index(name)] if name in old else fresh[row]
+            assert torch.equal(model[1].weight[row], expected), (old, new)
+        assert ("kept by name" in report) == (old != new)
+
+
+def test_the_classes_of_a_run_are_found_from_its_folder_and_its_checkpoints(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-0000000001-epoch-00001"
+    checkpoint.mkdir(parents=True)
+    (tmp_path / "run" / "export").mkdir()
+    (tmp_path / "run" / "export" / "config.json").write_text('{"class_names": ["a", "b"]}')
+    for path in (tmp_path / "run", checkpoint):
+        assert initial_weights._class_names_of(path) == ["a", "b"]
+    assert initial_weights._class_names_of(tmp_path) == []
+    (tmp_path / "run" / "export" / "config.json").write_text('{"class_names": 7}')
+    assert initial_weights._class_names_of(tmp_path / "run") == []

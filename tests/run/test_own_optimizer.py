@@ -353,14 +353,13 @@ def test_frozen_parts_keep_their_weights_statistics_and_have_no_state(tmp_path: 
 
 
 def start_from(
-    folder: Path, weights: dict[str, Tensor], skip: str | None, caplog: pytest.LogCaptureFixture
+    folder: Path, weights: dict[str, Tensor], skip: str | None, capsys: pytest.CaptureFixture[str]
 ) -> str:
     save_file(weights, folder / "weights.safetensors")
     config = workload.make_config(folder / "run")
     place = replace(config.run, init_from=folder / "weights.safetensors", init_skip=skip)
-    with caplog.at_level("INFO"):
-        workload.train(replace(config, run=place, trainer=replace(config.trainer, num_epochs=0)))
-    return next(line for line in caplog.messages if "tensors loaded" in line)
+    workload.train(replace(config, run=place, trainer=replace(config.trainer, num_epochs=0)))
+    return next(line for line in capsys.readouterr().out.splitlines() if "tensors loaded" in line)
 
 
 def other_weights() -> dict[str, Tensor]:
@@ -372,13 +371,13 @@ def other_weights() -> dict[str, Tensor]:
 
 
 def test_a_head_of_another_size_is_left_out_and_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = other_weights() | {
         "layers.9.weight": torch.zeros(7, 32),
         "layers.9.bias": torch.zeros(7),
     }
-    line = start_from(tmp_path, weights, None, caplog)
+    line = start_from(tmp_path, weights, None, capsys)
     assert (
         "6 tensors loaded; skipped: layers.9.bias, layers.9.weight; new: layers.9.bias, "
         "layers.9.weight" in line
@@ -389,11 +388,11 @@ def test_a_head_of_another_size_is_left_out_and_reported(
 
 
 def test_skipped_tensors_keep_the_weights_of_the_seed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = other_weights()
     del weights["layers.3.weight"]
-    line = start_from(tmp_path, weights, r"layers\.[03]\.", caplog)
+    line = start_from(tmp_path, weights, r"layers\.[03]\.", capsys)
     assert "skipped: layers.0.weight; new: layers.0.weight, layers.3.weight" in line
     torch.manual_seed(3)
     initial, trained = workload.SmallNet(norm="group").state_dict(), exported(tmp_path / "run")
@@ -403,22 +402,22 @@ def test_skipped_tensors_keep_the_weights_of_the_seed(
 
 @pytest.mark.parametrize("skip", [None, "layers.9"])
 def test_other_shapes_are_refused(
-    tmp_path: Path, skip: str | None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, skip: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = other_weights()
     weights["layers.0.weight"] = weights["layers.0.weight"][:, :2].contiguous()
     with pytest.raises(
         CheckpointError, match=r"layers.0.weight is torch.float32 \[8, 2, 3, 3\], here"
     ):
-        start_from(tmp_path, weights, skip, caplog)
+        start_from(tmp_path, weights, skip, capsys)
 
 
 def test_a_pattern_that_skips_nothing_is_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = other_weights()
     with pytest.raises(ConfigError, match="--init-skip 'fc' matches none of the tensors"):
-        start_from(tmp_path, weights, "fc", caplog)
+        start_from(tmp_path, weights, "fc", capsys)
 
 
 # --- parts that a step cannot train ---

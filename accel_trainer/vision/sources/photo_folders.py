@@ -17,6 +17,7 @@ from ...core.errors import DataError, listed
 from .class_names import check_class_names
 from .layouts import EXPECTED, TRAIN_NAMES, VAL_NAMES, find_table, refuse_other_layouts
 from .listing import (
+    LITTER,
     LeftOut,
     Listing,
     has_metadata,
@@ -203,16 +204,14 @@ def _refuse_unread_classes(listing: Listing) -> None:
     unread = defaultdict[str, list[LeftOut]](list)
     for each in (*listing.left_out, *map(skipped, listing.archives)):
         place = os.path.dirname(each.path)
-        is_file = not each.is_folder and not is_litter(os.path.basename(each.path))
+        is_file = not each.is_folder and each.reason != LITTER
         if is_file and place != root and place.count(os.sep) >= depth:
             unread[os.sep.join(place.split(os.sep)[: depth + 1])].append(each)
     for place in sorted(unread.keys() - read):
         first = unread[place][0]
-        num_files = len(unread[place])
         name = os.path.relpath(first.path, place)
-        fact = (
-            f"no photo of class {os.path.basename(place)} is read: of {num_files} files in {place}"
-        )
+        count = f"{len(unread[place])} file{'s' * (len(unread[place]) > 1)}"
+        fact = f"no photo of class {os.path.basename(place)} is read: of {count} in {place}"
         raise DataError(
             "DATA_CLASS_UNREAD",
             f"{fact}, the first is {name} ({first.reason}); or move the folder elsewhere",

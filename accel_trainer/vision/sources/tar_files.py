@@ -21,6 +21,7 @@ from .listing import LITTER, LeftOut, Listing, is_litter, reason_to_skip
 from .photo_folders import SplitFolders, class_of, everything_left_out, find_classes
 
 _BLOCK = 512
+_DOTS = "the name of a sample ends at its first dot, so write other dots as _"
 _SIDECAR_EXAMPLE = "0001.jpg with 0001.cls"
 
 
@@ -115,6 +116,10 @@ def check_samples(tar: TarIndex) -> None:
         return
     first, expected = next(iter(fields.items()))
     for key, found in fields.items():
+        dotted = [each for each in found if "." in each and reason_to_skip(each) is None]
+        if len({posixpath.splitext(each)[1] for each in dotted}) < len(dotted):
+            fact = f"{tar.path} has the photos {listed(dotted)} in one sample ({key})"
+            raise DataError("DATA_TAR", f"{fact}: {_DOTS}")
         if set(found) != set(expected):
             raise _uneven(tar, f"{first}.{expected[0]}", expected, f"{key}.{found[0]}", found)
     if all(reason_to_skip(f"x.{field}") is None for field in expected):
@@ -129,7 +134,7 @@ def _uneven(
     fact = f"{tar.path} has {listed(expected)} of one sample ({first}), {listed(found)} of {name}"
     fix = "give each sample the same kinds of files"
     if any("." in field for field in (*expected, *found)):
-        fix = "the name of a sample ends at its first dot, so write other dots as _"
+        fix = _DOTS
     return DataError("DATA_TAR", f"{fact}: {fix}")
 
 

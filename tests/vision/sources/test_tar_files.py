@@ -1,0 +1,131 @@
+"""Tars: read as what they are, or refused with the member and the cause; never cut in silence."""
+
+from __future__ import annotations
+
+import io
+import random
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from accel_trainer.core.errors import DataError
+from accel_trainer.vision import Photos, load_photos
+from tests.vision.make_photos import encoded, photo
+
+PHOTO = [encoded(photo(10, 10, seed=index)) for index in range(4)]
+
+
+def write_tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def samples(count: int = 4) -> list[tuple[str, bytes]]:
+    return [
+        member
+        for index in range(count)
+        for member in (
+            (f"{index:04}.jpg", PHOTO[index % 4]),
+            (f"{index:04}.cls", b"%d" % (index % 2)),
+        )
+    ]
+
+
+def load(root: Path, val_fraction: float = 0.5) -> Photos:
+    return load_photos(root, cache_dir=root.parent / "cache", val_fraction=val_fraction)
+
+
+FOLDERS = [(f"{name}/{index}.jpg", PHOTO[index]) for name in ("ant", "bee") for index in range(4)]
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "photos/", "a.b/"])
+def test_a_tar_of_class_folders_is_read_to_the_last_byte(prefix: str, tmp_path: Path) -> None:
+    members = [(prefix + name, data) for name, data in FOLDERS]
+    litter = [(f"{prefix}ant/._0.jpg", b"x"), (f"{prefix}__MACOSX/ant/0.jpg", b"x")]
+    write_tar(tmp_path / "tars" / "photos.tar", [*members, *litter])
+    for source in (tmp_path / "tars", tmp_path / "tars" / "photos.tar"):
+        photos = load(source)
+        assert photos.class_names == ("ant", "bee")
+        found = [
+            (photos.class_names[label], split.encoded_at(index))
+            for split in (photos.train, photos.val)
+            for index, label in enumerate(split.labels.tolist())
+        ]
+        assert sorted(found) == sorted((name.split("/")[0], data) for name, data in FOLDERS)
+
+
+def test_splits_of_class_folders_are_tars_or_folders_in_one(tmp_path: Path) -> None:
+    write_tar(tmp_path / "two" / "train.tar", FOLDERS)
+    write_tar(tmp_path / "two" / "val.tar", FOLDERS[:3])
+    inner = [(f"{split}/{name}", data) for split in ("train", "val") for name, data in FOLDERS]
+    write_tar(tmp_path / "one" / "photos.tar", inner)
+    for name, num_val in (("two", 3), ("one", 8)):
+        photos = load(tmp_path / name, 0.0)
+        assert (len(photos.train), len(photos.val)) == (8, num_val)
+        assert photos.class_names == ("ant", "bee")
+
+
+def test_a_tar_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    whole = write_tar(tmp_path / "whole.tar", samples()).read_bytes()
+    end = whole.rindex(b"0003.cls") + 1024
+    draw = random.Random(0)
+    cuts = {512, 1024, end, *(draw.randrange(1, end) for _ in range(30))}
+    for cut in sorted(cuts):
+        path = tmp_path / str(cut) / "train.tar"
+        path.parent.mkdir()
+        path.write_bytes(whole[:cut])
+        with pytest.raises(DataError, match="train.tar is damaged") as error:
+            load(path.parent)
+        assert error.value.code == "DATA_DAMAGED", cut
+    (tmp_path / "joined").mkdir()
+    (tmp_path / "joined" / "train.tar").write_bytes(whole + whole)
+    with pytest.raises(DataError, match="more after its end"):
+        load(tmp_path / "joined")
+
+
+REFUSED = {
+    "members that are apart": (
+        [*(each for each in samples() if "jpg" in each[0]), *samples()[1::2]],
+        ("are apart", "0000.jpg", "0000.cls"),
+    ),
+    "dots in names": (
+        [(name.replace("00", "v1.", 1), data) for name, data in samples()],
+        ("first dot", "v1"),
+    ),
+    "a sample without a label": ([*samples(), ("0009.jpg", PHOTO[0])], ("0009.jpg",)),
+    "a member twice": ([*samples(), samples()[-1]], ("0003.cls twice",)),
+    "photos alone": ([each for each in samples() if "jpg" in each[0]], ("no labels",)),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_tar_whose_samples_are_unclear_is_one_line_with_the_member(
+    kind: str, tmp_path: Path
+) -> None:
+    members, words = REFUSED[kind]
+    write_tar(tmp_path / "tars" / "train.tar", members)
+    with pytest.raises(DataError) as error:
+        load(tmp_path / "tars")
+    assert error.value.code == "DATA_TAR"
+    assert all(word in str(error.value) for word in (*words, "train.tar"))
+
+
+def test_labels_with_a_line_end_beside_labels_without_are_refused(tmp_path: Path) -> None:
+    members = [
+        member
+        for index in range(4)
+        for member in (
+            (f"{index}.jpg", PHOTO[index]),
+            (f"{index}.txt", b"cat\n" if index == 2 else b"cat"),
+        )
+    ]
+    write_tar(tmp_path / "tars" / "train.tar", members)
+    with pytest.raises(DataError, match="look the same") as error:
+        load(tmp_path / "tars")
+    assert r"'cat\n'" in str(error.value)
