@@ -83,7 +83,7 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
     found_in = [find_images(given) for given in options.image]
     paths = [path for images, _ in found_in for path in images]
     left_out = [each for _, others in found_in for each in others if each.reason != LITTER]
-    for line in describe_left_out(left_out, max_lines=len(left_out)):
+    for line in describe_left_out(left_out):
         tell(f"accel_trainer: {line}", file=sys.stderr)
     config = read_export_config(folder)
     runtime = RuntimeConfig()

@@ -25,6 +25,7 @@ from ..augment.batch import (
     draw_partners,
     draw_placement,
 )
+from ..sources.listing import first_lines
 from .description import describe
 from .images import ImageDataset, ImageSplit, Normalization
 from .pixel_range import PixelRange, range_of
@@ -254,7 +255,7 @@ def build_image_loaders(
     accelerator = run.accelerator
     batch = run.config.batch
     if accelerator.is_main_process:
-        for note in images.notes:
+        for note in first_lines(images.notes):
             _logger.warning(note)
         for name, split in (("train", images.train), ("test", images.test)):
             _warn_of_left_out(name, split)
@@ -279,7 +280,9 @@ def build_image_loaders(
         device=accelerator.device,
         num_parts=train.plan.num_parts,
     )
-    train.description = "\n".join([describe(images.class_names, augment), *images.facts])
+    train.description = "\n".join(
+        [describe(images.class_names, augment), *first_lines(images.facts)]
+    )
     return train, evaluation
 
 

@@ -28,6 +28,7 @@ from ...distributed.streams import has_streams
 from ...run.session import Run
 from ..augment.batch import draw_mix, draw_partners
 from ..augment.photo import PhotoAugment, PhotoAugmentConfig
+from ..sources.listing import first_lines
 from ..sources.photos import Photos, PhotoSplit
 from .description import describe
 from .eval_transform import EvalTransform
@@ -361,7 +362,7 @@ def build_photo_loaders(
     accelerator = run.accelerator
     batch = run.config.batch
     if accelerator.is_main_process:
-        for note in photos.notes:
+        for note in first_lines(photos.notes):
             _logger.warning(note)
     order = choose_order(batch, len(photos.train), labels=photos.train.labels)
     train = PhotoLoader(
@@ -386,7 +387,9 @@ def build_photo_loaders(
         num_workers=batch.num_workers,
         num_parts=train.plan.num_parts,
     )
-    train.description = "\n".join([describe(photos.class_names, augment), *photos.facts])
+    train.description = "\n".join(
+        [describe(photos.class_names, augment), *first_lines(photos.facts)]
+    )
     return train, evaluation
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -194,23 +194,22 @@ def _reason_against(entry: os.DirEntry[str], names: set[str], *, is_folder: bool
     return _BROKEN_LINK if entry.is_symlink() else _SPECIAL
 
 
-def describe_left_out(
-    left_out: Iterable[LeftOut],
-    place_of: Callable[[str], str] = os.path.dirname,
-    *,
-    max_lines: int = _MAX_LINES,
-) -> list[str]:
-    """Return a line for each reason and place, such as a class; of many, the first."""
+def describe_left_out(left_out: Iterable[LeftOut]) -> list[str]:
+    """Return a line for each folder, such as a class, and reason."""
     groups = defaultdict[tuple[str, str, bool], list[str]](list)
     for path, reason, _, is_folder in left_out:
-        groups[place_of(path), reason, is_folder].append(path)
+        groups[os.path.dirname(path), reason, is_folder].append(path)
     lines = []
     for (place, reason, is_folder), paths in groups.items():
         noun = "folder" if is_folder else "file"
         count = f"{len(paths):,} {noun}{'s' * (len(paths) > 1)}"
-        first = os.path.relpath(paths[0], place) + ", ..." * (len(paths) > 1)
+        first = os.path.basename(paths[0]) + ", ..." * (len(paths) > 1)
         lines.append(f"left out of {place}: {count} ({reason}): {first}")
-    if len(lines) > max_lines:
-        more = sum(map(len, list(groups.values())[max_lines:]))
-        lines[max_lines:] = [f"and {more:,} more left out: accel-trainer data lists all"]
     return lines
+
+
+def first_lines(lines: Sequence[str]) -> list[str]:
+    """Return the lines that a run prints: of many, the first, and how many more there are."""
+    num_more = len(lines) - _MAX_LINES
+    more = [f"and {num_more:,} more such lines, which accel-trainer data prints"]
+    return [*lines[:_MAX_LINES], *more] if num_more > 1 else list(lines)

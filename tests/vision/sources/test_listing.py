@@ -84,7 +84,7 @@ def test_each_file_of_generated_trees_is_read_or_left_out_by_a_named_reason(tmp_
         assert len(listing.left_out) + len(listing.archives) == len(unread | closed)
         assert all(each.reason for each in listing.left_out)
         # What is said adds up to what is left out.
-        lines = describe_left_out(listing.left_out, max_lines=1000)
+        lines = describe_left_out(listing.left_out)
         counts = [re.search(r": (\d+) (?:file|folder)s? \(", line) for line in lines]
         assert sum(int(found[1]) for found in counts if found) == len(listing.left_out)
 
