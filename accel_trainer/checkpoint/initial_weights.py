@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import safetensors.torch
+import torch
 from torch import Tensor, nn
 
 from ..core import filesystem
@@ -57,14 +58,11 @@ def load_initial_weights(
     head = list(dict(model.named_parameters()))[-1].rpartition(".")[0]
     in_head = [name for name in mine if name.rpartition(".")[0] == head and name in theirs]
     known = _class_names_of(path) if class_names else []
-    shared = [each for each in class_names if each in known]
-    is_by_name = known not in ([], list(class_names))
-    for name in in_head if is_by_name else ():
+    for name in in_head:
         if theirs[name].shape == (len(known), *mine[name].shape[1:]):
-            rows = mine[name].clone()
-            for each in shared:
-                rows[class_names.index(each)] = theirs[name][known.index(each)]
-            theirs[name] = rows
+            rows = dict(zip(known, theirs[name], strict=True))
+            own = zip(class_names, mine[name], strict=False)
+            theirs[name] = torch.stack([rows.get(each, row) for each, row in own])
     if any(mine[name].shape != theirs[name].shape for name in in_head):
         skipped.update(in_head)
     skipped.update(
@@ -76,8 +74,9 @@ def load_initial_weights(
     make_dense(model)
     model.load_state_dict(kept, strict=False)
     parts = [f"{path} (sha256 {sha256}): {len(kept)} tensors loaded"]
-    if is_by_name:
-        parts.append(f"of the head, the classes {listed(shared) or '(none)'} are kept by name")
+    if known not in ([], class_names):
+        kept_rows = listed(set(known).intersection(class_names))
+        parts.append(f"of the head, the classes {kept_rows or '(none)'} are kept by name")
     for word, tensors in (("skipped", theirs), ("new", mine)):
         left = [name for name in tensors if name in skipped]
         if left:

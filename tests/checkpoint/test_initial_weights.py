@@ -66,7 +66,7 @@ def test_options_of_the_initial_weights_that_have_no_effect_are_refused() -> Non
         RunConfig(init_from=Path("runs/b"), resume="runs/a")
 
 
-def test_a_head_of_other_classes_keeps_its_rows_by_name_wherever_the_weights_are(
+def test_a_head_of_other_classes_keeps_its_rows_by_name(
     tmp_path: Path,
 ) -> None:
     """Any order and number of classes: the row of a class is its own, or the model's new one."""
@@ -91,7 +91,7 @@ def test_a_head_of_other_classes_keeps_its_rows_by_name_wherever_the_weights_are
         assert ("kept by name" in report) == (old != new)
 
 
-def test_the_classes_of_a_run_are_found_from_its_folder_and_its_checkpoints(tmp_path: Path) -> None:
+def test_the_classes_of_a_run_are_found_from_its_checkpoints_too(tmp_path: Path) -> None:
     checkpoint = tmp_path / "run" / "checkpoints" / "step-0000000001-epoch-00001"
     checkpoint.mkdir(parents=True)
     (tmp_path / "run" / "export").mkdir()

@@ -71,7 +71,7 @@ def make_tree(root: Path, seed: int) -> tuple[set[str], set[str], set[str]]:
     return read, unread, closed
 
 
-def test_each_file_of_generated_trees_is_read_or_left_out_by_a_named_reason(tmp_path: Path) -> None:
+def test_each_file_of_generated_trees_is_read_or_left_out_by_a_reason(tmp_path: Path) -> None:
     for seed in range(60):
         root = tmp_path / str(seed)
         root.mkdir()
@@ -160,7 +160,7 @@ def test_a_class_may_have_any_name_that_is_not_litter(name: str, tmp_path: Path)
     assert photos.notes == ()
 
 
-def test_photos_and_small_images_have_the_same_classes_and_say_the_same(tmp_path: Path) -> None:
+def test_photos_and_small_images_have_the_same_classes_and_notes(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for name in ("__a__", ".b"):
             folder = tmp_path / "images" / split / name
