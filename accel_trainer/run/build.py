@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -50,6 +51,8 @@ from .optimization import Optimization, describe_length, plan_optimization
 from .parts import check_coupling, check_part, check_parts
 from .restore import restore_checkpoint
 from .session import Run
+
+_logger = logging.getLogger(__name__)
 
 
 def build_trainer(
