@@ -1181,11 +1181,35 @@ MUTANTS = [
     ),
     Mutant(
         "a resume forgets what the optimizer had gathered",
-        "accel_trainer/checkpoint/state_dict.py",
-        "key: _fitted_state(each, parameters.get(key)) for key, each in value.items()",
-        "key: {} for key, each in value.items()",
+        "accel_trainer/checkpoint/optimizer_state.py",
+        'state[number] = _fitted_state(stored["state"][name], parameter)',
+        "state[number] = {}",
         (
             "tests/checkpoint/test_state_dict.py::test_restored_objects_have_the_state_that_was_taken",
+        ),
+    ),
+    Mutant(
+        "state that may follow the order of the parameters is loaded in another one",
+        "accel_trainer/checkpoint/optimizer_state.py",
+        "        if self._follows_order(piece):\n",
+        "        if False:\n",
+        ("tests/checkpoint/test_optimizer_state.py",),
+    ),
+    Mutant(
+        "a model keeps the order that a set gave it in this process",
+        "accel_trainer/core/module_order.py",
+        "    if mine == names or {*mine} != {*names}:\n",
+        "    if True:\n",
+        ("tests/training/test_orders.py::test_a_model_takes_any_order_and_keeps_its_layers",),
+    ),
+    Mutant(
+        "a parameter that no micro-batch reaches has a gradient of zeros",
+        "accel_trainer/training/strategy/exact.py",
+        "gradient if is_complete or count > 0 else None",
+        "gradient",
+        (
+            "tests/training/strategy/test_exact.py"
+            "::test_a_parameter_that_no_micro_batch_reaches_has_no_gradient",
         ),
     ),
     Mutant(
@@ -1541,8 +1565,8 @@ MUTANTS = [
     Mutant(
         "a default learning rate is the one of torch",
         "accel_trainer/optim/config.py",
-        "_LEARNING_RATES.get(self.name, float(default))",
-        "float(default)",
+        "lr=_LEARNING_RATES.get(self.name, 0.0)",
+        "lr=1e-3",
         ("tests/optim/test_config.py",),
     ),
     Mutant(
