@@ -17,6 +17,7 @@ from ..core.train_state import TrainState
 from ..core.types import Batch, StepBatch, Task
 from ..distributed.collectives import differing_lines
 from .nonfinite_guard import NonfiniteGuard, PendingUpdate
+from .recomputation import Recomputation
 from .strategy.base import StepSums, Strategy
 from .task_output import check_output
 
@@ -53,6 +54,7 @@ class OptimizerStep:
         # What the task returns besides losses; None before the first step.
         self._form: set[str] | None = None
         self.optimizer = optimizer
+        self._recomputation = Recomputation(wrapped_model)
 
     def begin(self, position: TrainState, step_batch: StepBatch) -> None:
         """Begin the step after `position`: save the buffers, which forwards change.
@@ -97,7 +99,9 @@ class OptimizerStep:
         gradient = torch.full_like(losses, self._loss_gradient)
         if self._accelerator.scaler is not None:
             losses = self._accelerator.scaler.scale(losses)
-        torch.autograd.backward(losses, gradient)
+        recomputed = self._recomputation
+        with recomputed.undone(self.buffers.saved) if recomputed.copies else _NO_CONTEXT:
+            torch.autograd.backward(losses, gradient)
 
     def finish(self) -> tuple[StepSums, Tensor | None, bool]:
         """Update the weights, unless the gradient is NaN or inf.
