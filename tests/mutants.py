@@ -1717,7 +1717,7 @@ MUTANTS = [
     Mutant(
         "state in a class is not looked for",
         "accel_trainer/training/unsaved_state.py",
-        "        self._visit_code(*type(value).__mro__)\n",
+        "        self.visit_code(*type(value).__mro__)\n",
         "",
         ("tests/training/test_unsaved_state.py",),
     ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..core.callback import Callback, TrainerView
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+Watch = Callable[[str, Callback], AbstractContextManager[object]]
+"""Returns a context for a callback's hook, which is named as in `Plateau.on_step_end`."""
+
+_NO_CONTEXT = nullcontext()
+
 
 class CallbackRunner:
     """Calls hooks. An error in one ends the run: no process may skip a hook that is collective."""
@@ -24,11 +29,14 @@ class CallbackRunner:
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = named(callbacks)
 
-    def notify(self, hook: str, trainer: TrainerView, *arguments: Any) -> None:
-        """Call `hook` of every callback."""
+    def notify(
+        self, hook: str, trainer: TrainerView, *arguments: Any, watch: Watch | None = None
+    ) -> None:
+        """Call `hook` of every callback, each in a context that `watch` returns for it."""
         for name, callback in self._callbacks.items():
             try:
-                getattr(callback, hook)(trainer, *arguments)
+                with watch(f"{name}.{hook}", callback) if watch else _NO_CONTEXT:
+                    getattr(callback, hook)(trainer, *arguments)
             except UserError:
                 raise
             except Exception as error:

@@ -112,7 +112,7 @@ class Evaluator:
             accelerator.process_index,
         )
         self._seed = seed
-        self._has_collective_forward = has_collective_forward
+        self.has_collective_forward = has_collective_forward
 
     def run(
         self, model: nn.Module, *, position: Position = START, stop_flag: StopFlag | None = None
@@ -141,7 +141,7 @@ class Evaluator:
             batches = (
                 batch.at(position) for batch in stop_flag.until_preempted(self.loader.batches())
             )
-            with _evaluation_mode(model):
+            with evaluation_mode(model):
                 ids, num_counted, _, failure = self._update(model, self.task, block_sums, batches)
             if stop_flag.agreed.is_preemption:
                 raise EvaluationStopped
@@ -169,8 +169,8 @@ class Evaluator:
 
     def rehearse(
         self, model: nn.Module, *, monitored: str | None, train_loader: object = None
-    ) -> None:
-        """Try the metrics on the first batch of each process, before any work.
+    ) -> list[Batch]:
+        """Try the metrics on the first batch of each process, before any work, and return it.
 
         The labels that the loaders of this set and of the training set have at hand are checked.
 
@@ -191,14 +191,15 @@ class Evaluator:
         task = trial_copy(self.task)
         failure: Exception | None = None
         ids, num_counted, output = torch.zeros(0), 0, None
+        batches: list[Batch] = []
         with (
-            _evaluation_mode(model),
+            evaluation_mode(model),
             preserved_generators(self.accelerator.device),
             torch.compiler.set_stance("force_eager"),  # the rehearsal must not change what compiles
         ):
             try:
-                batch = islice(self.loader.batches(), 1)
-                ids, num_counted, output, failure = self._update(model, task, block_sums, batch)
+                batches += islice(self.loader.batches(), 1)
+                ids, num_counted, output, failure = self._update(model, task, block_sums, batches)
             except UserError:
                 raise
             except Exception as error:
@@ -233,6 +234,7 @@ class Evaluator:
                 if output is not None and isinstance(output.outputs, Tensor):
                     for loader in (train_loader, self.loader):
                         check_extremes(loader, task, output.outputs)
+        return batches
 
     def _empty_sums(self) -> list[Tensor]:
         """Return zeroed sums of all metrics.
@@ -268,7 +270,7 @@ class Evaluator:
         with torch.no_grad(), self.accelerator.autocast():
             for batch in batches:
                 seed_evaluation(self._seed, first_sample, self.accelerator.device)
-                if len(batch) > 0 or self._has_collective_forward:
+                if len(batch) > 0 or self.has_collective_forward:
                     output = eval_step(model, batch)
                     check_output(output, len(batch), has_graph=False)
                 if len(batch) == 0:
@@ -310,7 +312,7 @@ class Evaluator:
 
 
 @contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put the model into evaluation mode, and restore its mode and buffers afterwards."""
     was_training = model.training
     buffers = BufferCopy([*buffer_places(model).values()])

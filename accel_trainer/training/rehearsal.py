@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial, reduce
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,13 +29,18 @@ from ..core.callback import Callback
 from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError, listed
 from ..core.parameters import parameters_of, preserved_parameters
+from ..core.rng import preserved_generators
 from ..core.shards import is_shard
 from ..core.tensor_memory import sum_of_bits
-from ..core.types import Metric
+from ..core.types import Batch, Metric, eval_step_of
 from ..core.user_code import describe_error
 from ..distributed.collectives import differing_lines, run_on_main
+from .coupling import is_coupled
+from .evaluator import Evaluator, evaluation_mode
 from .metrics import describe_tensor
-from .unsaved_state import Mark, mark_unsaved
+from .model_watch import StepUse, mark_model, watched_read, watched_step
+from .trial_copy import trial_copy
+from .unsaved_state import Mark, is_of_user, mark_unsaved
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer
@@ -81,6 +89,9 @@ class Rehearsal:
         self._before = _identify(model)
         self._fresh_optimizer = _copy_optimizer(optimizer)
         self._marks: list[dict[str, Mark]] = []
+        self._uses: list[StepUse] = []
+        self._num_calls: Counter[str] = Counter()
+        self._read: set[str] = set()
         self._restored: set[str] = set()
         self._named: set[str] = set()
 
@@ -101,6 +112,30 @@ class Rehearsal:
         parts = {type(metric).__name__: metric for metric in metrics}
         return self._warning(parts, "an evaluation", "compute from the sums alone")
 
+    def warn_of_coupling(self, evaluator: Evaluator, batches: Sequence[Batch]) -> None:
+        """Warn if the loss of a sample depends on the other samples of its batch. **Host sync.**"""
+        task, device = trial_copy(evaluator.task), self._accelerator.device
+        may_couple = evaluator.has_collective_forward or getattr(task, "couples_batch", False)
+        if may_couple or not self._accelerator.is_main_process:
+            return
+        step = partial(eval_step_of(task), self._model)
+        with (
+            evaluation_mode(self._model),
+            preserved_generators(device),
+            torch.compiler.set_stance("force_eager"),
+            torch.no_grad(),
+            torch.autocast(device.type, enabled=False),
+            suppress(Exception),  # of a task that cannot be tried before training, or in float32
+        ):
+            if any(is_coupled(step, batch) for batch in batches):
+                _logger.warning(
+                    "[TASK] the loss of a sample that %s returns depends on the other samples of "
+                    "its batch, so it is another with another number of processes: compute each "
+                    "from its own sample, without a mean over the batch and without broadcasting "
+                    "[B, 1] with [B], or set couples_batch = True",
+                    type(task).__name__,
+                )
+
     def watching_epoch_end(self) -> AbstractContextManager[None]:
         """Warn of values that the end of an epoch changes, as callbacks may do."""
         # Reading samples may fill a cache of the data, so steps are not compared.
@@ -112,17 +147,50 @@ class Rehearsal:
         before = mark_unsaved(parts, model=self._model)
         yield
         after = mark_unsaved(parts, model=self._model)
-        kept = _changed(before, after) - self._named
-        self._named |= kept
-        if kept and self._accelerator.is_main_process:
-            _logger.warning(
-                "[UNSAVED_STATE] %s changes %s, and no checkpoint holds it: %s, "
-                "or set unsaved_attributes = (%r,) if no result depends on it",
+        if kept := _changed(before, after) - self._named:
+            key = min(kept).rpartition(".")[2]
+            self._say(
                 what,
-                listed(kept),
-                fix,
-                min(kept).rpartition(".")[2],
+                kept,
+                f"{fix}, or set unsaved_attributes = ({key!r},) if no result depends on it",
             )
+
+    def _say(self, what: str, names: set[str], fix: str) -> None:
+        """Warn once of state that `what` changes."""
+        if (new := names - self._named) and self._accelerator.is_main_process:
+            _logger.warning(
+                "[UNSAVED_STATE] %s changes %s, and no checkpoint holds it: %s",
+                what,
+                listed(new),
+                fix,
+            )
+        self._named |= names
+
+    @contextmanager
+    def watching_step(self) -> Iterator[None]:
+        """Note what the step in the block uses of the model."""
+        with watched_step(self._model) as use, ExitStack() as watching:
+            if len(self._marks) > 1:
+                self._watch_reads(watching)
+            yield
+        self._uses.append(use)
+
+    @contextmanager
+    def watching_hook(self, name: str, callback: Callback) -> Iterator[None]:
+        """Warn if the first calls of a user's hook change the model; a stored callback may."""
+        self._num_calls[name] += 1
+        is_trusted = _is_stored(callback) or not is_of_user(type(callback))
+        if is_trusted or ".on_fit_" in name or self._num_calls[name] > 2:
+            yield
+            return
+        before = mark_model(self._model)
+        yield
+        after = mark_model(self._model)
+        self._say(
+            f"the callback {name}",
+            {path for path in before | after if before.get(path) != after.get(path)},
+            "undo it in the same hook, or change the model in on_fit_start or in a step",
+        )
 
     def after_step(self, read_state: Callable[[], Mapping[str, Any]]) -> None:
         """Check the state that a checkpoint would hold, perhaps with this process's shards.
@@ -248,6 +316,13 @@ class Rehearsal:
         """
         first, second, third = [*self._marks, self._mark()]
         self._marks = []
+        one, two = self._uses[0], self._uses[-1]
+        self._say(
+            "a step",
+            one.changed_late(two),
+            "set it before it is used, or before build_trainer",
+        )
+        self._warn_of_unreached(one, two)
         late = [
             name
             for name in third.keys() - first.keys()
@@ -259,16 +334,45 @@ class Rehearsal:
                 "resume, with other random numbers: create it before build_trainer",
                 listed(late),
             )
-        unsaved = _changed(first, second) & _changed(second, third) - self._restored
-        self._named = unsaved
-        if unsaved:
+        # What is None until the first step is often kept for a log alone: nothing reads it.
+        kept = _changed(first, second) | self._read
+        unsaved = kept & _changed(second, third) - self._restored
+        # Those that take turns: what a step leaves is compared above.
+        if unsaved := {name for name in unsaved if not name.endswith(".requires_grad")}:
+            self._say(
+                "training",
+                unsaved,
+                "if --dry-run shows that it matters, keep it in a buffer of the model "
+                "(register_buffer) or in the state_dict of the optimizer or a callback; if not, "
+                f"set unsaved_attributes = ({min(unsaved).rpartition('.')[2]!r},) on the class "
+                "that has it",
+            )
+
+    def _watch_reads(self, watching: ExitStack) -> None:
+        """Watch the attributes that the first step has set: does the second one read them?"""
+        first, second = self._marks
+        for name, (kind, _) in second.items():
+            if first.get(name, (NoneType,))[0] is NoneType is not kind:
+                part, *path = name.split(".")
+                with suppress(LookupError, AttributeError, TypeError):  # of a class or a file
+                    owner = reduce(getattr, path[:-1], self._all_parts()[part])
+                    note = partial(self._read.add, name)
+                    watching.enter_context(watched_read(owner, path[-1], note))
+
+    def _warn_of_unreached(self, one: StepUse, two: StepUse) -> None:
+        """Warn of trained parameters without a gradient, unless some have turns of their own."""
+        flags = one.used.keys() & two.used.keys()
+        trained = {each for each in flags if each.endswith("_grad") and two.after.get(each)}
+        reached = {each for each in trained if one.used[each] or two.used[each]}
+        may_skip = getattr(self._accelerator.ddp_handler, "find_unused_parameters", False)
+        if reached and trained - reached and not may_skip:
             _logger.warning(
-                "[UNSAVED_STATE] training changes %s, and no checkpoint holds it: if --dry-run "
-                "shows that it matters, keep it in a buffer of the model (register_buffer) or in "
-                "the state_dict of the optimizer or a callback; if not, set "
-                "unsaved_attributes = (%r,) on the class that has it",
-                listed(unsaved),
-                min(unsaved).rpartition(".")[2],
+                "[UNUSED_PARAMETERS] no gradient reached %d of %d trained parameters in the first "
+                "two steps: %s: freeze them (requires_grad=False), or look for a detach() or "
+                "no_grad() behind them",
+                len(trained - reached),
+                len(trained),
+                listed(each.removesuffix(".requires_grad") for each in trained - reached),
             )
 
 

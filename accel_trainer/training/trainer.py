@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_NO_CONTEXT = nullcontext()
 _READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model"}
 
 
@@ -149,7 +150,9 @@ class Trainer:
         step_batches = islice(self.loader.step_batches(state.epoch, state.step_in_epoch), left)
         for step_batch in self._data_wait.around(step_batches):
             before = self.state.optimizer_step
-            report = self.train_step(step_batch)
+            is_rehearsed = self._rehearsal.num_steps_left > 0
+            with self._rehearsal.watching_step() if is_rehearsed else _NO_CONTEXT:
+                report = self.train_step(step_batch)
             if not isinstance(report, StepReport):
                 raise ConfigError(
                     "TRAINER",
@@ -164,7 +167,7 @@ class Trainer:
                     "networks in turn follow from batch.position.step",
                 )
             self._notify("on_step_end", report)
-            if self._rehearsal.num_steps_left and not report.was_skipped:
+            if is_rehearsed and not report.was_skipped:
                 # Before the next step, so that a run that cannot resume exactly loses no work.
                 self._rehearsal.after_step(self._local_state)
             yield report
@@ -381,9 +384,11 @@ class Trainer:
                 for set_name, evaluator in self._evaluators.items():
                     monitored = self._progress.monitored_in(set_name)
                     with self._rehearsal.watching_metrics(evaluator.metrics):
-                        evaluator.rehearse(
+                        batches = evaluator.rehearse(
                             self.model, monitored=monitored, train_loader=self.loader
                         )
+                    if monitored is not None:
+                        self._rehearsal.warn_of_coupling(evaluator, batches)
 
     def _attributes_of_subclass(self) -> dict[str, object]:
         """Return the attributes that a subclass has set, but for those that no resume needs."""
@@ -474,4 +479,6 @@ class Trainer:
         return result
 
     def _notify(self, hook: str, *arguments: Any) -> None:
-        self._callback_runner.notify(hook, self, *arguments)
+        is_rehearsed = self._rehearsal.num_steps_left or hook != "on_step_end"
+        watch = self._rehearsal.watching_hook if is_rehearsed else None
+        self._callback_runner.notify(hook, self, *arguments, watch=watch)

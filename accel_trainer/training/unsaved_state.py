@@ -10,9 +10,9 @@ import sysconfig
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch.optim import SGD, Optimizer
 from ..core.shards import local_part
 from ..core.tensor_memory import sum_of_bits
 from ..core.user_code import LIBRARIES
+from .model_watch import hooks_of
 
 _MAX_ITEMS = 1000
 _MAX_BYTES = 2**16
@@ -60,7 +61,8 @@ def mark_unsaved(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, 
     - attributes of the parts, and of torch's modules and objects of the user's classes in them,
     - whether parameters are trained,
     - attributes of their classes, and the state of optimizers inside of them,
-    - globals of the files that define these classes, and parts that are functions.
+    - what functions among them, and the hooks of modules, close over,
+    - globals of the files that define these classes and functions.
 
     Left out are the model's tensors, attributes that libraries set, tensors that autograd has
     computed, arrays that are files, and names in the `unsaved_attributes` of an object, class or
@@ -69,6 +71,8 @@ def mark_unsaved(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, 
     walk = _Walk(model, parts)
     for name, part in parts.items():
         walk.visit(name, part)
+    for function in walk.functions:  # a part that one closes over has its own name
+        walk.visit_code(function)
     return walk.marks
 
 
@@ -76,15 +80,24 @@ class _Walk:
     def __init__(self, model: nn.Module, parts: Mapping[str, object]) -> None:
         self._parts = parts.values()
         self.marks: dict[str, Mark] = {}
+        self.functions: list[FunctionType] = []
         self._seen = {id(tensor) for tensor in itertools.chain(model.parameters(), model.buffers())}
 
     def visit(self, name: str, value: Any) -> None:
         """Mark `value`, or the values in an object. What raises when it is read is left out."""
-        if isinstance(value, FunctionType):
-            self._visit_code(value)
+        if isinstance(value, partial):
+            called = {"func": value.func, "args": value.args, **value.keywords}
+            self._visit_all(name, value, called)
             return
-        is_users = _is_users(type(value).__module__)
-        if isinstance(value, nn.Module | Optimizer) or (is_users and hasattr(value, "__dict__")):
+        if isinstance(value, MethodType):
+            self.visit(name, value.__self__)
+            value = value.__func__
+        if isinstance(value, FunctionType):
+            self.functions.append(value)
+            return
+        is_users = is_of_user(type(value))
+        has_attributes = hasattr(value, "__dict__") or bool(getattr(value, "__slots__", ()))
+        if isinstance(value, nn.Module | Optimizer) or (is_users and has_attributes):
             if id(value) not in self._seen:
                 self._seen.add(id(value))
                 self._visit_object(name, value, is_users=is_users)
@@ -99,34 +112,41 @@ class _Walk:
             buffers = value.named_buffers(recurse=False)
             children = value.named_children()
             trained = [each.requires_grad for each in value.parameters(recurse=False)]
-            parts = itertools.chain(parameters, buffers, children, [("requires_grad", trained)])
-            self._visit_all(name, value, dict(parts))
+            hooks = hooks_of(value)
+            numbers = [("requires_grad", trained), ("num_hooks", len(hooks))]
+            self._visit_all(
+                name, value, dict(itertools.chain(parameters, buffers, children, numbers))
+            )
+            for hook in hooks:
+                self.visit(f"{name}.hook", hook)
             if type(value).get_extra_state is not nn.Module.get_extra_state:
                 return  # it stores its attributes itself
         if isinstance(value, Optimizer) and not any(value is part for part in self._parts):
             self.visit(f"{name}.state", value.state)
         if is_users or type(value).__module__.startswith("torch.nn."):  # as `p` of a dropout
-            own = {key: each for key, each in vars(value).items() if key not in _set_by_libraries()}
+            values = _values_in(value)
+            own = {key: each for key, each in values.items() if key not in _set_by_libraries()}
             self._visit_all(name, value, own)
-        self._visit_code(*type(value).__mro__)
+        self.visit_code(*type(value).__mro__)
 
     def _visit_all(self, name: str, owner: object, values: Mapping[str, Any]) -> None:
         unneeded = getattr(owner, "unsaved_attributes", ())
         for key, value in list(values.items()):
             if key.startswith("__") or key in unneeded:
                 continue
-            if not (inspect.isroutine(value) or isinstance(value, _CODE)):
+            is_code = inspect.isroutine(value) or isinstance(value, _CODE)
+            if not is_code or isinstance(value, FunctionType | MethodType):
                 self.visit(f"{name}.{key}", value)
 
-    def _visit_code(self, *found: type | FunctionType) -> None:
+    def visit_code(self, *found: type | FunctionType) -> None:
         """Visit what the user's classes and functions have, and the globals of their files."""
         for code in found:
-            if _is_users(code.__module__):
+            if is_of_user(code):
                 module = sys.modules.get(code.__module__)
                 for name, owner in ((code.__qualname__, code), (code.__module__, module)):
                     if owner is not None and id(owner) not in self._seen:
                         self._seen.add(id(owner))
-                        self._visit_all(name, owner, vars(owner))
+                        self._visit_all(name, owner, _values_in(owner))
 
     def _mark(self, value: Any) -> Mark | None:
         if isinstance(value, torch.Generator):
@@ -160,6 +180,23 @@ def mark_tensor(tensor: Tensor) -> Mark:
     sample = flat[:: flat.nbytes // _MAX_BYTES + 1].cpu().contiguous()
     kind = (type(tensor), tensor.dtype, tensor.shape)
     return kind, (int(sum_of_bits(flat)), sample.view(torch.uint8).numpy().tobytes())
+
+
+def _values_in(owner: Any) -> dict[str, Any]:
+    """Return the attributes of an object, and what a function closes over."""
+    if isinstance(owner, FunctionType):
+        closed = dict[str, Any](defaults=owner.__defaults__)
+        with suppress(ValueError):  # of a cell that is still empty
+            closed |= inspect.getclosurevars(owner).nonlocals
+        return {**vars(owner), **closed}
+    slots = [name for kind in type(owner).__mro__ for name in getattr(kind, "__slots__", ())]
+    held = {name: getattr(owner, name) for name in slots if hasattr(owner, name)}
+    return {**getattr(owner, "__dict__", {}), **held}
+
+
+def is_of_user(code: type | FunctionType) -> bool:
+    """Return whether a class or function is defined in the user's code."""
+    return _is_users(str(code.__module__))  # None of some that are made while a program runs
 
 
 @cache

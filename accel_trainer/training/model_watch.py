@@ -1,0 +1,118 @@
+"""What user code changes in a model besides training it, and what a step uses of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ..core.shards import local_part
+from ..core.tensor_memory import sum_of_bits
+
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_post_accumulate_grad_hooks",
+)
+
+
+_MAX_ELEMENTS = 4096  # of a parameter; summing up all of a ResNet-18 takes a tenth of a second
+
+
+def hooks_of(owner: nn.Module | Tensor) -> list[Any]:
+    """Return the hooks of a module or parameter."""
+    return [hook for kind in _HOOKS for hook in (getattr(owner, kind, None) or {}).values()]
+
+
+def mark_model(model: nn.Module) -> dict[str, Any]:
+    """Return marks, by name, of what only a step is to change in a model. **Host sync.**
+
+    These are its weights and which of them are trained, and of each module the object, its forward,
+    its hooks and whether it is in training mode.
+    """
+    marks: dict[str, Any] = {}
+    for name, module in model.named_modules(prefix="model"):
+        forward = getattr(module.forward, "__func__", module.forward)
+        marks[name] = [*map(id, (module, forward, *hooks_of(module)))]
+        marks[f"{name}.training"] = module.training
+    for name, weight in model.named_parameters(prefix="model"):
+        flat = local_part(weight.detach()).reshape(-1)
+        sample = flat[:: flat.numel() // _MAX_ELEMENTS + 1]
+        marks[name] = [int(sum_of_bits(sample)), *map(id, hooks_of(weight))]
+        marks[f"{name}.requires_grad"] = weight.requires_grad
+    return marks
+
+
+class StepUse(NamedTuple):
+    """The marks of a model before and after a step, and the flags that the step has used.
+
+    The first forward of a module uses its `training`. A parameter's `requires_grad` is used as
+    whether it had a gradient.
+    """
+
+    before: dict[str, Any]
+    used: dict[str, bool]
+    after: dict[str, Any]
+
+    def changed_late(self, following: StepUse) -> set[str]:
+        """Return the flags that this step changed after their use, for that in the `following` one.
+
+        A resume in between begins without the change.
+        """
+        return {
+            name
+            for name, used in self.used.items()
+            if self.before.get(name) == used != self.after.get(name) == following.used.get(name)
+        }
+
+
+@contextmanager
+def watched_step(model: nn.Module) -> Iterator[StepUse]:
+    """Note what the step in the block uses of the plain `model`. **Host sync.**
+
+    Modes are not noted in a compiled model, which would be compiled again.
+    """
+    modes = {id(module): f"{name}.training" for name, module in model.named_modules(prefix="model")}
+    weights = {f"{name}.requires_grad": each for name, each in model.named_parameters("model")}
+    use = StepUse(mark_model(model), dict.fromkeys(weights, False), {})
+
+    def note_mode(module: nn.Module, inputs: Any) -> None:
+        if id(module) in modes:
+            use.used.setdefault(modes[id(module)], module.training)
+
+    def note_gradients(*_: Any) -> None:
+        use.used.update({name: True for name, each in weights.items() if each.grad is not None})
+
+    is_compiled = any(getattr(each, "_compiled_call_impl", None) for each in model.modules())
+    with (
+        nullcontext() if is_compiled else register_module_forward_pre_hook(note_mode),
+        register_optimizer_step_pre_hook(note_gradients),
+    ):
+        yield use
+    use.after.update(mark_model(model))
+
+
+@contextmanager
+def watched_read(owner: object, key: str, note: Callable[[], object]) -> Iterator[None]:
+    """Call `note` if the block reads the value that the attribute `key` of `owner` has now."""
+    kind: Any = type(owner)
+    plain = kind.__getattribute__
+    value = plain(owner, key)
+
+    def get(each: object, name: str) -> Any:
+        found = plain(each, name)
+        if each is owner and name == key and found is value:
+            note()
+        return found
+
+    kind.__getattribute__ = get
+    try:
+        yield
+    finally:
+        kind.__getattribute__ = plain
