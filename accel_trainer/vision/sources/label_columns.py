@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...core.errors import ConfigError, DataError
@@ -45,7 +45,8 @@ def find_image_column(features: Mapping[str, Any], wanted: str | None, name: str
         return _existing(wanted, features, name, flag="--image-column")
     typed = [column for column, feature in features.items() if isinstance(feature, Image)]
     usable = [column for column, feature in features.items() if _holds_bytes(feature)]
-    if named := _named(features, _IMAGE_NAMES, typed):
+    if found := _named(features, _IMAGE_NAMES, typed, usable):
+        named = _only(found, features, name, kind="image")
         if named not in (*typed, *usable):
             fact = f"column {named} of {name} is of type {_type_of(features[named])}"
             fix = "store the images in it, or name the column that has them with --image-column"
@@ -77,7 +78,8 @@ def find_label_column(
     }
     typed = [column for column, feature in inner.items() if isinstance(feature, ClassLabel)]
     usable = [column for column, feature in inner.items() if _holds_labels(feature)]
-    if named := _named(features, _LABEL_NAMES, typed):
+    if found := _named(features, _LABEL_NAMES, typed, usable):
+        named = _only(found, features, name, kind="label")
         if named not in (*typed, *usable):
             why, fix = _explain(features[named], multi_label=multi_label)
             fact = f"column {named} of {name} is of type {_type_of(features[named])}, {why}"
@@ -115,17 +117,22 @@ def _existing(wanted: str, features: Mapping[str, Any], name: str, *, flag: str)
     return wanted
 
 
-def _named(features: Mapping[str, Any], names: tuple[str, ...], typed: list[str]) -> str | None:
-    """Return the column that is called like one of `names`, of which the first counts more.
+def _named(
+    features: Mapping[str, Any],
+    names: tuple[str, ...],
+    typed: Sequence[str],
+    usable: Sequence[str],
+) -> list[str]:
+    """Return the columns that are called like one of `names`, of which the first counts alone.
 
-    Of several others, it is the only one in `typed`. None: there is none, or it is unclear.
+    Of several others that could all be used, the only one in `typed` counts alone.
     """
     found = [column for column in features if _plain(column) in names]
     first = [column for column in found if _plain(column) == names[0]]
-    for some in (first, found, [column for column in found if column in typed]):
-        if len(some) == 1:
-            return some[0]
-    return None
+    best = [column for column in found if column in typed]
+    if not first and len(best) == 1 and set(found) <= {*typed, *usable}:
+        return best
+    return first or found
 
 
 def _only(candidates: list[str], features: Mapping[str, Any], name: str, *, kind: str) -> str:

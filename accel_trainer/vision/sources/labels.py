@@ -148,7 +148,9 @@ def _labels_in(
         raise DataError("DATA_LABEL", f"{fact}: make its labels integers or strings")
     encoded = values.dictionary_encode()
     found = encoded.dictionary.to_pylist()
-    in_order = sorted(value for value in found if kind != "integers" or value >= 0)
+    # An empty text is a missing label, as a negative integer is.
+    is_class = {"integers": lambda value: value >= 0, "texts": lambda value: value.strip() != ""}
+    in_order = sorted(filter(is_class.get(kind, lambda _: True), found))
     number_of = {value: number for number, value in enumerate(in_order)}
     numbers = np.array([number_of.get(value, -1) for value in found], np.int64)
     codes = numbers[encoded.indices.to_numpy()]
@@ -167,7 +169,8 @@ def _refuse_outside(
     wrong = np.flatnonzero((codes < 0) | (codes >= num_classes))
     if len(wrong):
         first = wrong[0]
-        fact = f"row {rows[first]} of {part.name} has label {given[first]} ({len(wrong)} such rows)"
+        label = str(given[first]) or "''"
+        fact = f"row {rows[first]} of {part.name} has label {label} ({len(wrong)} such rows)"
         fix = f"the classes are 0 to {num_classes - 1}, fix or remove it"
         raise DataError("DATA_LABEL", f"{fact}: {fix}")
 

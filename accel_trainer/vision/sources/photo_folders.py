@@ -87,6 +87,7 @@ def find_classes(found: SplitFolders) -> tuple[str, ...]:
         raise DataError("DATA_NO_CLASSES", f"{fact}: expected {EXPECTED}")
     refuse_other_layouts(root, names)
     check_class_names(names, str(root))
+    _refuse_two_classes(paths)
     return tuple(names)
 
 
@@ -207,6 +208,8 @@ def _refuse_unread_classes(listing: Listing) -> None:
         is_file = not each.is_folder and each.reason != LITTER
         if is_file and place != root and place.count(os.sep) >= depth:
             unread[os.sep.join(place.split(os.sep)[: depth + 1])].append(each)
+    names = sorted({os.path.basename(place) for place in (*read, *unread)})
+    refuse_other_layouts(listing.folder, names)
     for place in sorted(unread.keys() - read):
         first = unread[place][0]
         name = os.path.relpath(first.path, place)
@@ -216,6 +219,18 @@ def _refuse_unread_classes(listing: Listing) -> None:
             "DATA_CLASS_UNREAD",
             f"{fact}, the first is {name} ({first.reason}); or move the folder elsewhere",
         )
+
+
+def _refuse_two_classes(paths: Sequence[str]) -> None:
+    """Raise DataError for links in two class folders to the same photo."""
+    links = {path: os.path.realpath(path) for path in paths if os.path.islink(path)}
+    targets = set(links.values())
+    first = {path: path for path in paths if path in targets}
+    for path, target in links.items():
+        other = first.setdefault(target, path)
+        if class_of(other) != class_of(path):
+            fact = f"{other} and {path} are one photo in two classes"
+            raise DataError("DATA_LABEL", f"{fact}: remove one of them")
 
 
 def _refuse_single_class(found: SplitFolders, folder: str, num_photos: int) -> None:

@@ -166,6 +166,21 @@ def test_a_column_that_is_called_like_labels_is_used_or_is_the_error() -> None:
             assert photos.class_names == tuple(sorted(map(str, set(values))))
 
 
+def test_of_two_columns_that_are_called_like_labels_none_is_passed_over() -> None:
+    floats = ([0.0, 1.0, 0.0, 1.0], Value("float64"))
+    for kind in (Value("int64"), ClassLabel(names=["a", "b"])):
+        data = table([0, 1, 0, 1], kind, column="class", target=floats)
+        with pytest.raises(DataError, match="columns class, target of"):
+            load_photos(data, val_fraction=0.5)
+        assert load_photos(data, val_fraction=0.5, label_column="class").num_classes == 2
+
+
+def test_an_empty_text_is_no_class() -> None:
+    for empty in ("", "  ", "\n"):
+        with pytest.raises(DataError, match="row 1 of the dataset has label"):
+            load_photos(table(["a", empty, "b", "a"], Value("string")), val_fraction=0.5)
+
+
 def test_labels_inside_another_column_are_not_passed_over() -> None:
     inside = {"label": Value("int64"), "box": List(Value("int64"))}
     rows = [{"label": 1, "box": [0]}] * 4

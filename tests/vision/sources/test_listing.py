@@ -181,3 +181,20 @@ def test_two_spellings_of_one_split_are_refused(tmp_path: Path) -> None:
         write_classes(tmp_path / split)
     with pytest.raises(UserError, match="Train and train"):
         load_photos(tmp_path, cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("target", ["train/ant/0.jpg", "elsewhere/1.jpg"])
+def test_one_photo_in_two_classes_is_refused_and_twice_in_one_is_not(
+    target: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "photos"
+    for split in ("train", "val"):
+        write_classes(root / split)
+    (tmp_path / "photos" / "elsewhere").mkdir()
+    (tmp_path / "photos" / "elsewhere" / "1.jpg").write_bytes(JPEG)
+    for name in ("8.jpg", "9.jpg"):
+        (root / "train" / "ant" / name).symlink_to(root / target)
+    assert len(load_photos(root, cache_dir=tmp_path / "cache").train) == 8
+    (root / "val" / "bee" / "9.jpg").symlink_to(root / target)
+    with pytest.raises(DataError, match="are one photo in two classes"):
+        load_photos(root, cache_dir=tmp_path / "cache")
