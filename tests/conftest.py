@@ -18,7 +18,7 @@ import torch
 from . import reaper, selection
 from .forked_python import forked_python
 from .variants import NUM_THREADS
-from .whole_runs import IN_MAKE_TEST
+from .whole_runs import IN_MAKE_TEST, NOT_IN_MAKE_TEST
 
 HAS_TIMEOUT = importlib.util.find_spec("pytest_timeout") is not None
 
@@ -44,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how Python starts processes where nothing else is chosen: data workers, for example",
     )
     parser.addoption(
+        "--whole-runs", action="store_true", help="whole runs are not slow: see whole_runs.py"
+    )
+    parser.addoption(
         "--part", metavar="K/N", help="run one of N parts of the tests that are selected"
     )
 
@@ -63,12 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Skip tests that need a GPU, or the number that their marker names, where there are fewer.
-
-    Those that share a training run in one process.
-    """
-    if group := selection.group_of(item):
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Skip tests that need a GPU, or the number that their marker names, where there are fewer."""
     if marker := item.get_closest_marker("gpu"):
         (needed,) = marker.args or (1,)
         item.add_marker(
@@ -80,8 +78,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
-    """Mark what only `make test-all` runs as slow. Keep one of N parts, for `--part K/N`."""
-    selection.mark_whole_runs(items, IN_MAKE_TEST)
+    """Mark what runs in one process, and what only `make test-all` runs as slow.
+
+    Keep one of N parts, for `--part K/N`.
+    """
+    selection.mark_groups(items)
+    if not config.getoption("--whole-runs"):
+        selection.mark_slow(items, IN_MAKE_TEST, NOT_IN_MAKE_TEST)
     yield  # to -m and -k
     if part := config.getoption("--part"):
         selection.keep(config, items, lambda item: selection.is_in_part(item.nodeid, part))

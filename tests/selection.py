@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import pytest
@@ -33,37 +34,56 @@ def plain_name(name: str) -> str:
     return name.rpartition("@")[0] if name.rfind("@") > name.rfind("]") else name
 
 
-def group_of(item: Any) -> str | None:
-    """Return the name of the tests that must run in one process, because they share a training.
+def mark_groups(items: list[Any]) -> None:
+    """Let tests run in one process that share a fixture of a module or of the session.
 
-    That is the fixture of the widest scope which the test uses, itself or by way of others.
+    They share it also if only a third test uses what each of them uses.
     """
+    used = [_shared_fixtures(item) for item in items]
+    groups: dict[str, str] = {}  # by fixture: the first name of all that are used together
+    for names in used:
+        joined = {groups.get(name, name) for name in names}
+        for name in [*names, *[name for name, group in groups.items() if group in joined]]:
+            groups[name] = min(joined)
+    for item, names in zip(items, used, strict=True):
+        if names:
+            item.add_marker(pytest.mark.xdist_group(groups[names[0]]))
+
+
+def _shared_fixtures(item: Any) -> list[str]:
+    """Return the names of the fixtures of a wide scope that a test uses, itself or indirectly."""
     definitions = [found[-1] for found in item._fixtureinfo.name2fixturedefs.values()]
-    shared = {
-        scope: [
-            f"{definition.baseid}:{definition.argname}"
-            for definition in definitions
-            if definition.scope == scope and definition.baseid and definition.argname not in _CHEAP
-        ]
-        for scope in ("session", "module")
-    }
-    if shared["session"]:
-        return min(shared["session"]).partition(":")[2]
-    return item.nodeid.partition("::")[0] if shared["module"] else None
+    return [
+        f"{PurePath(definition.baseid).stem}.{definition.argname}"
+        for definition in definitions
+        if definition.scope in ("session", "module")
+        and definition.baseid  # else it is pytest's own
+        and definition.argname not in _CHEAP
+    ]
 
 
-def mark_whole_runs(items: list[Any], in_make_test: Mapping[str, Sequence[str]]) -> None:
-    """Mark as `slow` what a file of whole runs has beside the tests that are named for it."""
+Names = Mapping[str, Sequence[str]]  # of tests by their file, from the folder of all tests
+
+
+def mark_slow(items: list[Any], in_make_test: Names, not_in_make_test: Names) -> None:
+    """Mark the tests as `slow` that only `make test-all` runs: see `whole_runs.py`.
+
+    `name` is the first case of a test that is not slow in the first list, and all cases in the
+    second; `name[*]` is all of them, `name[1:]` all but the first, and `name[case]` that one.
+    """
     seen = set()
     for item in items:
         path = item.nodeid.partition("::")[0].removeprefix("tests/")
-        names = in_make_test.get(path)
-        if names is None or item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow"):
             continue
-        is_first = (path, item.originalname) not in seen
-        seen.add((path, item.originalname))
-        named = {item.name, f"{item.originalname}[*]", *[item.originalname] * is_first}
-        if named.isdisjoint(names):
+        name = item.originalname
+        is_first = (path, name) not in seen
+        seen.add((path, name))
+        kept = {item.name, f"{name}[*]", *[name] * is_first}
+        left_out = {item.name, name, *[f"{name}[1:]"] * (not is_first)}
+        if kept.isdisjoint(in_make_test.get(path, kept)) or not left_out.isdisjoint(
+            not_in_make_test.get(path, ())
+        ):
             item.add_marker(pytest.mark.slow)
 
 

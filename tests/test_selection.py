@@ -33,40 +33,42 @@ import pytest
 def trained(): ...
 @pytest.fixture(scope="module")
 def copied(): ...
+@pytest.fixture(scope="module")
+def exported(): ...
 @pytest.fixture
 def changed(trained): ...
 def test_with_a_session(trained): ...
 def test_with_a_session_by_way_of_another(changed, tmp_path): ...
 def test_with_a_module(copied): ...
 def test_with_both(copied, changed): ...
+def test_with_another_module(exported): ...
 def test_alone(tmp_path, tmp_path_factory): ...
 """
+WORDS = ["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception"]
 
 
 def test_tests_that_share_a_fixture_run_in_one_process(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "below"
-    folder.mkdir()
-    (folder / "test_shared.py").write_text(SHARED)
+    (tmp_path / "test_it.py").write_text(SHARED)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = xdist_group\n")
+    groups: dict[str, str | None] = {}
 
     class Groups:
-        found: dict[str, Any] = {}
+        def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+            selection.mark_groups(items)
+            for item in items:
+                marker = item.get_closest_marker("xdist_group")
+                groups[item.name.removeprefix("test_")] = marker and marker.args[0]
 
-        def pytest_itemcollected(self, item: Any) -> None:
-            self.found[item.name.removeprefix("test_")] = selection.group_of(item)
-
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    code = pytest.main(
-        ["--collect-only", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(folder)],
-        plugins=[Groups()],
-    )
-    assert code == 0, capfd.readouterr()
-    assert Groups.found == {
-        "with_a_session": "trained",
-        "with_a_session_by_way_of_another": "trained",
-        "with_a_module": "below/test_shared.py",
-        "with_both": "trained",
+    words = [*WORDS, "--rootdir", str(tmp_path), str(tmp_path)]
+    assert pytest.main(words, plugins=[Groups()]) == 0, capfd.readouterr()
+    assert groups == {
+        "with_a_session": "test_it.copied",
+        "with_a_session_by_way_of_another": "test_it.copied",
+        "with_a_module": "test_it.copied",
+        "with_both": "test_it.copied",
+        "with_another_module": "test_it.exported",
         "alone": None,
     }
 
@@ -82,6 +84,7 @@ def test_with_all_cases(case): ...
 def test_with_one_case(case): ...
 def test_that_nobody_named(): ...
 """
+LEFT_OUT = ["test_named", "test_with_its_first_case[1:]"]
 NAMED = [
     "test_named",
     "test_with_its_first_case",
@@ -99,27 +102,33 @@ def test_a_file_of_whole_runs_has_its_named_tests_in_make_test(
 
     class Marks:
         def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-            selection.mark_whole_runs(items, {"test_whole.py": NAMED})
+            selection.mark_slow(items, {"test_whole.py": NAMED}, {"test_units.py": LEFT_OUT})
             fast.extend(item.nodeid for item in items if not item.get_closest_marker("slow"))
 
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    words = ["--collect-only", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    assert pytest.main([*words, str(tmp_path)], plugins=[Marks()]) == 0, capfd.readouterr()
-    assert [name for name in fast if "whole" in name] == [
+    words = [*WORDS, "--rootdir", str(tmp_path), str(tmp_path)]
+    assert pytest.main(words, plugins=[Marks()]) == 0, capfd.readouterr()
+    assert fast == [
+        "test_units.py::test_with_its_first_case[1]",
+        "test_units.py::test_with_all_cases[1]",
+        "test_units.py::test_with_all_cases[2]",
+        "test_units.py::test_with_one_case[0]",
+        "test_units.py::test_with_one_case[1]",
+        "test_units.py::test_that_nobody_named",
         "test_whole.py::test_named",
         "test_whole.py::test_with_its_first_case[1]",
         "test_whole.py::test_with_all_cases[1]",
         "test_whole.py::test_with_all_cases[2]",
         "test_whole.py::test_with_one_case[1]",
     ]
-    assert sum("units" in name for name in fast) == 8
 
 
-def test_each_test_that_make_test_has_of_whole_runs_exists() -> None:
+def test_each_test_of_the_lists_exists() -> None:
     folder = Path(__file__).parent
     assert [
         f"{path}::{name}"
-        for path, names in whole_runs.IN_MAKE_TEST.items()
+        for tests in (whole_runs.IN_MAKE_TEST, whole_runs.NOT_IN_MAKE_TEST)
+        for path, names in tests.items()
         for name in names
         if f"\ndef {name.partition('[')[0]}(" not in (folder / path).read_text()
     ] == []

@@ -1,18 +1,17 @@
-"""Files whose tests are whole runs, or many short ones: dear, and often of what units show, too.
+"""What `make test` leaves out beside the tests that are marked `slow`; `make test-all` runs it.
 
-`make test` runs those that are named here: one for each promise, and one for each command. A name
-stands for the first case of a test that is not slow, `name[*]` for all of these, `name[case]` for
-that one. `make test-all` runs all.
+Whole runs take most of the time, and often show what units show, too. `mark_slow` in `selection.py`
+says how names of cases are read.
 """
 
 from __future__ import annotations
 
+# Of these files, only what is named: a test for each promise, and one for each command.
 IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     # Killed anywhere, a run ends with the same bytes, and no checkpoint is lost.
     "training/test_exactness.py": (
         "test_resume_after_every_step_is_bitwise_equal",
         "test_any_split_of_the_global_batch_trains_the_same_model",
-        "test_a_preemption_at_any_step_leaves_out_no_evaluation",
         "test_a_task_may_draw_from_any_generator_and_change_gradients",
     ),
     "training/test_interrupted_evaluation.py": (
@@ -85,8 +84,21 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_nothing_is_said_of_honest_parts_and_they_resume_bit_for_bit",
     ),
     "training/test_rehearsal_on_processes.py": (),
-    "training/test_pretend_device.py": (
-        "test_the_pretend_device_has_the_bits_of_the_cpu_and_waits_for_no_step",
+    "training/test_pretend_device.py": (),
+    "training/test_ends.py": (
+        "test_a_signal_in_the_last_evaluation_costs_nothing",
+        "test_a_record_that_is_missing_or_old_is_made_by_the_next_start",
+        "test_each_of_two_callbacks_of_one_class_finds_its_own_state",
+    ),
+    "training/test_evaluation_interval.py": (
+        "test_fractions_that_floats_cannot_hold_miss_no_evaluation",
+        "test_a_run_has_a_row_for_each_evaluation",
+        "test_the_best_evaluation_within_an_epoch_is_kept_and_exported",
+    ),
+    "callbacks/test_own_numbers.py": (
+        "test_a_row_has_what_was_logged_up_to_its_step",
+        "test_what_an_evaluation_logs_is_in_the_next_row_or_in_a_last_one",
+        "test_a_name_of_the_engine_ends_the_run_in_one_line",
     ),
     "callbacks/test_trackers.py": (
         "test_a_run_killed_twice_has_each_row_once_in_its_tracker",
@@ -106,9 +118,7 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     # Each command works as users start it.
     "cli/test_report.py": (
         "test_a_report_is_one_file_that_loads_nothing",
-        "test_only_the_pages_own_script_may_run_and_nothing_may_be_loaded",
         "test_names_from_a_run_are_text_and_not_markup",
-        "test_a_run_without_images_or_an_end_has_a_report_of_what_there_is",
     ),
     "cli/test_export.py": (
         "test_an_export_loads_back_as_the_module_that_was_trained",
@@ -116,7 +126,7 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_one_changed_weight_fails",
         "test_a_picture_gets_labels_with_confidence",
     ),
-    "cli/test_export_own.py": ("test_a_users_own_model_is_verified_without_its_class",),
+    "cli/test_export_own.py": (),
     "cli/test_card_code.py": (),
     "cli/test_named_sets.py": (),
     "cli/test_new.py": (
@@ -178,7 +188,7 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_nothing_is_read_without_the_token",
         "test_a_malformed_run_is_one_line_of_text_and_the_server_goes_on",
     ),
-    "cli/test_terminal.py": ("test_the_lines_of_commands_fit_the_terminal",),
+    "cli/test_terminal.py": (),
     "cli/test_strangers_folder.py": (
         "test_a_look_at_a_strangers_folder_is_one_line_and_changes_nothing[*]",
     ),
@@ -187,4 +197,93 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     "test_own_recipes.py": ("test_a_recipe_is_short",),
     "vision/test_photo_recipe.py": (),
     "data/test_order_of_runs.py": (),
+}
+
+# Of other files, all but these: they start processes, or vary what other cases show.
+NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
+    "callbacks/test_metric_logger.py": (
+        "test_means_cover_all_processes_and_move_to_any_number_of_them",
+    ),
+    "checkpoint/test_sharded.py": (
+        "test_an_interrupted_run_ends_with_the_same_bytes",
+        "test_files_of_another_number_of_processes_are_ignored_or_refused",
+    ),
+    "cli/test_doctor.py": (
+        "test_a_failed_run_is_explained_by_its_last_error",
+        "test_a_process_that_cannot_connect_reports_it_within_the_timeout",
+    ),
+    "cli/test_origin.py": ("test_a_resumed_run_still_says_what_it_started_from",),
+    "docs/test_blocks.py": (
+        "test_a_page_runs_from_top_to_bottom[docs/models.md]",
+        "test_a_page_runs_from_top_to_bottom[docs/replay.md]",
+        "test_a_page_runs_from_top_to_bottom[docs/trackers.md]",
+        "test_a_page_runs_from_top_to_bottom[docs/why.md]",
+    ),
+    "fault_tolerance/test_preemption.py": (
+        "test_a_signal_in_the_start_is_no_error_of_what_it_interrupts[1:]",
+    ),
+    "faults/test_checkpoint_crash.py": (
+        "test_kills_at_random_times_and_again_during_the_resume_lose_nothing",
+    ),
+    "faults/test_io_errors.py": ("test_an_error_at_any_change_of_a_save_is_survived[1:]",),
+    "faults/test_power_loss.py": (
+        "test_a_save_protocol_with_a_step_left_out_loses_checkpoints[1:]",
+    ),
+    "optim/test_evaluation_weights.py": (
+        "test_evaluating_more_often_trains_the_same_weights_of_schedule_free",
+    ),
+    "optim/test_fused.py": (
+        "test_a_run_with_views_half_and_late_parameters_resumes",
+        "test_a_run_with_weight_norm_resumes_with_its_ema",
+    ),
+    "run/test_bad_inputs.py": ("test_what_only_looks_wrong_works[1:]",),
+    "run/test_eval_sets.py": (
+        "test_a_set_is_measured_as_if_it_were_the_only_one",
+        "test_sets_and_metrics_that_cannot_be_are_one_line_before_any_step[1:]",
+    ),
+    "run/test_final_test.py": ("test_shards_of_the_best_weights_are_tested_on_two_processes",),
+    "run/test_mistakes.py": (
+        "test_an_error_in_the_code_of_one_process_has_its_exit_code_on_all",
+        "test_an_error_in_the_users_code_is_shown_as_theirs[1:]",
+    ),
+    "run/test_own_optimizer.py": ("test_a_run_with_an_optimizer_of_torch_resumes_bit_for_bit[1:]",),
+    "test_architecture.py": (
+        "test_a_plain_run_imports_neither_exact_reduction_nor_shards",
+        "test_the_core_stands_alone",
+        "test_the_start_of_a_command_line_does_not_import_the_compiler",
+    ),
+    "test_benchmarks.py": ("test_a_benchmark_runs_with_tiny_sizes[1:]",),
+    "training/test_items.py": (
+        "test_a_padded_language_model_trains_as_in_one_batch[1:]",
+        "test_a_resumed_language_model_ends_with_the_same_bytes",
+    ),
+    "training/test_many_classes.py": (
+        "test_checkpoints_of_10000_classes_grow_by_the_weights_only",
+        "test_report_and_result_of_many_classes_name_the_evaluation_file",
+    ),
+    "training/test_metric_adapters.py": (
+        "test_a_metric_of_evaluate_is_the_same_on_every_process",
+        "test_a_metric_of_torchmetrics_adds_up_over_joined_processes",
+    ),
+    "training/test_nonfinite_guard.py": (
+        "test_a_run_with_skipped_steps_resumes_at_every_step_to_the_same_bytes",
+        "test_a_skipped_step_leaves_no_trace_and_training_goes_on[1:]",
+        "test_replay_repeats_the_step_and_does_not_change_the_run",
+    ),
+    "training/test_position.py": ("test_an_annealed_loss_is_resumed_to_the_same_bits",),
+    "training/test_step.py": ("test_a_profiler_sees_each_step_of_a_run",),
+    "training/test_step_check.py": (
+        "test_a_step_that_never_repeats_itself_is_told_from_a_device",
+        "test_checked_steps_leave_the_same_bytes[1:]",
+    ),
+    "training/test_trainer.py": ("test_patience_counts_across_restarts",),
+    "vision/test_cache.py": (
+        "test_a_build_that_is_killed_anywhere_continues_with_the_same_bytes[1:]",
+    ),
+    "vision/test_rules.py": ("test_a_killed_run_keeps_its_settings_though_the_rules_change[1:]",),
+    "vision/test_strange_data.py": (
+        "test_a_table_whose_path_datasets_would_change_is_refused[1:]",
+        "test_photos_with_odd_names_are_found_by_metadata",
+    ),
+    "vision/test_zoo.py": ("test_dropout_drops_its_fraction_only_in_training[1:]",),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,11 @@ DEVICE = "GPUs are detected: CUDA_VISIBLE_DEVICES selects one, ACCELERATE_USE_CP
 LOCAL_RANK = (
     "torch.distributed.launch passes it: start with torchrun instead, or give that --use-env"
 )
+
+try:
+    date(2020, 13, 1)
+except ValueError as error:
+    NO_MONTH = str(error)  # which differs between versions of Python
 
 # The words of a command line, and the line.
 FLAGS: list[tuple[list[str], str]] = [
@@ -176,7 +182,7 @@ FILES: list[tuple[str, str]] = [
         "seed: 1\nseed_2: !mine 3",
         "line 2: could not determine a constructor for the tag '!mine'",
     ),
-    ("when: 2020-13-01", "not YAML: month must be in 1..12"),
+    ("when: 2020-13-01", f"not YAML: {NO_MONTH}"),
     ("seed: 3\n  epochs: 4", "line 2: mapping values are not allowed here"),
     ("seed: [", "line 1: expected the node content, but found '<stream end>'"),
     (
