@@ -44,6 +44,11 @@ class Module:
     def folder(self) -> str:
         return self.name.partition(".")[0]
 
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of its tree. To walk it takes longer than most rules."""
+        return list(ast.walk(self.tree))
+
 
 @functools.cache
 def read_modules() -> list[Module]:
@@ -321,7 +326,7 @@ class Rule:
             f"{source.name}:{getattr(node, 'lineno', 0)}"
             for source in modules
             if not {source.folder, source.name} & set(self.rooms)
-            for node in ast.walk(source.tree)
+            for node in source.nodes
             if self.is_such_a_line(node)
         ]
 

@@ -249,7 +249,6 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     "run/test_own_optimizer.py": ("test_a_run_with_an_optimizer_of_torch_resumes_bit_for_bit[1:]",),
     "test_architecture.py": (
         "test_a_plain_run_imports_neither_exact_reduction_nor_shards",
-        "test_the_core_stands_alone",
         "test_the_start_of_a_command_line_does_not_import_the_compiler",
     ),
     "test_benchmarks.py": ("test_a_benchmark_runs_with_tiny_sizes[1:]",),
