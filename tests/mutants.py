@@ -1449,6 +1449,41 @@ MUTANTS = [
         "if header.height * header.width < 0:",
         ("tests/vision/test_photo_decode.py::test_a_decompression_bomb_is_refused_by_its_header",),
     ),
+    Mutant(
+        "EXIF data after a fill byte is not found",
+        "accel_trainer/vision/data/photo_decode.py",
+        "if data[place + 1] == 0xFF:",
+        "if not data:",
+        ("tests/vision/test_one_decoder.py",),
+    ),
+    Mutant(
+        "the transparent shade of a 16-bit photo stays as it is",
+        "accel_trainer/vision/data/photo_decode.py",
+        'grey[stored == image.info.get("transparency", -1)] = 255',
+        "pass",
+        ("tests/vision/test_one_decoder.py",),
+    ),
+    Mutant(
+        "photos that are almost black are not said",
+        "accel_trainer/vision/data/pixel_range.py",
+        "self.high - self.low < _NARROW",
+        "self.high < self.low",
+        ("tests/vision/test_one_decoder.py",),
+    ),
+    Mutant(
+        "a batch that cannot be collated names the usual sample alone",
+        "accel_trainer/data/workers.py",
+        "key=forms.count)[:2]",
+        "key=forms.count)[-1:]",
+        ("tests/data/test_workers.py",),
+    ),
+    Mutant(
+        "a graph stays on the CPU",
+        "accel_trainer/core/types.py",
+        'return moved.map(lambda value: value.to(device), lambda value: hasattr(value, "to"))',
+        "return moved",
+        ("tests/data/test_graphs.py",),
+    ),
     # --- a mistake in a module, shown to the direct tests of that module alone ---
     Mutant(
         "buffers are not brought back into the tensors that hold them",
@@ -1939,7 +1974,8 @@ def try_mutant(mutant: Mutant, repository: Path) -> str:
         return f"GONE: {mutant.path} has its text {source.count(mutant.old)} times"
     path.write_text(source.replace(mutant.old, mutant.new))
     try:
-        options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "120", "-m", "not slow"]
+        options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "120"]
+        options += ["--whole-runs", "-m", "not slow"]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *mutant.tests],
             cwd=repository,

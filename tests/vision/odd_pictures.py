@@ -97,7 +97,20 @@ def _turned() -> Iterator[OddPicture]:
             expected = np.array(stored.transpose(_STORED_AS[back]) if back > 1 else stored)
             filled = data[:2] + b"\xff\xff\xff" + data[2:]
             yield OddPicture(f"turned {orientation} after a fill byte.jpg", filled, expected)
+            after = data[:2] + app1(b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>") + data[2:]
+            yield OddPicture(f"turned {orientation} after XMP.jpg", after, expected)
+            xmp = f'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="{orientation}"/>'.encode()
+            plain = encoded(image)
+            data_of_xmp = plain[:2] + app1(xmp) + plain[2:]
+            yield OddPicture(f"turned {orientation} by XMP.jpg", data_of_xmp, expected)
+            both = data[:2] + app1(xmp.replace(b'="', b'="9')) + data[2:]
+            yield OddPicture(f"turned {orientation}, and not by XMP.jpg", both, expected)
         yield OddPicture(f"turned {orientation}.{kind}", data, expected)
+
+
+def app1(content: bytes) -> bytes:
+    """A segment of a JPEG."""
+    return b"\xff\xe1" + struct.pack(">H", len(content) + 2) + content
 
 
 def png(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from io import BytesIO
@@ -35,7 +35,7 @@ _MAX_FILE_BYTES = 2**31
 _ORIENTATION = 0x0112  # a tag of EXIF
 _START_OF_SCAN = 0xDA  # markers of JPEG's segments
 _APP1 = 0xE1
-_EXIF = b"Exif\0\0"
+_APP1_STARTS = {"exif": b"Exif\0\0", "xmp": b"http://ns.adobe.com/xap/1.0/\0"}
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how a file begins
 _BITS_PER_SAMPLE = 258  # tags of TIFF
 _PHOTOMETRIC = 262
@@ -158,25 +158,28 @@ def _jpeg_header(data: bytes) -> PhotoHeader | None:
 
 
 def _jpeg_orientation(data: bytes) -> int:
-    """Find the EXIF orientation in the segments before the pixels: Pillow would take longer."""
+    """Find the orientation in the segments before the pixels: Pillow would take longer."""
+    found: dict[str, bytes] = {}
     place = 2
     while place + 4 <= len(data) and data[place] == 0xFF and data[place + 1] != _START_OF_SCAN:
         if data[place + 1] == 0xFF:  # any number of these may stand before a marker
             place += 1
             continue
         (length,) = struct.unpack_from(">H", data, place + 2)
-        if data[place + 1] == _APP1 and data.startswith(_EXIF, place + 4):
-            return _orientation_of(partial(_loaded_exif, data[place + 4 : place + 2 + length]))
+        for name, start in _APP1_STARTS.items():
+            if data[place + 1] == _APP1 and data.startswith(start, place + 4):
+                found.setdefault(name, data[place + 4 : place + 2 + length])
         place += 2 + length
-    return 1
+    return _orientation_of(partial(_read_exif, found)) if found else 1
 
 
-def _loaded_exif(data: bytes) -> Any:
+def _read_exif(found: Mapping[str, bytes]) -> Any:
+    """Return what Pillow reads in the EXIF data and the XMP of a file: the former comes first."""
     from PIL import Image
 
-    exif = Image.Exif()
-    exif.load(data)
-    return exif
+    image = Image.Image()
+    image.info.update(found)
+    return image.getexif()
 
 
 def _orientation_of(load: Callable[[], Any]) -> int:
@@ -316,7 +319,7 @@ def _deep_colour(image: Any, data: bytes) -> NDArray[np.uint8]:
     """
     pixels = np.array(image)
     with opened_image(data, "") as again:
-        again.tile = [tile._replace(args="RGB;16L") for tile in again.tile]
+        again.tile = [(*tile[:3], "RGB;16L") for tile in again.tile]
         stored = pixels * np.uint16(256) + np.array(again)
     pixels[(stored == image.info["transparency"]).all(2)] = 255
     return pixels
