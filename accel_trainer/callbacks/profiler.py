@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.guards import check_not_moved
 from ..core.types import StepReport
+from ..training.config import TrainerConfig
+
+_logger = logging.getLogger(__name__)
 
 _WARMUP_STEPS = 5
 _STEPS = 10
@@ -25,15 +29,20 @@ class Profile(Callback):
     says where the trace is.
     """
 
-    def __init__(self, folder: Path, *, show: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, *, config: TrainerConfig, show: Callable[[str], None]) -> None:
         self._folder = folder
+        self._config = config
         self._show = show
         self._profiler: torch.profiler.profile | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Start the profiler, which does not record the first steps."""
+        """Start the profiler, which does not record the first steps; warn if there are too few."""
         if trainer.is_finished:
             return
+        num_steps = self._config.num_steps(trainer.loader.plan.steps_per_epoch)
+        if (left := num_steps - trainer.state.optimizer_step) < _WARMUP_STEPS + _STEPS:
+            needed = _WARMUP_STEPS + _STEPS
+            _logger.warning("--profile needs %d steps, and there are %d left", needed, left)
         filesystem.make_directory(self._folder)
         schedule = {"wait": _WARMUP_STEPS - 1, "warmup": 1, "active": _STEPS, "repeat": 1}
         self._profiler = ProfileKwargs(

@@ -76,5 +76,5 @@ def build_callbacks(
         )
         own += [exporter, result]
     if run.config.run.profile and is_main:
-        own.append(Profile(run.folder / "profile", show=progress.write))
+        own.append(Profile(run.folder / "profile", config=config, show=progress.write))
     return [*own, *callbacks, *extra_callbacks(), log, *trackers]
