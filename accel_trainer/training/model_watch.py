@@ -22,7 +22,7 @@ _HOOKS = (
 )
 
 
-_MAX_ELEMENTS = 4096  # of a parameter; summing up all of a ResNet-18 takes a tenth of a second
+_NUM_SAMPLED = 16  # of each axis of a parameter: all of a ResNet-18 takes a tenth of a second
 
 
 def hooks_of(owner: nn.Module | Tensor) -> list[Any]:
@@ -42,8 +42,8 @@ def mark_model(model: nn.Module) -> dict[str, Any]:
         marks[name] = [*map(id, (module, forward, *hooks_of(module)))]
         marks[f"{name}.training"] = module.training
     for name, weight in model.named_parameters(prefix="model"):
-        flat = local_part(weight.detach()).reshape(-1)
-        sample = flat[:: flat.numel() // _MAX_ELEMENTS + 1]
+        part = local_part(weight.detach())
+        sample = part[tuple(slice(None, None, size // _NUM_SAMPLED + 1) for size in part.shape)]
         marks[name] = [int(sum_of_bits(sample)), *map(id, hooks_of(weight))]
         marks[f"{name}.requires_grad"] = weight.requires_grad
     return marks
