@@ -8,7 +8,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.sharedctypes import RawArray, RawValue
 from multiprocessing.util import Finalize
@@ -95,9 +95,9 @@ class SampleReader:
         of `epoch` if the dataset has a `set_epoch`. A call ends an earlier `read` that was not
         exhausted.
         """
-        self._order.key = key
-        self._order.epoch = epoch
-        self._order.ids = [batch for batch in ids if len(batch)]
+        self._order.places = (
+            [(key, sample_id, epoch) for sample_id in batch.tolist()] for batch in ids if len(batch)
+        )
         filled = self._start_workers()
         worker_deaths.defer()
         for batch_ids in ids:
@@ -185,16 +185,10 @@ class _Order:
     The workers stay for all epochs, so each `read` changes it.
     """
 
-    def __init__(self) -> None:
-        self.key = 0
-        self.epoch: int | None = None
-        self.ids: list[Tensor] = []
+    places: Iterable[list[_Place]] = ()
 
     def __iter__(self) -> Iterator[list[_Place]]:
-        return (
-            [(self.key, sample_id, self.epoch) for sample_id in batch.tolist()]
-            for batch in self.ids
-        )
+        return iter(self.places)
 
 
 class SampleError(Exception):

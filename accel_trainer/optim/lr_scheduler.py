@@ -181,7 +181,7 @@ def describe_misfit(schedule: TorchSchedule, *, num_steps: int) -> str | None:
 def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
     """Return a recipe's `schedule`, with floats as learning rates.
 
-    It is tried at the first and the last of `num_steps` steps.
+    It is tried at the first and the last of `num_steps` steps, and checked at each.
 
     Raises:
         ConfigError: it raises an error, or returns something else than a number of 0 or more.
@@ -192,7 +192,8 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
             f"schedule= is torch's {type(schedule).__name__}: "
             "give schedule_from_torch(lambda optimizer: ..., learning_rate=...)",
         )
-    for step in (0, max(0, num_steps - 1)):
+
+    def rate_at(step: int) -> float:
         try:
             rate = float(schedule(step))
         except Exception as error:
@@ -207,12 +208,8 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
                 f"the recipe's schedule returns {rate:g} at step {step}: "
                 "return a learning rate of 0 or more",
             )
+        return rate
 
-    def rate_at(step: int) -> float:
-        if (rate := schedule(step)) is None:
-            raise ConfigError(
-                "SCHEDULE", f"the recipe's schedule returns None at step {step}: return a number"
-            )
-        return float(rate)
-
+    for step in (0, max(0, num_steps - 1)):
+        rate_at(step)
     return rate_at

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -148,14 +147,9 @@ class ClassificationTask:
             return StepOutput(entropy(targets, **options) * factors, logits)
         options["ignore_index"] = self._ignored
         targets = targets.long()  # for uint8, torch lacks weights with smoothing (torch 2.13)
-        losses = None
-        if targets.is_cpu:
-            with suppress(IndexError):  # torch itself looks at labels there
-                losses = entropy(targets, **options)
-        if losses is None:
-            factors = trust_labels(batch, logits.shape[1], self._ignored)
-            targets = targets.where(factors == 1, 0)
-            losses = entropy(targets, **options) * factors
+        factors = trust_labels(batch, logits.shape[1], self._ignored)
+        targets = targets.where(factors == 1, 0)
+        losses = entropy(targets, **options) * factors
         if weights is None and self._ignored == _NO_LABEL:
             return StepOutput(losses, logits)
         # Not in bfloat16, which cannot represent 257.
