@@ -12,7 +12,7 @@ from ..core.digest import flatten
 from ..core.rng import seed_generators
 from ..core.types import Batch, StepOutput
 
-_MAX_SAMPLES = 4
+_MAX_SAMPLES = 8
 _TOLERANCE = 1e-3  # of the largest loss
 
 
