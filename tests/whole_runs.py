@@ -49,6 +49,9 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes",
         "test_an_exact_run_killed_and_resumed_elsewhere_has_the_same_bytes",
         "test_an_integer_buffer_that_depends_on_the_data_is_refused_on_all",
+        "test_numbers_that_are_not_powers_of_two_are_refused[*]",
+        "test_a_model_that_normalises_over_processes_is_refused",
+        "test_a_buffer_that_grows_is_refused_by_name",
         "test_a_run_is_not_continued_with_what_gives_other_bits",
     ),
     "training/test_pairs.py": ("test_pairs_of_all_processes_train_the_model_of_one",),
@@ -155,6 +158,7 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     "cli/test_rerun.py": (
         "test_a_run_on_digits_comes_out_the_same_again",
         "test_what_cannot_be_run_again_is_said_before_any_work",
+        "test_a_forged_start_is_one_line_and_starts_nothing[*]",
     ),
     "cli/chaos/test_chaos.py": ("test_state_of_a_callback_is_named_with_the_first_difference",),
     "cli/audit/test_audit.py": (
@@ -169,10 +173,7 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     "cli/replay/test_bisect.py": ("test_the_step_and_the_sample_behind_a_mean_are_found",),
     "cli/replay/test_probe.py": ("test_a_probe_logs_the_bits_that_it_would_have_logged_live",),
     "cli/replay/test_replay.py": (),
-    "cli/why/test_why.py": (
-        "test_equal_runs_are_equal_without_training",
-        "test_an_operator_that_draws_unseeded_numbers_is_named",
-    ),
+    "cli/why/test_why.py": ("test_equal_runs_are_equal_without_training",),
     "cli/plan/test_plan.py": (
         "test_a_run_does_what_was_planned",
         "test_the_costs_of_a_run_add_up_from_its_parts",
@@ -214,11 +215,14 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     ),
     "cli/test_origin.py": ("test_a_resumed_run_still_says_what_it_started_from",),
     "docs/test_blocks.py": (
+        "test_a_page_runs_from_top_to_bottom[docs/metrics.md]",
         "test_a_page_runs_from_top_to_bottom[docs/models.md]",
         "test_a_page_runs_from_top_to_bottom[docs/replay.md]",
+        "test_a_page_runs_from_top_to_bottom[docs/runs.md]",
         "test_a_page_runs_from_top_to_bottom[docs/trackers.md]",
         "test_a_page_runs_from_top_to_bottom[docs/why.md]",
     ),
+    "core/test_console.py": ("test_what_a_recipe_prints_last_changes_no_exit_code",),
     "fault_tolerance/test_preemption.py": (
         "test_a_signal_in_the_start_is_no_error_of_what_it_interrupts[1:]",
     ),
@@ -228,6 +232,9 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     "faults/test_io_errors.py": ("test_an_error_at_any_change_of_a_save_is_survived[1:]",),
     "faults/test_power_loss.py": (
         "test_a_save_protocol_with_a_step_left_out_loses_checkpoints[1:]",
+    ),
+    "faults/test_several_runs.py": (
+        "test_no_run_follows_a_signal_and_the_same_program_continues[1:]",
     ),
     "optim/test_evaluation_weights.py": (
         "test_evaluating_more_often_trains_the_same_weights_of_schedule_free",
@@ -269,17 +276,22 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_skipped_step_leaves_no_trace_and_training_goes_on[1:]",
         "test_replay_repeats_the_step_and_does_not_change_the_run",
     ),
+    "training/test_orders.py": ("test_a_resume_in_another_order_has_the_same_bits[1:]",),
     "training/test_position.py": ("test_an_annealed_loss_is_resumed_to_the_same_bits",),
     "training/test_step.py": ("test_a_profiler_sees_each_step_of_a_run",),
     "training/test_step_check.py": (
         "test_a_step_that_never_repeats_itself_is_told_from_a_device",
         "test_checked_steps_leave_the_same_bytes[1:]",
     ),
+    "training/test_unsaved_parts.py": ("test_nothing_is_said_of_honest_parts",),
     "training/test_trainer.py": ("test_patience_counts_across_restarts",),
     "vision/test_cache.py": (
         "test_a_build_that_is_killed_anywhere_continues_with_the_same_bytes[1:]",
     ),
     "vision/test_rules.py": ("test_a_killed_run_keeps_its_settings_though_the_rules_change[1:]",),
+    "vision/sources/test_labels.py": (
+        "test_generated_tables_have_their_own_classes_or_are_refused",
+    ),
     "vision/test_strange_data.py": (
         "test_a_table_whose_path_datasets_would_change_is_refused[1:]",
         "test_photos_with_odd_names_are_found_by_metadata",

@@ -16,6 +16,7 @@ import torch
 
 from accel_trainer import BatchConfig, Callback, CheckpointConfig, StepReport, Trainer
 from accel_trainer.callbacks.progress_bar import loss_of
+from accel_trainer.core.errors import ExitCode
 
 from .. import processes, terminal, workload
 from ..variants import slow, slow_but
@@ -116,7 +117,11 @@ def test_a_run_that_continues_reports_from_where(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_says_at_once_what_happens_and_at_the_end_how_to_go_on(tmp_path: Path) -> None:
-    job = processes.run(attempt, tmp_path / "run", 0, False, None, 2, 1, folder=tmp_path / "logs")
+    folder = tmp_path / "logs"
+    job = processes.start(
+        attempt, tmp_path / "run", 0, False, None, 2, 1, num_processes=1, folder=folder
+    )
+    assert job.wait() == [ExitCode.PREEMPTED]
     *_, pressed, last = [line for line in job.output().splitlines() if line and "best" not in line]
     assert pressed == "stopping after this step; press again to leave now"
     assert last == "SIGINT: saved step 7: run the same command to continue"
