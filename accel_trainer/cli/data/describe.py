@@ -20,6 +20,7 @@ import torch
 from tqdm import tqdm
 
 from ...core.errors import ConfigError, DataError, ExitCode, UserError
+from ...core.wording import counted
 from ...distributed.machine import available_cpus
 from ...vision import EvalTransform, PhotoSplit, load_photos
 from ...vision.data.photo_decode import decode_photo, format_of, opened_image
@@ -219,7 +220,7 @@ def _describe_duplicates(photos: Mapping[str, Sequence[Photo]]) -> str:
     leaks = [group for group in groups if len({split for split, _ in group}) > 1]
     num_more = sum(len(group) - 1 for group in groups)
     counts = (
-        f"duplicates: {num_more:,} photos have the bytes of another, "
+        f"duplicates: {counted(num_more, 'photo')} with the bytes of another, "
         f"{len(leaks):,} of them in another split"
     )
     others = [group for group in groups if group not in leaks]

@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from ...core.errors import DataError, listed
 
+_HIDDEN = ("Cc", "Cf")
+
 
 def check_class_names(names: Iterable[str], place: str) -> None:
     """Raise DataError if two different names look alike.
 
-    These differ in the spaces and line ends around them, or in how Unicode spells their accents.
+    These differ in their spaces and line ends, in characters that are not shown, or in how Unicode
+    spells their accents.
     """
     spellings = defaultdict[str, set[str]](set)
     for name in names:
@@ -28,7 +31,9 @@ def check_class_names(names: Iterable[str], place: str) -> None:
 
 
 def _as_shown(name: str) -> str:
-    return unicodedata.normalize("NFC", name).strip()
+    words = unicodedata.normalize("NFC", name).split()
+    # Controls and formats, such as joiners and marks of byte order.
+    return "".join(each for each in " ".join(words) if unicodedata.category(each) not in _HIDDEN)
 
 
 def names_in_two_cases(names: Iterable[str]) -> list[str]:

@@ -18,7 +18,7 @@ from .cifar_binary import find_binary, read_binary, refuse_pickles
 from .digits import read_digits
 from .image_folder import read_image_folder
 from .label_columns import find_image_column, find_label_column
-from .listing import describe_left_out, subfolders
+from .listing import describe_left_out, no_data, subfolders
 from .parquet_files import types_of
 from .photo_folders import describe_shared_classes, everything_left_out, find_classes, list_splits
 from .raw import ImageSource
@@ -109,6 +109,9 @@ def _find_in_folder(root: Path) -> ImageSource:
 
 def _class_folders(root: Path) -> ImageSource:
     found = list_splits(root, val_names=_TEST_NAMES)
+    for table in (path for listing in found.splits.values() for path in listing.metadata):
+        fact = f"{table} describes the images, whose classes are those of their folders here"
+        raise DataError("DATA_METADATA", f"{fact}: use recipes/images.py, or remove the file")
     find_classes(found)
     train, test = (found.splits[name].photos for name in ("train", "validation"))
     left_out = everything_left_out(found)
@@ -117,7 +120,7 @@ def _class_folders(root: Path) -> ImageSource:
         key=_stat_key([*train, *test]),
         read=partial(read_image_folder, train, test),
         notes=tuple(describe_left_out([each for each in left_out if each.is_loss])),
-        facts=tuple(describe_shared_classes(found)),
+        facts=(*describe_shared_classes(found), *describe_left_out(no_data(left_out))),
     )
 
 

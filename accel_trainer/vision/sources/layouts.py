@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from ...core.errors import DataError
@@ -37,13 +38,46 @@ def refuse_other_layouts(root: Path, names: Sequence[str]) -> None:
         fact = f"{root} has no class folders: {images[0]}/ and {masks[0]}/ belong together"
         raise DataError("DATA_NO_CLASSES", f"{fact}: expected {EXPECTED}")
     plain = {*TRAIN_NAMES, *VAL_NAMES}
+    for train, val in _split_pairs(names):
+        if not {train.lower(), val.lower()} <= plain:
+            fact = f"{root} has {train}/ and {val}/, which look like splits, not like classes"
+            raise DataError("DATA_NOT_RECOGNISED", f"{fact}: rename them to train/ and val/")
+
+
+def refuse_inner_splits(root: Path, folders: Collection[str]) -> None:
+    """Raise DataError if a folder below `root`, above or among the classes, has splits.
+
+    `folders` are those with photos; all of them would be read as one split.
+    """
+    inside = defaultdict[str, set[str]](set)
+    for folder in folders:
+        place = os.path.relpath(folder, root)
+        while parent := os.path.dirname(place):
+            inside[parent].add(os.path.basename(place))
+            place = parent
+    for parent, names in sorted(inside.items()):
+        if pair := next(_split_pairs(sorted(names)), None):
+            fact = f"{root / parent} has the splits {pair[0]}/ and {pair[1]}/"
+            fix = "give that folder, or make the splits the topmost folders"
+            raise DataError("DATA_NOT_RECOGNISED", f"{fact}, below a folder: {fix}")
+
+
+def refuse_tables_of_splits(root: Path, paths: Sequence[Path]) -> None:
+    """Raise DataError if `paths`, which are read as one split, have the names of two."""
+    names = {str(path.relative_to(root).with_suffix("")): path.name for path in paths}
+    for train, val in _split_pairs(list(names)):
+        fact = f"{root} has {names[train]} and {names[val]}, which would be one split"
+        fix = "begin their names with train and test, in small letters"
+        raise DataError("DATA_NOT_RECOGNISED", f"{fact}: {fix}")
+
+
+def _split_pairs(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names of a training and of a validation split that are alike otherwise."""
     roles = {name: role for name in names if (role := _split_role(name)) is not None}
     for train, (kind, words) in roles.items():
         for val, (other_kind, other_words) in roles.items():
-            is_pair = kind in TRAIN_NAMES and other_kind in VAL_NAMES and words == other_words
-            if is_pair and not {train.lower(), val.lower()} <= plain:
-                fact = f"{root} has {train}/ and {val}/, which look like splits, not like classes"
-                raise DataError("DATA_NOT_RECOGNISED", f"{fact}: rename them to train/ and val/")
+            if kind in TRAIN_NAMES and other_kind in VAL_NAMES and words == other_words:
+                yield train, val
 
 
 def _split_role(name: str) -> tuple[str, tuple[str, ...]] | None:

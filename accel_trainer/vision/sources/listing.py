@@ -194,6 +194,11 @@ def _reason_against(entry: os.DirEntry[str], names: set[str], *, is_folder: bool
     return _BROKEN_LINK if entry.is_symlink() else _SPECIAL
 
 
+def no_data(left_out: Iterable[LeftOut]) -> list[LeftOut]:
+    """Return what is neither a loss nor litter: a run prints it, and does not warn of it."""
+    return [each for each in left_out if not each.is_loss and each.reason != LITTER]
+
+
 def describe_left_out(left_out: Iterable[LeftOut]) -> list[str]:
     """Return a line for each folder, such as a class, and reason."""
     groups = defaultdict[tuple[str, str, bool], list[str]](list)

@@ -28,17 +28,24 @@ def read_metadata(listing: Listing) -> tuple[list[Any], list[LeftOut]]:
 
     The column `file_name` becomes `image`, and `left_file_name` becomes `left`; both hold paths.
 
-    Raises DataError if a table cannot be read, or names a file that is not there.
+    Raises DataError if a table cannot be read, or names a file that is not there, or if two tables
+    describe the same photo.
     """
     loaded = [_read_table(path, set(listing.photos)) for path in listing.metadata]
-    named = {path for _, paths in loaded for path in paths}
+    table_of: dict[str, Path] = {}
+    for table_path, (_, paths) in zip(listing.metadata, loaded, strict=True):
+        for path in paths:
+            other = table_of.setdefault(path, table_path)
+            if other != table_path:
+                fact = f"{other} and {table_path} both describe {path}"
+                raise DataError("DATA_LABEL", f"{fact}: keep one of them")
     table = " or ".join(sorted({path.name for path in listing.metadata}))
     unlisted = [
         LeftOut(path, f"{table} does not list it", is_loss=True)
         for path in listing.photos
-        if path not in named
+        if path not in table_of
     ]
-    others = [each for each in listing.left_out if each.path not in named]
+    others = [each for each in listing.left_out if each.path not in table_of]
     return [dataset for dataset, _ in loaded], [*unlisted, *others]
 
 

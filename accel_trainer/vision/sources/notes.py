@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .class_names import names_in_two_cases
 from .labels import Split
-from .listing import LITTER, describe_left_out
+from .listing import describe_left_out, no_data
 from .photo_columns import Columns
 from .photo_files import Opened
 
@@ -23,7 +23,6 @@ def facts_about(data: Opened, columns: Columns, *, used: Sequence[Split]) -> tup
     unused = [
         name for name, split in data.splits.items() if not any(split is each for each in used)
     ]
-    files = [each for each in data.left_out if not each.is_loss and each.reason != LITTER]
     lines = ["images from column {}, classes from column {}".format(*columns.names)]
     if not data.has_columns:
         lines = ["classes from the names of folders"]
@@ -32,7 +31,7 @@ def facts_about(data: Opened, columns: Columns, *, used: Sequence[Split]) -> tup
     return (
         *lines,
         *data.facts,
-        *describe_left_out(files),
+        *describe_left_out(no_data(data.left_out)),
         *names_in_two_cases(columns.class_names),
     )
 

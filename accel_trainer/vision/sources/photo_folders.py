@@ -15,7 +15,14 @@ from typing import Any
 
 from ...core.errors import DataError, listed
 from .class_names import check_class_names
-from .layouts import EXPECTED, TRAIN_NAMES, VAL_NAMES, find_table, refuse_other_layouts
+from .layouts import (
+    EXPECTED,
+    TRAIN_NAMES,
+    VAL_NAMES,
+    find_table,
+    refuse_inner_splits,
+    refuse_other_layouts,
+)
 from .listing import (
     LITTER,
     LeftOut,
@@ -78,6 +85,8 @@ def find_classes(found: SplitFolders) -> tuple[str, ...]:
         )
     for listing in found.splits.values():
         _refuse_unread_classes(listing)
+    for listing in found.splits.values():
+        refuse_inner_splits(listing.folder, {os.path.dirname(path) for path in listing.photos})
     names = sorted({class_of(path) for path in paths})
     if len(names) == 1:
         folder = os.path.dirname(depths.popitem()[1]) or "."
@@ -222,12 +231,13 @@ def _refuse_unread_classes(listing: Listing) -> None:
 
 
 def _refuse_two_classes(paths: Sequence[str]) -> None:
-    """Raise DataError for links in two class folders to the same photo."""
-    links = {path: os.path.realpath(path) for path in paths if os.path.islink(path)}
-    targets = set(links.values())
-    first = {path: path for path in paths if path in targets}
-    for path, target in links.items():
-        other = first.setdefault(target, path)
+    """Raise DataError if links, to a photo or to a folder, lead to a photo from two classes."""
+    folders = {place: os.path.realpath(place) for place in {os.path.dirname(p) for p in paths}}
+    first: dict[str, str] = {}
+    for path in paths:
+        place, name = os.path.split(path)
+        target = os.path.join(folders[place], name)
+        other = first.setdefault(os.path.realpath(target) if os.path.islink(path) else target, path)
         if class_of(other) != class_of(path):
             fact = f"{other} and {path} are one photo in two classes"
             raise DataError("DATA_LABEL", f"{fact}: remove one of them")

@@ -18,7 +18,7 @@ from typing import Any
 from ...core.errors import DataError
 from ...core.filesystem import read_file
 from .labels import Part, Split
-from .layouts import EXPECTED
+from .layouts import EXPECTED, refuse_tables_of_splits
 from .listing import METADATA, LeftOut, reason_to_skip
 from .parquet_files import have_same_types, read_parts
 from .tar_files import check_samples, has_class_folders, index_tar, read_class_tars
@@ -31,7 +31,8 @@ Tables = tuple[Mapping[str, Split], Sequence[LeftOut]]
 
 _ELSEWHERE = re.compile(r"^[/~\\]|^\w:|(^|[/\\])\.\.([/\\]|$)|://|::")
 _MAX_DESCRIPTION_BYTES = 2**24
-_DECODED_MEMBERS = ("txt", "text", "transcript", "cls", "cls2", "index", "inx", "id", "json", "jsn")
+_DECODED_MEMBERS = ("cls", "cls2", "index", "inx", "id", "json", "jsn")
+_TEXT_MEMBERS = ("txt", "text", "transcript")
 
 
 def has_tables(root: Path) -> bool:
@@ -89,6 +90,8 @@ def read_tables(root: Path, name: str, cache_dir: str | None) -> Tables:
         for split, paths in builder.config.data_files.items()
     }
     all_files = [path for paths in files.values() for path in paths]
+    if len(files) == 1:
+        refuse_tables_of_splits(root, all_files)
     unread = unread_data(root, set(map(str, all_files)))
 
     def load() -> Mapping[str, Split]:
@@ -275,9 +278,13 @@ def _find_damaged(root: Path) -> Path | None:
     return None
 
 
+def _text_in(member: bytes) -> str:
+    return member.decode().removesuffix("\n").removesuffix("\r")
+
+
 @contextmanager
 def _plain_members() -> Iterator[None]:
-    """Keep members of tars as bytes, except texts and numbers.
+    """Keep members of tars as bytes, except texts, without their last line end, and numbers.
 
     `datasets` would hand a .pth file to `torch.load`.
     """
@@ -286,7 +293,7 @@ def _plain_members() -> Iterator[None]:
     decoders = WebDataset.DECODERS
     WebDataset.DECODERS = {
         name: decode for name, decode in decoders.items() if name in _DECODED_MEMBERS
-    }
+    } | dict.fromkeys(_TEXT_MEMBERS, _text_in)
     try:
         yield
     finally:

@@ -225,6 +225,9 @@ def alike(name: str) -> list[str]:
         f"{name}\r\n",
         f" {name}",
         f"{name}\u00a0",
+        f"\ufeff{name}",
+        f"{name[:2]}\u200b{name[2:]}",
+        f"{name}\0",
     ]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from accel_trainer.core.errors import DataError
@@ -76,3 +78,44 @@ def test_small_images_without_class_folders_are_told_what_is_missing(tmp_path: P
         load_images(str(tmp_path), cache_dir=tmp_path / "cache")
     assert "train" in str(error.value)
     assert "train/<class>/" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "place", ["data/{split}/{label}", "data/more/{split}/{label}", "{label}/{split}"]
+)
+def test_splits_below_another_folder_are_not_read_as_one(place: str, tmp_path: Path) -> None:
+    for number, val in enumerate(("val", "Test", "validation", "test_images")):
+        root = tmp_path / str(number)
+        train = "train_images" if val == "test_images" else "train"
+        for split, label in itertools.product((train, val, "other"), ("ant", "bee")):
+            write_photos(root / place.format(split=split, label=label), ["0.jpg", "1.jpg"])
+        with pytest.raises(DataError, match=f"{train}/ and {val}/") as error:
+            load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache")
+        assert error.value.code == "DATA_NOT_RECOGNISED"
+
+
+@pytest.mark.parametrize(
+    ("train", "val"),
+    [("Train", "Test"), ("more/Train-00000-of-00001", "more/Val-00000-of-00001")],
+)
+def test_tables_of_two_splits_are_not_read_as_one(train: str, val: str, tmp_path: Path) -> None:
+    photo = (write_photos(tmp_path / "photos", ["0.jpg"]) / "0.jpg").read_bytes()
+    for name in (train, val):
+        table = pa.table({"image": [{"bytes": photo}] * 4, "label": ["a", "b"] * 2})
+        path = tmp_path / "tables" / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path)
+    with pytest.raises(DataError, match="would be one split") as error:
+        load_photos(tmp_path / "tables", val_fraction=0.5, cache_dir=tmp_path / "cache")
+    assert Path(train).name in str(error.value)
+    assert Path(val).name in str(error.value)
+
+
+def test_small_images_do_not_ignore_a_table_of_labels(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for label in ("ant", "bee"):
+            write_photos(tmp_path / "images" / split / label, ["0.jpg"])
+    load_images(str(tmp_path / "images"), cache_dir=tmp_path / "cache")
+    (tmp_path / "images" / "train" / "metadata.csv").write_text("file_name,label\nant/0.jpg,bee\n")
+    with pytest.raises(DataError, match="train/metadata.csv describes the images"):
+        load_images(str(tmp_path / "images"), cache_dir=tmp_path / "cache")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from accel_trainer.core.errors import DataError, UserError
 from accel_trainer.vision import load_images, load_photos
 from accel_trainer.vision.sources.listing import LITTER, describe_left_out, list_photos
 from accel_trainer.vision.sources.photo_folders import everything_left_out, list_splits
-from tests.vision.make_photos import encoded, photo, write_classes
+from tests.vision.make_photos import encoded, photo, write_classes, write_photos
 
 JPEG = encoded(photo(12, 10))
 PHOTOS = (
@@ -198,3 +199,21 @@ def test_one_photo_in_two_classes_is_refused_and_twice_in_one_is_not(
     (root / "val" / "bee" / "9.jpg").symlink_to(root / target)
     with pytest.raises(DataError, match="are one photo in two classes"):
         load_photos(root, cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("load", [load_photos, load_images])
+def test_a_link_to_the_folder_of_another_class_is_refused(
+    load: Callable[..., object], tmp_path: Path
+) -> None:
+    root = tmp_path / "photos"
+    for split in ("train", "val"):
+        for name in ("ant", "bee"):
+            write_photos(root / split / name, ["0.jpg"])
+    (root / "train" / "wasp").symlink_to("bee")
+    with pytest.raises(DataError, match="are one photo in two classes") as error:
+        load(str(root), cache_dir=tmp_path / "cache")
+    assert "train/wasp/0.jpg" in str(error.value)
+    (root / "train" / "wasp").unlink()
+    (root / "train" / "bee").rename(tmp_path / "bees")
+    (root / "train" / "bee").symlink_to(tmp_path / "bees")
+    load(str(root), cache_dir=tmp_path / "cache")

@@ -135,3 +135,23 @@ def test_a_table_of_another_name_is_named_with_the_fix(name: str, tmp_path: Path
     with pytest.raises(DataError, match="metadata.csv") as error:
         load(tmp_path / "photos")
     assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "label"),
+    [("metadata.jsonl", "b"), ("metadata.jsonl", "a"), ("more/metadata.csv", "b")],
+)
+def test_a_photo_that_two_tables_describe_is_refused(
+    place: str, label: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "photos"
+    rows = {"more/0.jpg": "a", "more/1.jpg": "b"}
+    write_photos(root, [*rows])
+    (root / "metadata.csv").write_text(as_csv(rows))
+    name = "0.jpg" if place.startswith("more") else "more/0.jpg"
+    line = json.dumps({"file_name": name, "label": label})
+    (root / place).write_text(as_csv({name: label}) if place.endswith(".csv") else f"{line}\n")
+    with pytest.raises(DataError, match="both describe") as error:
+        load(root)
+    assert error.value.code == "DATA_LABEL"
+    assert place in str(error.value)
