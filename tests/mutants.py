@@ -1182,7 +1182,7 @@ MUTANTS = [
     Mutant(
         "a resume forgets what the optimizer had gathered",
         "accel_trainer/checkpoint/optimizer_state.py",
-        'state[number] = _fitted_state(stored["state"][name], parameter)',
+        'state[number] = _fitted(stored["state"][name], parameter)',
         "state[number] = {}",
         (
             "tests/checkpoint/test_state_dict.py::test_restored_objects_have_the_state_that_was_taken",

@@ -54,13 +54,13 @@ class OptimizerState(Stateful):
         mine = self._optimizer.state_dict()
         kind = type(self._optimizer).__name__
         piece = {"class": kind, "initial_groups": self._initial_groups, **mine}
-        parameters = parameters_of(self._optimizer)
+        names = [self._names[parameter] for parameter in parameters_of(self._optimizer)]
         state = mine.get("state", {})
         groups = mine.get("param_groups", [])
         numbers = [number for group in groups for number in group.get("params", ())]
-        if numbers != [*range(len(parameters))] or not isinstance(state, Mapping):
+        if numbers != [*range(len(names))] or not isinstance(state, Mapping):
             return piece | {"order": self._order()}
-        by_name = {self._names[parameters[key]]: state[key] for key in numbers if key in state}
+        by_name = {name: state[key] for key, name in enumerate(names) if key in state}
         piece["state"] = dict(sorted(by_name.items()))
         piece["shared_state"] = {key: state[key] for key in state.keys() - {*numbers}}
         piece["param_groups"] = self._named(groups)
@@ -130,16 +130,17 @@ class OptimizerState(Stateful):
         order = self._order()
         if stored.get("order", order) != order:
             raise _misfit(f"has state that follows the order of its parameters, {_KEEP_ORDER}")
-        added = {"class", "initial_groups", "order", "shared_state"}
-        if "shared_state" not in stored:  # a form of its own
-            return {key: load_all(stored[key]) for key in stored.keys() - added}
-        others = {key: load_all(stored[key]) for key in stored.keys() - added - {*_TORCHS}}
-        groups = self._fitted_groups(stored["param_groups"], stored["initial_groups"])
-        state = load_all(stored["shared_state"])
-        for number, parameter in enumerate(parameters_of(self._optimizer)):
-            if (name := self._names[parameter]) in stored["state"]:
-                state[number] = _fitted_state(stored["state"][name], parameter)
-        return {**others, "state": state, "param_groups": groups}
+        has_names = "shared_state" in stored
+        kept = stored.keys() - {"class", "initial_groups", "order", "shared_state"}
+        loaded = {key: load_all(stored[key]) for key in kept.difference(_TORCHS * has_names)}
+        if has_names:
+            groups = self._fitted_groups(stored["param_groups"], stored["initial_groups"])
+            state = load_all(stored["shared_state"])
+            for number, parameter in enumerate(parameters_of(self._optimizer)):
+                if (name := self._names[parameter]) in stored["state"]:
+                    state[number] = _fitted(stored["state"][name], parameter)
+            loaded |= {"state": state, "param_groups": groups}
+        return loaded
 
     def _fitted_groups(
         self, stored: Sequence[Mapping[str, Any]], initial: Sequence[Mapping[str, Any]]
@@ -185,18 +186,13 @@ def _misfit(fact: str) -> CheckpointError:
     return CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's optimizer {fact}")
 
 
-def _fitted_state(values: Any, parameter: Tensor) -> Any:
-    """Return an entry of an optimizer's state, to load; `parameter` is the one that has it."""
-    if not isinstance(values, Mapping):
-        return load_all(values)
-    return {name: _fitted(value, parameter) for name, value in values.items()}
-
-
 def _fitted(value: Any, parameter: Tensor) -> Any:
-    """Return one value of a parameter's state, to load.
+    """Return what an optimizer has stored for a parameter, to load.
 
     A tensor of the parameter's shape also gets its memory layout, which fused kernels need.
     """
+    if isinstance(value, Mapping):
+        return {name: _fitted(each, parameter) for name, each in value.items()}
     is_tensor = isinstance(value, Tensor | StoredTensor)
     if not is_tensor or not value.shape or value.shape != parameter.shape:
         return load_all(value)  # a step, or Adafactor's row_var

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import recursively_apply
 from torch import Tensor
 
 from ..core import filesystem
@@ -212,11 +213,11 @@ def load_all(value: Any) -> Any:
 
     **Collective** with shards.
     """
-    if isinstance(value, Mapping):
-        return {key: load_all(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(load_all, value))
-    return value.full_tensor() if is_shard(value) else load_whole(value)
+
+    def load(leaf: Any) -> Any:
+        return leaf.full_tensor() if is_shard(leaf) else load_whole(leaf)
+
+    return recursively_apply(load, value, test_type=lambda leaf: True)
 
 
 def load_like(mine: Tensor, stored: Tensor | StoredTensor) -> Tensor:

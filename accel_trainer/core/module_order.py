@@ -31,6 +31,5 @@ def take_order(model: nn.Module, names: Iterable[str]) -> None:
         if isinstance(module, nn.ParameterDict):
             kinds.append(module._keys)
         for kind in kinds:
-            full_names = {f"{path}.{key}".lstrip("."): key for key in kind}
-            for name in sorted(full_names, key=lambda name: places.get(name, -1)):
-                kind[full_names[name]] = kind.pop(full_names[name])
+            for key in sorted(kind, key=lambda key: places.get(f"{path}.{key}".lstrip("."), -1)):
+                kind[key] = kind.pop(key)

@@ -59,6 +59,6 @@ def sum_of_bits(tensor: Tensor) -> Tensor:
 
     Unlike a sum of floats, it is the same on any number of threads.
     """
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().reshape(-1).contiguous()
     # 8 bytes as two halves: the sum of whole ones wraps, and would not show two changed signs.
     return flat.view(_INTEGERS.get(flat.itemsize, torch.int32)).sum()

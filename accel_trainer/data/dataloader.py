@@ -46,13 +46,10 @@ class DatasetLoader:
             )
         self.plan = plan
         self.fingerprint = reader.fingerprint
+        self.extremes = partial(reader.extremes, self.order.kept)
         self._reader = reader
         self._seed = seed
         self._process_index = process_index
-
-    def extremes(self) -> Batch:
-        """Return `SampleReader.extremes` of the samples that are trained on."""
-        return self._reader.extremes(self.order.kept)
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch` from `first_step` on."""
@@ -81,14 +78,11 @@ class DatasetEvalLoader:
     ) -> None:
         self.num_samples = len(reader)
         self.fingerprint = reader.fingerprint
+        self.extremes = partial(reader.extremes, torch.arange(self.num_samples))
         self._reader = reader
         self._batches = split_evenly(
             range(self.num_samples), batch_size, num_processes, process_index, num_parts=num_parts
         )
-
-    def extremes(self) -> Batch:
-        """Return `SampleReader.extremes` of all samples."""
-        return self._reader.extremes(torch.arange(self.num_samples))
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's samples, in order."""

@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch.optim import SGD, AdamW, Optimizer
@@ -93,16 +93,11 @@ class OptimizerConfig:
             defaults = {name: parameter.default for name, parameter in parameters.items()}
             # The eps of Adafactor is a pair, which stays torch's.
             known |= {name: each for name, each in defaults.items() if type(each) in (int, float)}
-
-        def filled(given: float | None, name: str) -> float:
-            return known[name] if given is None else given
-
-        return replace(
-            self,
-            learning_rate=filled(self.learning_rate, "lr"),
-            momentum=filled(self.momentum, "momentum"),
-            eps=filled(self.eps, "eps"),
-        )
+        fields = {"learning_rate": "lr", "momentum": "momentum", "eps": "eps"}
+        missing: dict[str, Any] = {
+            ours: known[name] for ours, name in fields.items() if getattr(self, ours) is None
+        }
+        return replace(self, **missing)
 
     def peak_learning_rate(self, *, global_batch_size: int) -> float:
         """Return the learning rate, which was tuned at `base_batch_size`, for another batch size.

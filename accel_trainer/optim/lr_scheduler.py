@@ -14,12 +14,7 @@ from typing import Literal
 
 import torch
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
-    CosineAnnealingWarmRestarts,
-    CyclicLR,
-    LRScheduler,
-)
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LRScheduler
 
 from ..core.config import FRACTION, INSIDE_ONE, NOT_NEGATIVE
 from ..core.errors import ConfigError
@@ -163,9 +158,9 @@ def describe_misfit(schedule: TorchSchedule, *, num_steps: int) -> str | None:
     peak = max(rates, default=0.0) or 1.0
     shape = [round(rate / peak, 9) for rate in rates]
     fact = "the learning rate changes after each step, not after each epoch, and"
+    fix = "give the lengths of the schedule in steps, such as its T_max"
     if 2 * (num_low := sum(rate < 1e-6 * peak for rate in rates)) > num_steps:
-        few = f"below a millionth of its peak in {num_low} of {num_steps} steps"
-        return f"{fact} is {few}: give the lengths of the schedule in steps"
+        return f"{fact} is below a millionth of its peak in {num_low} of {num_steps} steps: {fix}"
     rises = [after > before for before, after in pairwise(shape) if after != before]
     runs = [(is_rise, len([*steps])) for is_rise, steps in groupby(rises)]
     num_rises = sum(
@@ -173,8 +168,6 @@ def describe_misfit(schedule: TorchSchedule, *, num_steps: int) -> str | None:
     )
     if num_rises < _MANY_RISES or isinstance(schedule.scheduler, _CYCLIC):
         return None
-    is_cosine = isinstance(schedule.scheduler, CosineAnnealingLR)
-    fix = f"T_max={num_steps} covers this run" if is_cosine else "give its lengths in steps"
     return f"{fact} rises and falls {num_rises} times in {num_steps} steps: {fix}"
 
 

@@ -136,7 +136,10 @@ def build_trainer(
 
     # 6. What checkpointer and callbacks open is closed with the run.
     header = {**identity, **_describe_training(run, data.plan, task), "origin": origin}
-    history = _open_history(run)
+    history = None
+    if run.accelerator.is_main_process:
+        file = MetricsFile(run.folder / "metrics.jsonl")
+        history = run.resources.enter_context(closing(file))
     checkpointer = _open_checkpointer(run, strategy, header, history)
     parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
     parts |= {"schedule": schedule, "collate": options.collate}
@@ -331,13 +334,6 @@ def _describe_training(run: Run, plan: BatchPlan, task: Task) -> dict[str, Any]:
         "global_batch_size": plan.global_batch_size,
         "versions": library_versions(),
     }
-
-
-def _open_history(run: Run) -> MetricsFile | None:
-    """Return the file of the run's rows on the main process; it is closed with the run."""
-    if not run.accelerator.is_main_process:
-        return None
-    return run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl")))
 
 
 def _open_checkpointer(

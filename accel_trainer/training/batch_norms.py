@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -50,15 +51,12 @@ def lone_samples_refused(
     yield
     for hook in hooks:
         hook.remove()
-    num_steps = plan.steps_per_epoch
-    has_last = config.num_steps(num_steps) >= num_steps
-    for name, is_over_processes in found.items():
-        smallest = partial(plan.smallest_forward, over_processes=is_over_processes)
-        if smallest(0) == 1:
-            fix = "set --batch-size so that each forward has more"
-        elif has_last and smallest(num_steps - 1) == 1:
-            fix = "leave the last samples of an epoch out with --batch.drop-last"
-        else:
-            continue
-        fact = f"{name or 'the model'} normalises over samples, and a forward has only 1"
-        raise ConfigError("BATCH_SIZE", f"{fact}: {fix}")
+    last = min(plan.steps_per_epoch, config.num_steps(plan.steps_per_epoch)) - 1
+    fixes = (
+        (0, "set --batch-size so that each forward has more"),
+        (last, "leave the last samples of an epoch out with --batch.drop-last"),
+    )
+    for (name, is_over_processes), (step, fix) in product(found.items(), fixes):
+        if plan.smallest_forward(step, over_processes=is_over_processes) == 1:
+            fact = f"{name or 'the model'} normalises over samples, and a forward has only 1"
+            raise ConfigError("BATCH_SIZE", f"{fact}: {fix}")

@@ -99,8 +99,7 @@ class OptimizerStep:
         gradient = torch.full_like(losses, self._loss_gradient)
         if self._accelerator.scaler is not None:
             losses = self._accelerator.scaler.scale(losses)
-        recomputed = self._recomputation
-        with recomputed.undone(self.buffers.saved) if recomputed.copies else _NO_CONTEXT:
+        with self._recomputation.undone(self.buffers.saved):
             torch.autograd.backward(losses, gradient)
 
     def finish(self) -> tuple[StepSums, Tensor | None, bool]:

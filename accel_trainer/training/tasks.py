@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -140,20 +139,20 @@ class ClassificationTask:
         targets = batch.targets
         check_logits(logits, targets, in_loss=True)
         options: dict[str, Any] = {"weight": weights, "reduction": "none"}
-        entropy = partial(F.cross_entropy, logits, label_smoothing=smoothing)
-        if targets.ndim > 1:
+        has_labels = targets.ndim == 1
+        if has_labels:
+            options["ignore_index"] = self._ignored
+            factors = trust_labels(batch, logits.shape[1], self._ignored)
+            # For uint8, torch lacks weights with smoothing (torch 2.13).
+            targets = targets.long().where(factors == 1, 0)
+        else:
             fits = (targets >= 0) & (targets < math.inf)
             factors = trust(batch, fits, "which is no weight of a class: give 0 or more")
-            return StepOutput(entropy(targets, **options) * factors, logits)
-        options["ignore_index"] = self._ignored
-        targets = targets.long()  # for uint8, torch lacks weights with smoothing (torch 2.13)
-        factors = trust_labels(batch, logits.shape[1], self._ignored)
-        targets = targets.where(factors == 1, 0)
-        losses = entropy(targets, **options) * factors
-        if weights is None and self._ignored == _NO_LABEL:
-            return StepOutput(losses, logits)
-        # Not in bfloat16, which cannot represent 257.
-        num_items = F.nll_loss(-torch.ones_like(logits), targets, **options).float()
+        losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, **options) * factors
+        num_items = None
+        if has_labels and (weights is not None or self._ignored != _NO_LABEL):
+            # Not in bfloat16, which cannot represent 257.
+            num_items = F.nll_loss(-torch.ones_like(logits), targets, **options).float()
         return StepOutput(losses, logits, num_items)
 
 

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accel_trainer.core.tensor_memory import copy_model, is_dense, make_dense, tied_by_memory
+from accel_trainer.core.tensor_memory import (
+    copy_model,
+    is_dense,
+    make_dense,
+    sum_of_bits,
+    tied_by_memory,
+)
 
 WHOLE = torch.arange(24.0).reshape(4, 6)
 
@@ -63,3 +69,9 @@ def test_a_model_with_a_computed_weight_is_copied() -> None:
     assert torch.equal(copied.scaled, model.scaled)
     copied.weight.data.zero_()
     assert model.weight.abs().sum() > 0
+
+
+def test_the_sum_of_bits_does_not_depend_on_the_layout() -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8):
+        strided = torch.arange(24).to(dtype)[::2]
+        assert sum_of_bits(strided) == sum_of_bits(strided.clone()) != 0, dtype

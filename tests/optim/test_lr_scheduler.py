@@ -153,7 +153,6 @@ def test_a_scheduler_made_for_epochs_is_named_with_the_fix() -> None:
         num_steps = 48 * num_epochs
         found = judged(lambda o, t=num_epochs: lrs.CosineAnnealingLR(o, T_max=t), num_steps)
         assert found is not None, num_epochs
-        assert f"T_max={num_steps}" in found
         assert re.search(rf"falls 2[34] times in {num_steps} steps", found)
     lambdas = [lambda e: 0.5 * (1 + math.cos(math.pi * e / 5)), lambda e: 0.6 + 0.4 * math.sin(e)]
     for each in lambdas:
@@ -208,4 +207,4 @@ def test_a_run_warns_of_such_a_scheduler_once(
     planted.train(config, schedule=schedule)
     (line,) = [record.message for record in caplog.records if "[SCHEDULE]" in record.message]
     assert "rises and falls" in line
-    assert "T_max=16 covers this run" in line
+    assert "in 16 steps: give the lengths" in line

@@ -393,7 +393,7 @@ FITS_NOT = [
     (
         having(schedule=m.forgets_a_step),
         "SCHEDULE",
-        "the recipe's schedule returns None at step 3: return a number",
+        "the recipe's schedule fails at step 3 (TypeError: float() argument must be ...",
     ),
     (
         having(train_set=m.HasNoPlan()),

@@ -50,24 +50,17 @@ class DataParallelStrategy(Strategy):
         try:
             self._ddp._check_reducer_finalized()
         except RuntimeError as error:
-            waiting = [
-                (name, parameter)
+            unused = [
+                name
                 for name, parameter in self._ddp.module.named_parameters()
                 if parameter in self._trained and parameter.grad is None
             ]
-            unused = [name for name, parameter in waiting if parameter.requires_grad]
-            if frozen := [name for name, parameter in waiting if not parameter.requires_grad]:
-                raise ConfigError(
-                    "UNUSED_PARAMETERS",
-                    f"DDP waits for the gradients of {listed(frozen)}, which were frozen after "
-                    "the start: set --runtime.find-unused-parameters, or freeze them before "
-                    "build_trainer",
-                ) from error
             raise ConfigError(
                 "UNUSED_PARAMETERS",
                 f"{listed(unused or ['a parameter'])} took no part in the loss of a micro-batch of "
                 "this process, and DDP then averages no gradients: freeze such parameters "
-                "(requires_grad=False), remove them, or set --runtime.find-unused-parameters",
+                "(requires_grad=False) before build_trainer, remove them, or set "
+                "--runtime.find-unused-parameters",
             ) from error
 
 
