@@ -42,8 +42,7 @@ class OptimizerState(Stateful):
         self._names: dict[Tensor, str] = {
             parameter: name for name, parameter in model.named_parameters()
         }
-        settings = [{**group, "params": []} for group in optimizer.param_groups]
-        self._initial_groups = self._named(copy.deepcopy(settings))
+        self._initial_groups = copy.deepcopy(self._named(optimizer.param_groups))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state dict, its class, and its settings before the first step.

@@ -152,12 +152,10 @@ class ExactStrategy(Strategy):
                 [*totals, *numbers], lambda flat: sum_pairwise(flat, self.accelerator)
             )
         num_parameters = len(self._parameters)
-        is_complete = all(self._has_gradient)
-        if not is_complete:
-            counts = counts.to("cpu")
-        rows = zip(self._parameters, totals[:num_parameters], counts, strict=True)
-        for parameter, gradient, count in rows:
-            parameter.grad = gradient if is_complete or count > 0 else None
+        has_gradient = self._has_gradient if all(self._has_gradient) else counts.tolist()
+        rows = zip(self._parameters, totals[:num_parameters], has_gradient, strict=True)
+        for parameter, gradient, has_one in rows:
+            parameter.grad = gradient if has_one else None
         self._history.restore()
         buffers = self._buffers()
         for name, total in zip(self._statistics, totals[num_parameters:], strict=True):
