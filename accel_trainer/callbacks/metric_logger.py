@@ -90,8 +90,8 @@ class MetricLogger(Callback):
             if self._num_empty_steps == trainer.state.step_in_epoch:
                 raise DataError(
                     "NUM_ITEMS",
-                    "no sample of the training set counts: all its targets are ignored, or the "
-                    "task returned num_items of 0 for all samples: train on samples with labels",
+                    "no sample of the training set counts in the loss: all targets are ignored, or "
+                    "the task returned num_items of 0 for all: train on samples with labels",
                 )
             self._num_empty_steps = 0
 

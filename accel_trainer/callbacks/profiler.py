@@ -42,7 +42,7 @@ class Profile(Callback):
         num_steps = self._config.num_steps(trainer.loader.plan.steps_per_epoch)
         if (left := num_steps - trainer.state.optimizer_step) < _WARMUP_STEPS + _STEPS:
             needed = _WARMUP_STEPS + _STEPS
-            _logger.warning("--profile needs %d steps, and there are %d left", needed, left)
+            _logger.warning("--profile needs %d steps, but this run has only %d left", needed, left)
         filesystem.make_directory(self._folder)
         schedule = {"wait": _WARMUP_STEPS - 1, "warmup": 1, "active": _STEPS, "repeat": 1}
         self._profiler = ProfileKwargs(
@@ -68,7 +68,7 @@ class Profile(Callback):
             table = profiler.key_averages().table("self_cpu_time_total")
             filesystem.write_file_atomic(self._folder / "operators.txt", table.encode())
             steps = f"steps {_WARMUP_STEPS + 1} to {profiler.step_num}"
-            self._show(f"profile: {steps} are in {trace}, their operators in operators.txt")
+            self._show(f"profile: {steps} are in {trace}, with a table in operators.txt")
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Report that there were too few steps."""

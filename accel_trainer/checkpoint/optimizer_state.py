@@ -22,8 +22,8 @@ from ..core.registry import Stateful
 from .sharded import StoredTensor, load_all, load_like
 
 _KEEP_ORDER = (
-    "which is a different one in this start: build its groups from a list or from sorted names, "
-    "since the order of a set is not the same in two processes"
+    "and that order has changed: build its groups from a list or from sorted names, because the "
+    "order of a set differs between processes"
 )
 
 
@@ -121,14 +121,14 @@ class OptimizerState(Stateful):
         theirs = stored.get("class")
         if theirs != mine:
             raise _misfit(
-                f"is {theirs}, this run's is {mine}: use the former, or start from its weights "
-                "with --init-from"
+                f"is {theirs}, but this run uses {mine}: use {theirs}, or start a new run from "
+                "its weights with --init-from"
             )
         if not stored.keys() & {"order", "shared_state"}:
-            raise _misfit("was saved without names: use the version that saved it")
+            raise _misfit("was saved without names: continue with the version that saved it")
         order = self._order()
         if stored.get("order", order) != order:
-            raise _misfit(f"has state that follows the order of its parameters, {_KEEP_ORDER}")
+            raise _misfit(f"has state that depends on the order of its parameters, {_KEEP_ORDER}")
         has_names = "shared_state" in stored
         kept = stored.keys() - {"class", "initial_groups", "order", "shared_state"}
         loaded = {key: load_all(stored[key]) for key in kept.difference(_TORCHS * has_names)}
@@ -159,12 +159,12 @@ class OptimizerState(Stateful):
             for key, group in zip(keys, numbered, strict=True)
         ):
             raise _misfit(
-                "has other parameters or groups: start with the options that it was made with, "
-                "or from its weights with --init-from"
+                "has different parameters or groups: use the options of the run that saved it, or "
+                "start a new run from its weights with --init-from"
             )
         has_rates = len({float(group["lr"]) for group in initial}) > 1
         if has_rates and theirs[keys[0]].get("learning_rate_scale") != 1:
-            raise _misfit(f"has learning rates that follow its first group, {_KEEP_ORDER}")
+            raise _misfit(f"has learning rates relative to its first group, {_KEEP_ORDER}")
         groups = []
         for key, group in zip(keys, numbered, strict=True):
             # Among them are the numbers of the parameters.

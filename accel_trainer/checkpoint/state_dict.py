@@ -194,11 +194,11 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
         if here != there:
             differences.append(f"{key} is {there}, here {here}")
     if differences:
-        fix = "use the model that it was made with"
+        fix = "use the model that saved it"
         prefix = commonprefix([*theirs])
         prefix = prefix[: prefix.rfind(".") + 1]
         if prefix and not commonprefix([*mine]).startswith(prefix):
-            fix = f"all its names begin with {prefix}: remove what those of the model lack"
+            fix = f"all its names start with {prefix}, the model's do not: remove the extra prefix"
         raise CheckpointError(
             "CKPT_WEIGHTS",
             f"the checkpoint's {name} does not fit: {listed(differences, separator='; ')}: {fix}",

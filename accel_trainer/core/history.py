@@ -32,8 +32,8 @@ def check_name(name: str, owner: str) -> None:
         shown = name if len(name) <= _MAX_NAME else f"{name[:40]}..."
         raise ConfigError(
             "NAME",
-            f"{owner} has a number named {shown!r}: give 1 to {_MAX_NAME} printable characters, "
-            "and not only dots between slashes",
+            f"{owner} has a number named {shown!r}: use 1 to {_MAX_NAME} printable characters, "
+            "with more than dots between slashes",
         )
 
 

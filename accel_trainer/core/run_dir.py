@@ -62,8 +62,8 @@ def expand_home(path: Path) -> Path:
     except RuntimeError:
         raise ConfigError(
             "HOME",
-            f"the home folder in {path} is unknown: set HOME, or give an absolute path "
-            "(of the cache: --cache-dir)",
+            f"{path} needs a home folder, which is unknown: set HOME, or give an absolute path "
+            "(for the cache: --cache-dir)",
         ) from None
 
 
@@ -155,7 +155,7 @@ def run_lock(path: Path, *, is_optional: bool = False) -> Iterator[int]:
             found = _not_locked(path.parent, error, os.read(descriptor, 4096))
             if found.code != "NO_LOCKS" or not is_optional:
                 raise found from error
-            fact = "[NO_LOCKS] %s is not locked: no other run may write there"
+            fact = "[NO_LOCKS] %s is not locked: make sure that no other run writes there"
             _logger.warning(fact, path.parent)
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         owner = f"pid {os.getpid()} on {socket.gethostname()} since {since}"

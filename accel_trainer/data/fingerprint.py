@@ -50,8 +50,9 @@ def fingerprint_samples(
         if number and marks.setdefault(index, mark) != mark:
             return _without_hash(
                 f"[UNSAVED_STATE] sample {index} of {name} differs when it is read again with the "
-                "same seed, so a run that resumes trains on other samples: draw from the global "
-                "generators of torch, numpy or Python, and change or keep no sample that is drawn"
+                "same seed, so a resumed run would train on different samples: draw from the "
+                "global generators of torch, numpy or Python, and do not change or keep a drawn "
+                "sample"
             )
         if not index:
             disturb(number + 1)

@@ -264,10 +264,10 @@ def make_batch(
             for _, sample in samples
         ]
         rarest = sorted({*forms}, key=forms.count)[:2]
-        listed = " and ".join(f"{ids[forms.index(form)]}, which is {form}," for form in rarest)
+        listed = " and ".join(f"{ids[forms.index(form)]} ({form})" for form in rarest)
         raise SampleError(
-            f"samples such as {listed} do not fit DatasetOptions(collate=...) and "
-            f"cannot be collated into a batch ({describe_error(error)})"
+            f"samples such as {listed} cannot be collated into a batch "
+            f"({describe_error(error)}): give them one shape, or set DatasetOptions(collate=...)"
         ) from error
     if num_classes is not None and isinstance(targets, Tensor):
         if targets.shape != (len(ids),):

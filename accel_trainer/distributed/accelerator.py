@@ -98,9 +98,9 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
     if dist.is_initialized() and dist.get_world_size() != num_processes:
         raise ConfigError(
             "LAUNCH",
-            f"the program has joined {dist.get_world_size()} processes by init_process_group, and "
-            f"WORLD_SIZE says {num_processes}: set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
-            "MASTER_PORT before, or start the processes with accel_trainer.launch",
+            f"init_process_group has joined {dist.get_world_size()} processes, but WORLD_SIZE is "
+            f"{num_processes}: set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
+            "MASTER_PORT before that call, or start the processes with accel_trainer.launch",
         )
     given_threads = given_num_threads()
     use_cpu = uses_cpu()

@@ -158,7 +158,7 @@ def describe_misfit(schedule: TorchSchedule, *, num_steps: int) -> str | None:
     peak = max(rates, default=0.0) or 1.0
     shape = [round(rate / peak, 9) for rate in rates]
     fact = "the learning rate changes after each step, not after each epoch, and"
-    fix = "give the lengths of the schedule in steps, such as its T_max"
+    fix = "set the lengths of the schedule in steps, such as its T_max"
     if 2 * (num_low := sum(rate < 1e-6 * peak for rate in rates)) > num_steps:
         return f"{fact} is below a millionth of its peak in {num_low} of {num_steps} steps: {fix}"
     rises = [after > before for before, after in pairwise(shape) if after != before]

@@ -139,7 +139,7 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise ConfigError(
             "SCHEDULE",
-            "the recipe's optimizer has a scheduler, which nothing steps: leave it out, and give "
+            "the recipe's optimizer has a scheduler, which would never step: remove it, and pass "
             "build_trainer schedule=schedule_from_torch(lambda optimizer: ..., learning_rate=...)",
         )
     rates = [_rate_of(group) for group in optimizer.param_groups]
@@ -159,7 +159,7 @@ def _rate_of(group: Mapping[str, Any]) -> float:
             return rate
     raise ConfigError(
         "CONFIG",
-        f"a group of the recipe's optimizer has lr {group.get('lr')!r:.40}: give it a number, such "
+        f"a group of the recipe's optimizer has lr {group.get('lr')!r:.40}: set a number, such "
         "as lr=1e-3 (the optimizers of transformers also take relative_step=False)",
     )
 

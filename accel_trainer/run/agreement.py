@@ -42,6 +42,6 @@ def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -
         raise ConfigError(
             "PROCESSES_DIFFER",
             f"not the same as on process 0: {'; '.join(listed)}. Install the same software, copy "
-            "the same code and data to every machine, start all in the same way, and let no part "
-            "of the recipe depend on the process, or on the order of a set (sort its names)",
+            "the same code and data to every machine, start all processes in the same way, and do "
+            "not let the recipe depend on the process or on the order of a set (sort its names)",
         )

@@ -208,8 +208,8 @@ def _check_arguments(run: Run, model: nn.Module, task: Task) -> None:
         if is_wrapper or hasattr(module, "_orig_mod"):  # of torch.compile
             raise ConfigError(
                 "MODEL",
-                f"the model is, or has, a {type(module).__name__}: give the plain module, and "
-                "start a process for each device, or use --compile or --ema",
+                f"the model is or contains a {type(module).__name__}: pass the plain module, and "
+                "start one process for each device, or use --compile or --ema",
             )
 
 
@@ -389,7 +389,7 @@ def _banner(
     described = f"{loader.description}\n" if hasattr(loader, "description") else ""
     origin = "".join(f"{line}\n" for line in data["origin"])
     size = plan.global_batch_size
-    any_number = f"; the same steps on any number of processes: --global-batch-size {size}"
+    any_number = f"; for the same steps on any number of processes: --global-batch-size {size}"
     same_steps = any_number if plan.num_processes > 1 else ""
     num_train, *num_evaluated = data["num_samples"]
     checked = describe_fingerprint(data["data_fingerprint"])

@@ -78,8 +78,8 @@ class RunData:
             for name, repeats in is_repeated.items():
                 if fingerprint and repeats and run.accelerator.is_main_process:
                     _logger.warning(
-                        "[%s] %s= has the samples of another set, so its numbers will be too "
-                        "good: give samples of its own",
+                        "[%s] %s= has the same samples as another set, so its numbers will be too "
+                        "good: pass separate samples",
                         name.upper(),
                         name,
                     )
@@ -149,9 +149,9 @@ def build_data(
         if is_named and not _SET_NAME.fullmatch(name):
             raise ConfigError(
                 "CONFIG",
-                f"an evaluation set has the name {name!r}: "
-                "use 1 to 40 lowercase letters, digits and _, not test_set, and not beginning "
-                "with ema",
+                f"an evaluation set is called {name!r}: "
+                "use 1 to 40 lowercase letters, digits and _, without ema at the start, and not "
+                "test_set",
             )
     evaluation = {name: evaluated("eval_sets", part) for name, part in named.items()}
     if test_set is not None:

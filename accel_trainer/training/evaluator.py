@@ -341,8 +341,8 @@ def _check_counted(number: Tensor) -> None:
     if not number:
         raise MetricRefused(
             "NUM_ITEMS",
-            "no sample of an evaluation set counts: all its targets are ignored, or the task "
-            "returned num_items of 0 for all samples: evaluate on samples with labels",
+            "no sample of an evaluation set counts in the loss: all targets are ignored, or the "
+            "task returned num_items of 0 for all samples: evaluate on samples with labels",
         )
 
 

@@ -121,7 +121,7 @@ class WholeSetMetric:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            given = f"WholeSetMetric({self.function!r:.40}, ...) has no function"
+            given = f"WholeSetMetric({self.function!r:.40}, ...) needs a function first"
             raise ConfigError("METRIC", f"{given}: give WholeSetMetric(function, num_outputs)")
 
     def for_samples(self, num_samples: int) -> WholeSetMetric:

@@ -49,8 +49,8 @@ _logger = logging.getLogger(__name__)
 
 _BUILT_IN = ("torch", "accel_trainer")
 _ONE_VALUE = (
-    "a checkpoint has one value: compute it from what all processes have, reduce it over them, "
-    "or make it a buffer of the model"
+    "a checkpoint stores one value: compute it from values that are the same on all processes, "
+    "reduce it over them, or make it a buffer of the model"
 )
 
 Identities = Mapping[str, tuple[int | None, str]]
@@ -129,10 +129,10 @@ class Rehearsal:
         ):
             if any(is_coupled(step, batch) for batch in batches):
                 _logger.warning(
-                    "[TASK] the loss of a sample that %s returns depends on the other samples of "
-                    "its batch, so it is another with another number of processes: compute each "
-                    "from its own sample, without a mean over the batch and without broadcasting "
-                    "[B, 1] with [B], or set couples_batch = True",
+                    "[TASK] the loss that %s returns for a sample depends on the other samples of "
+                    "the batch, so it changes with the number of processes: compute each loss from "
+                    "its own sample, without a mean over the batch and without broadcasting [B, 1] "
+                    "with [B], or set couples_batch = True",
                     type(task).__name__,
                 )
 
@@ -159,7 +159,7 @@ class Rehearsal:
         """Warn once of state that `what` changes."""
         if (new := names - self._named) and self._accelerator.is_main_process:
             _logger.warning(
-                "[UNSAVED_STATE] %s changes %s, and no checkpoint holds it: %s",
+                "[UNSAVED_STATE] %s changes %s, and no checkpoint stores it: %s",
                 what,
                 listed(new),
                 fix,
@@ -253,7 +253,7 @@ class Rehearsal:
             modules = self._model.named_modules()
             self._check_same_everywhere(
                 [f"training of {name or 'the model'} is {each.training}" for name, each in modules],
-                "call train() and eval() on all processes alike",
+                "call train() and eval() on all processes",
             )
 
     def _compare(self, now: Identities) -> None:
@@ -297,8 +297,8 @@ class Rehearsal:
         addresses = {id(parameter) for parameter in parameters_of(fresh)}
         if any(isinstance(each, Mapping) and addresses & each.keys() for each in found.values()):
             raise _inexact(
-                f"{name}.state_dict has the address of a parameter as a key, and it is "
-                "another in each start: use the parameter's number"
+                f"{name}.state_dict has the address of a parameter as a key, which "
+                "changes with each start: use the number of the parameter"
             )
         if path := first_difference(self._optimizer.state_dict(), found):
             raise _inexact(
@@ -344,8 +344,7 @@ class Rehearsal:
                 unsaved,
                 "if --dry-run shows that it matters, keep it in a buffer of the model "
                 "(register_buffer) or in the state_dict of the optimizer or a callback; if not, "
-                f"set unsaved_attributes = ({min(unsaved).rpartition('.')[2]!r},) on the class "
-                "that has it",
+                f"set unsaved_attributes = ({min(unsaved).rpartition('.')[2]!r},) on its class",
             )
 
     def _watch_reads(self, watching: ExitStack) -> None:
@@ -367,9 +366,9 @@ class Rehearsal:
         may_skip = getattr(self._accelerator.ddp_handler, "find_unused_parameters", False)
         if reached and trained - reached and not may_skip:
             _logger.warning(
-                "[UNUSED_PARAMETERS] no gradient reached %d of %d trained parameters in the first "
-                "two steps: %s: freeze them (requires_grad=False), or look for a detach() or "
-                "no_grad() behind them",
+                "[UNUSED_PARAMETERS] %d of %d trained parameters got no gradient in the first two "
+                "steps (%s): freeze them (requires_grad=False), or look for a detach() or "
+                "no_grad() between them and the loss",
                 len(trained - reached),
                 len(trained),
                 listed(each.removesuffix(".requires_grad") for each in trained - reached),

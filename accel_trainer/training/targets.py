@@ -41,8 +41,8 @@ def trust_labels(batch: Batch, num_classes: int, ignored: int | None = None) -> 
     return trust(
         batch,
         (labels >= 0) & (labels < num_classes) | (labels == ignored),
-        f"and the classes are 0 to {num_classes - 1}: correct it, leave the sample out, or, if it "
-        "means that there is no label, set ignore_index={} of ClassificationTask",
+        f"but the classes are 0 to {num_classes - 1}: correct it, leave the sample out, or, if it "
+        "means that there is no label, set ClassificationTask(ignore_index={})",
     )
 
 

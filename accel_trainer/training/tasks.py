@@ -85,8 +85,8 @@ class ClassificationTask:
         if weights is not None and not (weights.min() >= 0 and 0 < weights.sum() < math.inf):
             raise ConfigError(
                 "CONFIG",
-                f"class_weights are from {weights.min():g} to {weights.max():g}: "
-                "give finite ones of 0 or more, and not only 0",
+                f"class_weights range from {weights.min():g} to {weights.max():g}: use finite "
+                "weights of 0 or more, at least one of them above 0",
             )
         self._class_weights = weights
         named = {self.config.ignore_index, ignore_index} - {None}
@@ -147,7 +147,7 @@ class ClassificationTask:
             targets = targets.long().where(factors == 1, 0)
         else:
             fits = (targets >= 0) & (targets < math.inf)
-            factors = trust(batch, fits, "which is no weight of a class: give 0 or more")
+            factors = trust(batch, fits, "which cannot be the weight of a class: use 0 or more")
         losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, **options) * factors
         num_items = None
         if has_labels and (weights is not None or self._ignored != _NO_LABEL):
@@ -195,7 +195,7 @@ class MultiLabelTask(_ElementwiseTask):
     """
 
     _loss = staticmethod(F.binary_cross_entropy_with_logits)
-    _fix = "and a class is absent (0) or present (1): correct it, or leave the sample out"
+    _fix = "but a class is absent (0) or present (1): correct it, or leave the sample out"
 
     _fits = staticmethod(lambda targets: (targets >= 0) & (targets <= 1))
 

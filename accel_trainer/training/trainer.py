@@ -163,8 +163,8 @@ class Trainer:
                 raise ConfigError(
                     "TRAINER",
                     f"train_step called super().train_step {num_steps} times for a step batch: "
-                    "call it once; for the gradients of more samples use --accumulate, and "
-                    "networks in turn follow from batch.position.step",
+                    "call it once. For larger batches use --accumulate; to train networks in turn, "
+                    "choose one by batch.position.step",
                 )
             self._notify("on_step_end", report)
             if is_rehearsed and not report.was_skipped:

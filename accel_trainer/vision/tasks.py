@@ -116,7 +116,7 @@ class SegmentationTask:
         num_classes = logits.shape[1]
         fits = (targets >= 0) & (targets < num_classes) | ~is_labelled
         fix = (
-            f"and the classes are 0 to {num_classes - 1}: correct it, or, if it means that a pixel "
+            f"but the classes are 0 to {num_classes - 1}: correct it, or, if it means that a pixel "
             "has no label, set ignored={} of SegmentationTask"
         )
         factors = trust(batch, fits, fix)

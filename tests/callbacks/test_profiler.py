@@ -44,5 +44,7 @@ def test_a_profile_is_a_trace_and_changes_nothing_that_is_trained(tmp_path: Path
 def test_a_run_that_is_too_short_for_a_profile_says_so(tmp_path: Path) -> None:
     job = processes.run(run_profiled, tmp_path / "run", True, 1, folder=tmp_path / "logs")
     early, _, late = job.output().partition("epoch 1/1")
-    assert "--profile needs 15 steps, and there are 8 left" in early, "before the first step"
+    assert "--profile needs 15 steps, but this run has only 8 left" in early, (
+        "before the first step"
+    )
     assert "no profile: it needs 15 steps, there were 8" in late

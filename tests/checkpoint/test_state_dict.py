@@ -176,28 +176,28 @@ MISFITS: dict[str, tuple[Change, str, str]] = {
     "another optimizer": (
         put("optimizer", "class", value="AdamW"),
         "CKPT_OPTIMIZER",
-        "the checkpoint's optimizer is AdamW, this run's is SGD",
+        "the checkpoint's optimizer is AdamW, but this run uses SGD",
     ),
     "no class": (
         drop("optimizer", "class"),
         "CKPT_OPTIMIZER",
         "the checkpoint's optimizer is None",
     ),
-    "a group is missing": (drop(*GROUPS, 1), "CKPT_OPTIMIZER", "has other parameters"),
+    "a group is missing": (drop(*GROUPS, 1), "CKPT_OPTIMIZER", "has different parameters"),
     "a parameter is missing": (
         drop(*GROUPS, 0, "params", 0),
         "CKPT_OPTIMIZER",
-        "has other parameters",
+        "has different parameters",
     ),
     "an option is missing": (
         drop(*GROUPS, 0, "nesterov"),
         "CKPT_OPTIMIZER",
-        "has other parameters",
+        "has different parameters",
     ),
     "another name": (
         put(*GROUPS, 0, "params", 0, value="stem.weight"),
         "CKPT_OPTIMIZER",
-        "has other parameters",
+        "has different parameters",
     ),
 }
 
@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_named_in_one_line_and_nothing_has_changed(name: st
 
 def test_a_checkpoint_of_another_optimizer_is_refused_with_the_way_out() -> None:
     with pytest.raises(
-        CheckpointError, match="optimizer is AdamW, this run's is SGD: .* --init-from"
+        CheckpointError, match="optimizer is AdamW, but this run uses SGD: .* --init-from"
     ):
         trained(0).load_state_dict(stored(trained(1, name="adamw")))
 
@@ -237,8 +237,8 @@ def test_a_prefix_that_all_stored_names_share_is_said() -> None:
     mine = SmallNet(norm="group").state_dict()
     for prefix in ("module.", "_orig_mod.", "module._orig_mod.", "net."):
         theirs = {f"{prefix}{name}": value for name, value in mine.items()}
-        with pytest.raises(CheckpointError, match=f"all its names begin with {prefix}"):
+        with pytest.raises(CheckpointError, match=f"all its names start with {prefix}"):
             check_weights("model", mine, theirs)
     for theirs in (dict([*mine.items()][1:]), {"other": mine["layers.9.bias"]}):
-        with pytest.raises(CheckpointError, match="use the model that it was made with"):
+        with pytest.raises(CheckpointError, match="use the model that saved it"):
             check_weights("model", mine, theirs)

@@ -118,7 +118,7 @@ def test_data_that_cannot_be_read_twice_says_so_and_is_compared_by_number(
             return point + len(self.reads), label
 
     train(tmp_path, Fleeting(96), max_steps=4)
-    assert "so a run that resumes trains on other samples" in caplog.text
+    assert "so a resumed run would train on different samples" in caplog.text
     assert "a resume checks only their number" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match="DATA_CHANGED"):
         train(tmp_path, Fleeting(95))

@@ -58,7 +58,7 @@ def test_a_norm_with_a_single_value_is_refused_at_the_start(
     job = processes.start(train_flat, tmp_path / "run", False, folder=tmp_path / "logs", **options)
     assert job.wait() == [64] * num_processes, job.output()
     assert re.search(
-        r"error\[BATCH_SIZE\].* normalises over samples.*--batch.drop-last", job.output()
+        r"error\[BATCH_SIZE\].* normalises over the batch.*--batch.drop-last", job.output()
     )
     assert not list(tmp_path.glob("run/checkpoints/step-*"))
     processes.run(train_flat, tmp_path / "mended", True, folder=tmp_path / "mended-logs", **options)

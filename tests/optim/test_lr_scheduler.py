@@ -207,4 +207,4 @@ def test_a_run_warns_of_such_a_scheduler_once(
     planted.train(config, schedule=schedule)
     (line,) = [record.message for record in caplog.records if "[SCHEDULE]" in record.message]
     assert "rises and falls" in line
-    assert "in 16 steps: give the lengths" in line
+    assert "in 16 steps: set the lengths" in line

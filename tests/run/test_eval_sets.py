@@ -147,10 +147,10 @@ VAL = points(5)
     [
         (
             {"sets": {"ema_val": VAL}},
-            "an evaluation set has the name 'ema_val': use 1 to 40 lowercase",
+            "an evaluation set is called 'ema_val': use 1 to 40 lowercase",
         ),
-        ({"sets": {"Val": VAL}}, "an evaluation set has the name 'Val': use 1 to 40 lowercase"),
-        ({"sets": {"": VAL}}, "an evaluation set has the name '': use 1 to 40 lowercase"),
+        ({"sets": {"Val": VAL}}, "an evaluation set is called 'Val': use 1 to 40 lowercase"),
+        ({"sets": {"": VAL}}, "an evaluation set is called '': use 1 to 40 lowercase"),
         ({"sets": {1: VAL}}, "is dict: give one of its parts, 1"),
         ({"sets": {}}, "eval_sets= has no set: give one or more"),
         ({"sets": {"val": 3}}, r"is int: give an object with len\(\) and \[index\]"),
@@ -172,9 +172,9 @@ VAL = points(5)
         ({"sets": {"val": VAL}, "metrics": {"val": MeanLoss()}}, "metrics= is no list: put it in"),
         (
             {"sets": {"val": VAL, "hard": points(4, label=7)}},
-            "has the target 7, and the classes are",
+            "has the target 7, but the classes are",
         ),
-        ({"test_set": points(4, label=7)}, "has the target 7, and the classes are"),
+        ({"test_set": points(4, label=7)}, "has the target 7, but the classes are"),
         (
             {"test_set": points(4), "metrics": [ConfusionMatrix(NUM_CLASSES + 1)]},
             "3 logits per sample, the confusion matrix has 4 classes",

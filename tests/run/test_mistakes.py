@@ -232,7 +232,7 @@ FITS_NOT = [
     (
         having(task=m.HasNoItems(), metrics=[MeanLoss()]),
         "NUM_ITEMS",
-        "no sample of the training set counts: all its targets are ignored, or the task ...",
+        "no sample of the training set counts in the loss: all targets are ignored, or ...",
     ),
     (
         having(task=ClassificationTask),
@@ -262,22 +262,22 @@ FITS_NOT = [
     (
         with_model(lambda: nn.Sequential(nn.DataParallel(m.make_net()))),
         "MODEL",
-        "the model is, or has, a DataParallel: give the plain module, ...",
+        "the model is or contains a DataParallel: pass the plain module, ...",
     ),
     (
         with_model(lambda: AveragedModel(m.make_net())),
         "MODEL",
-        "the model is, or has, a AveragedModel: give the plain module, ...",
+        "the model is or contains a AveragedModel: pass the plain module, ...",
     ),
     (
         with_model(lambda: torch.compile(m.make_net(), backend="eager")),
         "MODEL",
-        "the model is, or has, a OptimizedModule: give the plain module, ...",
+        "the model is or contains a OptimizedModule: pass the plain module, ...",
     ),
     (
         with_model(lambda: nn.Sequential(torch.compile(m.make_net(), backend="eager"))),
         "MODEL",
-        "the model is, or has, a OptimizedModule: give the plain module, ...",
+        "the model is or contains a OptimizedModule: pass the plain module, ...",
     ),
     (
         having(model=m.MisspellsALayer),
@@ -521,7 +521,7 @@ FITS_NOT = [
     (
         with_model(lambda: nn.Linear(6, 2)),
         "DATA_LABEL",
-        "sample ... has the target 2, and the classes are 0 to 1: correct it, ...",
+        "sample ... has the target 2, but the classes are 0 to 1: correct it, ...",
     ),
 ]
 EXIT_CODES = {"DATA_SAMPLE": 65, "DATA_LABEL": 65, "NUM_ITEMS": 65}

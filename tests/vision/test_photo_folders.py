@@ -430,7 +430,7 @@ FOLDERS = {
             files("a.jpg", "b.jpg"),
             texts({"metadata.csv": "file_name,label\na.jpg,ant\nb.jpg,bee\nz.jpg,ant\n"}),
         ),
-        "z.jpg cannot be read (No such file or directory)",
+        "z.jpg does not exist, but row",
         0.5,
     ),
     "damaged parquet": Folder(
@@ -449,13 +449,13 @@ FOLDERS = {
                 for name in ("train.parquet", "test.parquet")
             ),
         )(root),
-        "none is of images",
+        "none of which holds images",
     ),
     "several labels for each photo": Folder(
         parquet(
             "train.parquet", "test.parquet", label=([[0], [1], [0, 1], []], List(Value("int64")))
         ),
-        "several labels for each photo",
+        "each photo has several labels",
     ),
     "numbers with a point as labels": Folder(
         plain_parquet([0.5, 1.5, 0.5]), "column class of photos is of type float64"

@@ -291,19 +291,19 @@ def test_labels_are_integers_strings_or_classes(
 @pytest.mark.parametrize(
     ("labels", "feature", "message"),
     [
-        ([0, -1], Value("int64"), "row 1 of the dataset has label -1 (1 such rows)"),
+        ([0, -1], Value("int64"), "row 1 of the dataset has label -1 (1 such row)"),
         (
             [0, -1],
             ClassLabel(names=["x", "y"]),
-            "row 1 of the dataset has label -1 (1 such rows): the classes are 0 to",
+            "row 1 of the dataset has label -1 (1 such row): the classes are 0 to",
         ),
         (
             [None, 1],
             Value("int64"),
-            "row 0 of the dataset has no label in column label (1 such rows)",
+            "row 0 of the dataset has no label in column label (1 such row)",
         ),
-        ([0.0, 1.5], Value("float64"), "names one with --label-column"),
-        ([[0], [1, 0]], List(Value("int64")), "name one with --label-column"),
+        ([0.0, 1.5], Value("float64"), " another with --label-column"),
+        ([[0], [1, 0]], List(Value("int64")), "each photo has several labels"),
     ],
 )
 def test_wrong_labels_are_one_line(
@@ -326,7 +326,7 @@ def test_ambiguous_columns_are_asked_for(tmp_path: Path) -> None:
     )
     with pytest.raises(
         DataError,
-        match="columns fine, coarse of the dataset could each be the label: name one with --l",
+        match="columns fine, coarse of the dataset could each hold the labels: choose one with --l",
     ):
         load(data, tmp_path, val_fraction=0.5)
     assert load(data, tmp_path, val_fraction=0.5, label_column="coarse").class_names == ("p", "q")
@@ -334,7 +334,7 @@ def test_ambiguous_columns_are_asked_for(tmp_path: Path) -> None:
     two = two.cast_column("right", Image())
     with pytest.raises(
         DataError,
-        match="columns left, right of the dataset could each be the image: name one with --i",
+        match="columns left, right of the dataset could each hold the images: choose one with --i",
     ):
         load(two, tmp_path, val_fraction=0.5, label_column="fine")
     with pytest.raises(

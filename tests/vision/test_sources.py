@@ -204,12 +204,12 @@ BAD_ROWS = {
     "a label without a class": (
         GOOD,
         3,
-        r"DATA_LABEL\]: row 2 of .*train.parquet has label 3 \(1 such rows\): the",
+        r"DATA_LABEL\]: row 2 of .*train.parquet has label 3 \(1 such row\): the",
     ),
     "a negative label": (
         GOOD,
         -1,
-        r"DATA_LABEL\]: row 2 of .* has label -1 \(1 such rows\): the classes are 0 to 2",
+        r"DATA_LABEL\]: row 2 of .* has label -1 \(1 such row\): the classes are 0 to 2",
     ),
 }
 

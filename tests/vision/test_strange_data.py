@@ -219,7 +219,9 @@ def test_a_table_whose_path_datasets_would_change_is_refused(
     (tmp_path / "plain").rename(root)
     with pytest.raises(DataError) as error:
         load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache")
-    assert re.search(r"has (\$ or )?::, .* datasets would \w+( it)?: rename it", str(error.value))
+    assert re.search(
+        r"contains (\$ or )?::, .* datasets \w+( split it)?: rename it", str(error.value)
+    )
     assert name in str(error.value)
     assert "what-only-the-environment-knows" not in str(error.value)
 
@@ -280,7 +282,7 @@ def test_a_link_back_to_a_folder_that_it_lies_in_is_named(target: str, tmp_path:
     root = write_classes(tmp_path / "photos")
     (root / "cow").symlink_to(target)
     with pytest.raises(
-        DataError, match=r"photos/cow is a link back to .*, a folder that it lies in: remove it"
+        DataError, match=r"photos/cow links back to .*, a folder that contains it: remove it"
     ):
         load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache")
 
@@ -369,7 +371,7 @@ def test_a_card_that_names_data_elsewhere_is_refused(place: str, path: str, tmp_
         text if place.endswith("md") else text.split("---\n")[1]
     )
     with pytest.raises(
-        DataError, match=re.escape(f"{place} names data outside its folder ({path})")
+        DataError, match=re.escape(f"{place} refers to data outside its folder ({path})")
     ):
         load_photos(tmp_path / "photos", val_fraction=0.5, cache_dir=tmp_path / "cache")
 
@@ -390,7 +392,7 @@ def test_a_saved_dataset_that_names_files_elsewhere_is_refused(name: str, tmp_pa
     state = json.loads((root / "state.json").read_text())
     (root / "state.json").write_text(json.dumps({**state, "_data_files": [{"filename": name}]}))
     with pytest.raises(
-        UserError, match=re.escape(f"names {name!r}, which is not a file beside it")
+        UserError, match=re.escape(f"refers to {name!r}, which is not a file beside it")
     ):
         load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache")
 
@@ -419,7 +421,7 @@ def test_a_table_that_claims_a_terabyte_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "photos" / "metadata.csv"
     path.write_text("file_name,label\n")
     os.truncate(path, 2**40)
-    with pytest.raises(DataError, match=r"metadata.csv has 1099511627776 bytes, more than"):
+    with pytest.raises(DataError, match=r"metadata.csv is 1,099,511,627,776 bytes, more than"):
         open_dataset(tmp_path / "photos", cache_dir=tmp_path)
 
 

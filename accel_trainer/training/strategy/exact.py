@@ -82,8 +82,8 @@ class ExactStrategy(Strategy):
             if name not in counters:
                 raise ConfigError(
                     "REDUCE",
-                    f"the model's summed_buffers has {name}, no integer buffer: "
-                    f"name some of {counters}, or none",
+                    f"the model's summed_buffers contains {name}, which is not an integer buffer: "
+                    f"list some of {counters}, or none",
                 )
         # One at a time, so that there is never a second copy of the model.
         for parameter in model.parameters():
@@ -224,12 +224,12 @@ class ExactStrategy(Strategy):
                 few, many = change[:, differs][:, 0].aminmax()
                 fix = f"set summed_buffers = ({name!r},) on the model if the changes add up"
                 if buffers[name].dtype == torch.bool:
-                    fix = "let all change this flag alike, or count in an integer buffer"
+                    fix = "set this flag alike in all of them, or count in an integer buffer"
                 raise ConfigError(
                     "REDUCE",
                     f"the integer buffer {name} changes by {few} in one micro-batch "
-                    f"of a step and by {many} in another, which --reduce exact cannot merge: "
-                    f"{fix}, or use --reduce float",
+                    f"of a step and by {many} in a different one, which --reduce exact cannot "
+                    f"merge: {fix}, or use --reduce float",
                 )
             change = change.sum(0) if is_summed else change[0]
             buffers[name].copy_(buffers[name].long() + change.view(buffers[name].shape))

@@ -26,7 +26,7 @@ def check_class_names(names: Iterable[str], place: str) -> None:
     for alike in spellings.values():
         if len(alike) > 1:
             one, other = (ascii(name) for name in sorted(alike)[:2])
-            fact = f"{place} has the classes {one} and {other}, which look the same"
+            fact = f"{place} has classes {one} and {other}, which look the same"
             raise DataError("DATA_CLASSES", f"{fact}: give both the same name")
 
 

@@ -49,8 +49,8 @@ def find_image_column(features: Mapping[str, Any], wanted: str | None, name: str
         named = _only(found, features, name, kind="image")
         if named not in (*typed, *usable):
             fact = f"column {named} of {name} is of type {_type_of(features[named])}"
-            fix = "store the images in it, or name the column that has them with --image-column"
-            raise DataError("DATA_COLUMNS", f"{fact}, which holds no images: {fix}")
+            fix = "store the images in it, or choose a different column with --image-column"
+            raise DataError("DATA_COLUMNS", f"{fact}, which cannot hold images: {fix}")
         return named
     return _only(typed or usable, features, name, kind="image")
 
@@ -82,16 +82,16 @@ def find_label_column(
         named = _only(found, features, name, kind="label")
         if named not in (*typed, *usable):
             why, fix = _explain(features[named], multi_label=multi_label)
-            fact = f"column {named} of {name} is of type {_type_of(features[named])}, {why}"
-            raise DataError("DATA_COLUMNS", f"{fact}: {fix}, or name one with --label-column")
+            fact = f"column {named} of {name} is of type {_type_of(features[named])} ({why})"
+            raise DataError("DATA_COLUMNS", f"{fact}: {fix}, or choose another with --label-column")
         return named
     for column, feature in features.items():
         inside = [name for name in _fields_of(feature) if is_label_name(name)]
         if inside:
-            fact = f"the labels of {name} seem to be inside column {column} ({inside[0]})"
+            fact = f"the labels of {name} seem to be nested in column {column} ({inside[0]})"
             raise DataError(
                 "DATA_COLUMNS",
-                f"{fact}: give them a column of their own, or name one with --label-column",
+                f"{fact}: put them in a separate column, or choose one with --label-column",
             )
     visible = [column for column in usable if not column.startswith("__")]
     return _only(typed or visible, features, name, kind="label")
@@ -112,7 +112,7 @@ def _existing(wanted: str, features: Mapping[str, Any], name: str, *, flag: str)
     if wanted not in features:
         columns = ", ".join(features)
         raise ConfigError(
-            "DATA_COLUMNS", f"{flag} {wanted}: {name} has columns {columns}, name one of these"
+            "DATA_COLUMNS", f"{flag} {wanted}: {name} has columns {columns}: choose one of them"
         )
     return wanted
 
@@ -140,12 +140,12 @@ def _only(candidates: list[str], features: Mapping[str, Any], name: str, *, kind
         return candidates[0]
     columns = ", ".join(features)
     if candidates:
-        fact = f"columns {', '.join(candidates)} of {name} could each be the {kind}"
+        fact = f"columns {', '.join(candidates)} of {name} could each hold the {kind}s"
     elif columns:
-        fact = f"{name} has columns {columns}, and none is of {kind}s"
+        fact = f"{name} has columns {columns}, none of which holds {kind}s"
     else:
         fact = f"{name} has no columns"
-    raise DataError("DATA_COLUMNS", f"{fact}: name one with --{kind}-column")
+    raise DataError("DATA_COLUMNS", f"{fact}: choose one with --{kind}-column")
 
 
 def _holds_bytes(feature: Any) -> bool:
@@ -188,11 +188,12 @@ def _explain(feature: Any, *, multi_label: bool) -> tuple[str, str]:
     """Return why a column has no labels that can be used, and what to do about it."""
     kind = _type_of(feature)
     if is_list(feature) and not multi_label:
-        return "several labels for each photo", "read it with load_photos(multi_label=True)"
+        return "each photo has several labels", "read it with load_photos(multi_label=True)"
     if multi_label and not is_list(feature):
-        return "one label for each photo", "leave out multi_label"
+        return "each photo has one label", "leave out multi_label"
     if kind.startswith("float"):
-        return "and a missing label makes pandas write such", "make its labels integers or strings"
+        why = "pandas writes floats if a label is missing"
+        return why, "store the labels as integers or strings"
     if kind == "null":
-        return "without a single label", "write the labels"
-    return "which are no classes", "make its labels integers or strings"
+        return "it is empty", "fill in the labels"
+    return "its values cannot be classes", "store the labels as integers or strings"

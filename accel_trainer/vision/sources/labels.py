@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import DataError
+from ...core.wording import counted
 from .class_names import check_class_names, merged_names, numbers_in, shown_names
 from .label_columns import is_list
 
@@ -59,7 +60,7 @@ def read_labels(
             if is_list(feature):
                 fact = f"column {column} of {part.name} has several labels for each photo"
                 fix = (
-                    "name a column of single labels with --label-column, or read it with "
+                    "choose a column with one label each with --label-column, or read it with "
                     "load_photos(multi_label=True)"
                 )
                 raise DataError("DATA_LABEL", f"{fact}: {fix}")
@@ -119,9 +120,10 @@ def _read_column(part: Part, column: str, splits: Sequence[Split]) -> tuple[Any,
     if values.null_count:
         row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
         fact = (
-            f"row {row} of {name} has no label in column {column} ({values.null_count} such rows)"
+            f"row {row} of {name} has no label in column {column} "
+            f"({counted(values.null_count, 'such row')})"
         )
-        raise DataError("DATA_LABEL", f"{fact}: label or remove it")
+        raise DataError("DATA_LABEL", f"{fact}: add the label, or remove the row")
     return dataset.features[column], values
 
 
@@ -145,7 +147,7 @@ def _labels_in(
     kind = next((name for name, is_kind in kinds.items() if is_kind(values.type)), None)
     if kind is None:
         fact = f"column {column} of {part.name} is of type {values.type}"
-        raise DataError("DATA_LABEL", f"{fact}: make its labels integers or strings")
+        raise DataError("DATA_LABEL", f"{fact}: store its labels as integers or strings")
     encoded = values.dictionary_encode()
     found = encoded.dictionary.to_pylist()
     # An empty text is a missing label, as a negative integer is.
@@ -170,8 +172,9 @@ def _refuse_outside(
     if len(wrong):
         first = wrong[0]
         label = str(given[first]) or "''"
-        fact = f"row {rows[first]} of {part.name} has label {label} ({len(wrong)} such rows)"
-        fix = f"the classes are 0 to {num_classes - 1}, fix or remove it"
+        such = counted(len(wrong), "such row")
+        fact = f"row {rows[first]} of {part.name} has label {label} ({such})"
+        fix = f"the classes are 0 to {num_classes - 1}: correct the label, or remove the row"
         raise DataError("DATA_LABEL", f"{fact}: {fix}")
 
 

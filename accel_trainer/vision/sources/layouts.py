@@ -35,12 +35,13 @@ def refuse_other_layouts(root: Path, names: Sequence[str]) -> None:
     images = [name for name in names if name.lower() in _IMAGES]
     masks = [name for name in names if name.lower() in _MASKS]
     if images and masks:
-        fact = f"{root} has no class folders: {images[0]}/ and {masks[0]}/ belong together"
+        pair = f"{images[0]}/ and {masks[0]}/ look like images and their masks"
+        fact = f"{root} has no class folders: {pair}"
         raise DataError("DATA_NO_CLASSES", f"{fact}: expected {EXPECTED}")
     plain = {*TRAIN_NAMES, *VAL_NAMES}
     for train, val in _split_pairs(names):
         if not {train.lower(), val.lower()} <= plain:
-            fact = f"{root} has {train}/ and {val}/, which look like splits, not like classes"
+            fact = f"{root} has {train}/ and {val}/, which look like splits, not classes"
             raise DataError("DATA_NOT_RECOGNISED", f"{fact}: rename them to train/ and val/")
 
 
@@ -66,8 +67,8 @@ def refuse_tables_of_splits(root: Path, paths: Sequence[Path]) -> None:
     """Raise DataError if `paths`, which are read as one split, have the names of two."""
     names = {str(path.relative_to(root).with_suffix("")): path.name for path in paths}
     for train, val in _split_pairs(list(names)):
-        fact = f"{root} has {names[train]} and {names[val]}, which would be one split"
-        fix = "begin their names with train and test, in small letters"
+        fact = f"{root} has {names[train]} and {names[val]}; both would be read as one split"
+        fix = "start their names with train and test, in lower case"
         raise DataError("DATA_NOT_RECOGNISED", f"{fact}: {fix}")
 
 

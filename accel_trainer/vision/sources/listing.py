@@ -20,7 +20,7 @@ from ..data.photo_decode import photo_suffixes
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 """Names of the files that describe photos by `file_name`."""
 
-LITTER = "litter of the system or of a tool"
+LITTER = "a file of the system or of a tool"
 """The reason of files that are no data."""
 
 # In small letters. A name is compared as a whole: `.net` and `__background__` are classes.
@@ -39,7 +39,7 @@ _UNREAD_SUFFIXES = (
     ".rwl .sr2 .srf .srw .svg .svgz .wmf .x3f .xcf"
 )
 
-_BROKEN_LINK = "a link to nothing: restore its file, or remove it"
+_BROKEN_LINK = "a broken link: restore its target, or remove it"
 _FOLDER_LINK = "links to folders are only followed at the top: move it up"
 _SPECIAL = "not a regular file"
 _MAX_LINES = 10
@@ -116,7 +116,7 @@ def reason_to_skip(path: str) -> str | None:
         return None
     if suffix in _unread_suffixes():
         return f"{suffix} is not read: convert it to JPEG or PNG"
-    return f"{suffix} is no photo" if suffix else "a name without a suffix"
+    return f"{suffix} is not a photo" if suffix else "its name has no suffix"
 
 
 def skipped(path: str) -> LeftOut:
@@ -142,7 +142,7 @@ def _entries_below(folder: Path) -> Iterator[LeftOut]:
     links = [path for path in subfolders(folder) if path.is_symlink()]
     for link in links:
         if real.is_relative_to(link.resolve()):
-            fact = f"{link} is a link back to {link.resolve()}, a folder that it lies in"
+            fact = f"{link} links back to {link.resolve()}, a folder that contains it"
             raise DataError("DATA_LINK", f"{fact}: remove it")
     found = _scan(str(folder))
     followed = {str(link) for link in links}
@@ -163,7 +163,7 @@ def _scan(start: str) -> list[LeftOut]:
         except OSError as error:
             fact = f"{place} cannot be listed ({error.strerror})"
             raise DataError(
-                "DATA_NOT_READABLE", f"{fact}: give this user the right to read it"
+                "DATA_NOT_READABLE", f"{fact}: give this user permission to read it"
             ) from error
         names = {entry.name for entry in listed}
         if place != start and all(map(is_litter, names)):

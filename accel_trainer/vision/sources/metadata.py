@@ -56,7 +56,7 @@ def _read_table(path: Path, photos: set[str]) -> tuple[Any, set[str]]:
 
     num_bytes = path.stat().st_size
     if num_bytes > _MAX_BYTES:  # a file may claim any size
-        fact = f"{path} has {num_bytes} bytes, more than {_MAX_BYTES}"
+        fact = f"{path} is {num_bytes:,} bytes, more than the limit of {_MAX_BYTES:,}"
         raise DataError("DATA_METADATA", f"{fact}: write the data as parquet")
     try:
         table = _READERS[path.suffix](path)
@@ -70,8 +70,8 @@ def _read_table(path: Path, photos: set[str]) -> tuple[Any, set[str]]:
         if name == _FILE_NAME or name.endswith(f"_{_FILE_NAME}")
     }
     if not columns:
-        fact = f"{path} has the columns {', '.join(table.column_names)}, and not `{_FILE_NAME}`"
-        raise DataError("DATA_METADATA", f"{fact}: rename the column with the photos' names")
+        fact = f"{path} has columns {', '.join(table.column_names)}, but no `{_FILE_NAME}`"
+        raise DataError("DATA_METADATA", f"{fact}: rename the column with the names of the photos")
     named = set[str]()
     features = {}
     for place, name in enumerate(table.column_names):
@@ -144,11 +144,11 @@ def _paths(table: Any, column: str, path: Path, photos: set[str]) -> list[str]:
     for row, name in enumerate(table.column(column).to_pylist()):
         where = f"row {row} of {path}"
         if not isinstance(name, str):
-            raise DataError("DATA_METADATA", f"{where} has no {column}: add it or remove the row")
+            raise DataError("DATA_METADATA", f"{where} has no {column}: add it, or remove the row")
         photo = os.path.normpath(os.path.join(path.parent, name))
         if photo not in photos and not os.path.isfile(photo):
-            fact = f"{photo} cannot be read (No such file or directory), and {where} names it"
-            raise DataError("DATA_IMAGE", f"{fact}: restore it, or remove the row")
+            fact = f"{photo} does not exist, but {where} lists it"
+            raise DataError("DATA_IMAGE", f"{fact}: restore the file, or remove the row")
         earlier = first_row.setdefault(photo, row)
         if earlier != row and table.slice(earlier, 1) != table.slice(row, 1):
             fact = f"rows {earlier} and {row} of {path} describe {name} differently"

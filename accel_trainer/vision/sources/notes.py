@@ -49,5 +49,5 @@ def warnings_about(
         num_classes = len(np.unique(found))
         if 10 * num_classes > 9 * len(found):
             fact = f"{len(found):,} photos have {num_classes:,} classes"
-            notes.append(f"{fact}: check that --label-column has classes, and not numbers or names")
+            notes.append(f"{fact}: check that --label-column holds classes, not numbers or names")
     return tuple(notes)

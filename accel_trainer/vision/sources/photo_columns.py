@@ -46,7 +46,7 @@ class ImageColumn:
             except (pa.ArrowException, ValueError, TypeError) as error:
                 reason = next(iter(str(error).splitlines()), "")
                 fact = f"column {column} of {name} has no images ({reason})"
-                raise DataError("DATA_COLUMNS", f"{fact}: name another") from error
+                raise DataError("DATA_COLUMNS", f"{fact}: choose a different column") from error
         whole = flat[0] if len(flat) == 1 else concatenate_datasets(flat)
         ends = list(accumulate(len(part.dataset) for part in split))
         self.__setstate__((whole, [part.name for part in split], ends, f"{root}{os.sep}"))

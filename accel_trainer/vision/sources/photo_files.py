@@ -115,7 +115,7 @@ def opened(dataset: Any, name: str) -> Opened:
     splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
     for split in splits.values():
         if not isinstance(split, Dataset):
-            fact = f"{name} is of type {type(split).__name__}"
+            fact = f"{name} is a {type(split).__name__}"
             raise DataError(
                 "DATA_TYPE", f"{fact}: give a map-style datasets.Dataset, which can be indexed"
             )

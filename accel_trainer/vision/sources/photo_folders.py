@@ -137,7 +137,7 @@ def describe_shared_classes(found: SplitFolders) -> list[str]:
         for place in {os.path.dirname(path) for path in listing.photos}:
             folders[os.path.basename(place)].add(os.path.relpath(place, listing.folder))
     return [
-        f"class {name} has the photos of several folders: {listed(places)}"
+        f"class {name} combines several folders: {listed(places)}"
         for name, places in folders.items()
         if len(places) > 1
     ]
@@ -160,8 +160,8 @@ def _split_folders(root: Path, val_names: Sequence[str]) -> dict[str, Path]:
             continue
         name = path.name.lower()
         if name in splits and name in (*TRAIN_NAMES, *val_names):
-            fact = f"{root} has the folders {splits[name].name} and {path.name}"
-            raise DataError("DATA_NOT_RECOGNISED", f"{fact} of one split: rename one of them")
+            fact = f"the folders {splits[name].name} and {path.name} in {root}"
+            raise DataError("DATA_NOT_RECOGNISED", f"{fact} are the same split: rename one of them")
         splits[name] = path
     train = next((splits[name] for name in TRAIN_NAMES if name in splits), None)
     val = next((splits[name] for name in val_names if name in splits), None)
@@ -223,7 +223,7 @@ def _refuse_unread_classes(listing: Listing) -> None:
         first = unread[place][0]
         name = os.path.relpath(first.path, place)
         count = f"{len(unread[place])} file{'s' * (len(unread[place]) > 1)}"
-        fact = f"no photo of class {os.path.basename(place)} is read: of {count} in {place}"
+        fact = f"no photo of class {os.path.basename(place)} can be read: of {count} in {place}"
         raise DataError(
             "DATA_CLASS_UNREAD",
             f"{fact}, the first is {name} ({first.reason}); or move the folder elsewhere",
@@ -239,7 +239,7 @@ def _refuse_two_classes(paths: Sequence[str]) -> None:
         target = os.path.join(folders[place], name)
         other = first.setdefault(os.path.realpath(target) if os.path.islink(path) else target, path)
         if class_of(other) != class_of(path):
-            fact = f"{other} and {path} are one photo in two classes"
+            fact = f"{other} and {path} are the same photo in two classes"
             raise DataError("DATA_LABEL", f"{fact}: remove one of them")
 
 

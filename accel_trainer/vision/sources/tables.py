@@ -76,14 +76,14 @@ def read_tables(root: Path, name: str, cache_dir: str | None) -> Tables:
     _refuse_special([root, *root.rglob("*")])
     if glob.has_magic(str(root)):
         raise DataError(
-            "DATA_NAME", f"the path {root} has one of *, ? and [, which datasets expands: rename it"
+            "DATA_NAME", f"the path {root} contains *, ? or [, which datasets expands: rename it"
         )
     for card in (root / "README.md", root / ".huggingface.yaml"):
         if card.exists():
             _check_card(card)
     builder = _checked(lambda: load_dataset_builder(str(root), cache_dir=cache_dir), root)
     if builder.name not in READERS.values():
-        fact = f"{root} has parquet files or tars, and more files of type {builder.name}"
+        fact = f"{root} mixes parquet files or tars with files of type {builder.name}"
         raise DataError("DATA_NOT_RECOGNISED", f"{fact}: move one kind to another folder")
     files = {
         str(split): [Path(path) for path in paths]
@@ -135,7 +135,7 @@ def unread_data(root: Path, read: Collection[str]) -> list[LeftOut]:
     """Return the tables and photos below a folder that are not in `read`."""
     suffixes = (*READERS, ".arrow")
     return [
-        LeftOut(path, "not one of the tables that are read", is_loss=True)
+        LeftOut(path, "not a table of any split", is_loss=True)
         for path in sorted(map(str, root.rglob("*")))
         if path not in read
         and (path.endswith(suffixes) or reason_to_skip(path) is None)
@@ -149,7 +149,7 @@ def _open_saved(root: Path) -> Any:
 
     if "::" in str(root):
         raise DataError(
-            "DATA_NAME", f"the path {root} has ::, where datasets would split it: rename it"
+            "DATA_NAME", f"the path {root} contains ::, where datasets would split it: rename it"
         )
     for splits in root.glob("dataset_dict.json"):
         _refuse_others(splits, _names_in(splits, "splits"))
@@ -184,7 +184,7 @@ def _refuse_others(description: Path, names: list[Any]) -> None:
     for name in map(str, names):
         place = description.with_name(name) if name == os.path.basename(name) and name else None
         if place is None or (place.exists() and not (place.is_file() or place.is_dir())):
-            fact = f"{description} names {name!r}, which is not a file beside it"
+            fact = f"{description} refers to {name!r}, which is not a file beside it"
             raise DataError("DATA_OUTSIDE", f"{fact}: write the data again with save_to_disk")
 
 
@@ -205,12 +205,12 @@ def _check_card(card: Path) -> None:
         # Errors of any type: it may be a pipe, or YAML that is damaged or nested too deeply.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise DataError(
-            "DATA_CARD", f"{card} cannot be read ({reason}): repair or remove it"
+            "DATA_CARD", f"{card} cannot be read ({reason}): repair it, or remove it"
         ) from error
     for text in strings:
         if _ELSEWHERE.search(text) or os.path.expandvars(text) != text:
-            fact = f"{card} names data outside its folder ({text})"
-            raise DataError("DATA_OUTSIDE", f"{fact}: remove configs from its header")
+            fact = f"{card} refers to data outside its folder ({text})"
+            raise DataError("DATA_OUTSIDE", f"{fact}: remove `configs` from its header")
 
 
 def _strings_in(value: Any) -> Iterator[str]:
@@ -231,7 +231,7 @@ def _refuse_special(paths: Iterable[Path]) -> None:
     for path in paths:
         if os.path.expandvars(path) != str(path) or "::" in str(path):
             raise DataError(
-                "DATA_NAME", f"the path {path} has $ or ::, which datasets would change: rename it"
+                "DATA_NAME", f"the path {path} contains $ or ::, which datasets replaces: rename it"
             )
 
 

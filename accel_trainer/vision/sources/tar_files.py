@@ -21,7 +21,7 @@ from .listing import LITTER, LeftOut, Listing, is_litter, reason_to_skip
 from .photo_folders import SplitFolders, class_of, everything_left_out, find_classes
 
 _BLOCK = 512
-_DOTS = "the name of a sample ends at its first dot, so write other dots as _"
+_DOTS = "the name of a sample ends at its first dot, so replace dots in names by _"
 _SIDECAR_EXAMPLE = "0001.jpg with 0001.cls"
 
 
@@ -55,7 +55,7 @@ def index_tar(path: Path) -> TarIndex:
                 if any(map(is_litter, parts)) or parts[-1].startswith("._"):
                     left_out.append(LeftOut(place, LITTER))
                 elif "." not in parts[-1] and not info.isdir():
-                    left_out.append(LeftOut(place, "a name without a suffix"))
+                    left_out.append(LeftOut(place, "its name has no suffix"))
                 elif info.isfile() and not info.issparse():
                     members.append(Member(info.name, info.offset_data, info.size))
                 elif not info.isdir():
@@ -68,7 +68,7 @@ def index_tar(path: Path) -> TarIndex:
 
 
 def _damaged(path: Path, what: str) -> DataError:
-    return DataError("DATA_DAMAGED", f"{path} is damaged ({what}): copy or write it again")
+    return DataError("DATA_DAMAGED", f"{path} is damaged ({what}): copy or create it again")
 
 
 def _check_end(path: Path, start: int, name: str) -> None:
@@ -77,10 +77,10 @@ def _check_end(path: Path, start: int, name: str) -> None:
         file.seek(start)
         rest = file.read(_BLOCK)
         if len(rest) < _BLOCK:
-            raise _damaged(path, f"it was cut after {name}: the mark of its end is missing")
+            raise _damaged(path, f"it is truncated after {name}: its end marker is missing")
         while rest:
             if rest.strip(b"\0"):
-                raise _damaged(path, f"there is more after its end, which is after {name}")
+                raise _damaged(path, f"there is data after its end marker, which follows {name}")
             rest = file.read(1 << 20)
 
 
@@ -104,7 +104,8 @@ def check_samples(tar: TarIndex) -> None:
     for name in (member.name for member in tar.members):
         key = _key(name)
         if key != current and key in seen:
-            fact = f"members of one sample of {tar.path} are apart ({seen[key]} and {name})"
+            pair = f"{seen[key]} and {name}"
+            fact = f"members of one sample of {tar.path} are not adjacent ({pair})"
             raise DataError("DATA_TAR", f"{fact}: write it again with tar --sort=name")
         field = name[len(key) + 1 :]
         if field in fields.setdefault(key, []):
@@ -123,15 +124,15 @@ def check_samples(tar: TarIndex) -> None:
         if set(found) != set(expected):
             raise _uneven(tar, f"{first}.{expected[0]}", expected, f"{key}.{found[0]}", found)
     if all(reason_to_skip(f"x.{field}") is None for field in expected):
-        fact = f"{tar.path} has no labels: there is only {first}.{expected[0]} of the first sample"
-        fix = f"add them as in webdataset ({_SIDECAR_EXAMPLE}), or put the photos in class folders"
+        fact = f"{tar.path} has no labels: the first sample only has {first}.{expected[0]}"
+        fix = f"add label files as in webdataset ({_SIDECAR_EXAMPLE}), or use class folders"
         raise DataError("DATA_TAR", f"{fact}: {fix}")
 
 
 def _uneven(
     tar: TarIndex, first: str, expected: Sequence[str], name: str, found: Sequence[str]
 ) -> DataError:
-    fact = f"{tar.path} has {listed(expected)} of one sample ({first}), {listed(found)} of {name}"
+    fact = f"{tar.path} has {listed(expected)} for {first}, but {listed(found)} for {name}"
     fix = "give each sample the same kinds of files"
     if any("." in field for field in (*expected, *found)):
         fix = _DOTS

@@ -166,7 +166,7 @@ def test_an_empty_path_is_refused_and_a_tilde_is_the_home_folder(
         parse_config(RecipeConfig, ["--output-dir=~/run"], description="").run.output_dir
         == tmp_path / "run"
     )
-    with pytest.raises(ConfigError, match="the home folder in ~nobody-of-that-name/run is unknown"):
+    with pytest.raises(ConfigError, match="~nobody-of-that-name/run needs a home folder"):
         parse_config(RecipeConfig, ["--output-dir=~nobody-of-that-name/run"], description="")
 
 

@@ -438,7 +438,8 @@ def test_a_name_that_is_no_integer_buffer_cannot_be_summed(name: str) -> None:
     model.summed_buffers = (name,)
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
     with pytest.raises(
-        ConfigError, match=f"summed_buffers has {name}, no integer buffer: name some of .*usage"
+        ConfigError,
+        match=f"summed_buffers contains {name}, which is not an integer buffer: list .*usage",
     ):
         strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -595,5 +596,7 @@ def test_the_changes_of_a_flag_do_not_add_up() -> None:
         strategy.finish([StepSums(torch.zeros(()), {}, None)] * 2)
     assert "summed_buffers" not in str(caught.value)
     model.summed_buffers = ("is_full",)
-    with pytest.raises(ConfigError, match="is_full, no integer buffer: name some of .'pointer'."):
+    with pytest.raises(
+        ConfigError, match="is_full, which is not an integer buffer: list some of .'pointer'."
+    ):
         strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

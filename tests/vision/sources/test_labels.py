@@ -186,7 +186,7 @@ def test_labels_inside_another_column_are_not_passed_over() -> None:
     rows = [{"label": 1, "box": [0]}] * 4
     for feature, values in ((inside, rows), (List(inside), [rows] * 4)):
         data = table([640, 480] * 2, Value("int64"), column="width", objects=(values, feature))
-        with pytest.raises(DataError, match="inside column objects"):
+        with pytest.raises(DataError, match="nested in column objects"):
             load_photos(data, val_fraction=0.5)
 
 

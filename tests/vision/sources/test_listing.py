@@ -197,7 +197,7 @@ def test_one_photo_in_two_classes_is_refused_and_twice_in_one_is_not(
         (root / "train" / "ant" / name).symlink_to(root / target)
     assert len(load_photos(root, cache_dir=tmp_path / "cache").train) == 8
     (root / "val" / "bee" / "9.jpg").symlink_to(root / target)
-    with pytest.raises(DataError, match="are one photo in two classes"):
+    with pytest.raises(DataError, match="are the same photo in two classes"):
         load_photos(root, cache_dir=tmp_path / "cache")
 
 
@@ -210,7 +210,7 @@ def test_a_link_to_the_folder_of_another_class_is_refused(
         for name in ("ant", "bee"):
             write_photos(root / split / name, ["0.jpg"])
     (root / "train" / "wasp").symlink_to("bee")
-    with pytest.raises(DataError, match="are one photo in two classes") as error:
+    with pytest.raises(DataError, match="are the same photo in two classes") as error:
         load(str(root), cache_dir=tmp_path / "cache")
     assert "train/wasp/0.jpg" in str(error.value)
     (root / "train" / "wasp").unlink()

@@ -105,7 +105,7 @@ BROKEN = {
         "file_name,label\n0.jpg,a\n1.jpg,b\n./0.jpg,b\n",
         "rows 0 and 2 of",
     ),
-    "no such file": ("file_name,label\n0.jpg,a\n9.jpg,b\n", "9.jpg cannot be read"),
+    "no such file": ("file_name,label\n0.jpg,a\n9.jpg,b\n", "9.jpg does not exist"),
     "no file name": ("file_name,label\n0.jpg,a\n,b\n", "row 1 of"),
     "another column": ("name,label\n0.jpg,a\n1.jpg,b\n", "`file_name`"),
     "semicolons": ("file_name;label\n0.jpg;a\n1.jpg;b\n", "`file_name`"),
