@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..core.digest import flatten
+from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError
 from ..core.parameters import parameters_of
 from ..core.registry import Stateful
@@ -166,14 +166,16 @@ class OptimizerState(Stateful):
         if has_rates and theirs[keys[0]].get("learning_rate_scale") != 1:
             raise _misfit(f"has learning rates relative to its first group, {_KEEP_ORDER}")
         groups = []
+        shared: dict[int, Any] = {}  # the tensors that groups have in common, as they do by default
         for key, group in zip(keys, numbered, strict=True):
-            # Among them are the numbers of the parameters.
-            changed = {
-                name: value
-                for name, value in group.items()
-                if name != "lr" and value != before[key].get(name)
-            }
-            groups.append(load_all(theirs[key]) | changed)
+            loaded = load_all(theirs[key])
+            for name, value in group.items():
+                # Among what differs are the numbers of the parameters.
+                if name != "lr" and digest_of(value) != digest_of(before[key].get(name)):
+                    loaded[name] = value
+                elif isinstance(value, Tensor):
+                    loaded[name] = shared.setdefault(id(value), loaded[name])
+            groups.append(loaded)
         return groups
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -167,7 +167,8 @@ class Start:
             for name, parameter in self.named.items():
                 parameter.copy_(before.named[name])
         encoded = encode(copy.deepcopy(before.state.state_dict()), name="optimizer")
-        self.state.load_state_dict(self.state.validated(decode(encoded.skeleton, encoded.tensors)))
+        read = {name: tensor.clone() for name, tensor in encoded.tensors.items()}
+        self.state.load_state_dict(self.state.validated(decode(encoded.skeleton, read)))
         return self
 
     def bits(self) -> tuple[dict[str, Any], str]:
@@ -255,6 +256,31 @@ def test_a_setting_that_was_changed_on_purpose_stays_with_its_group() -> None:
     ]
     assert settings[1] == (0.5, 2), "that of filters.1"
     assert settings[2] == (before.optimizer.param_groups[0]["weight_decay"], 2)
+
+
+class Fading(Optimizer):
+    """Its steps get shorter, by a factor for each column that it keeps as a setting."""
+
+    def __init__(self, groups: Groups, fade: torch.Tensor) -> None:
+        super().__init__(groups, {"lr": 0.01, "weight_decay": 0.0, "fade": fade})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["fade"].mul_(0.9)
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad * group["fade"].mean(), alpha=group["lr"])
+
+
+@pytest.mark.parametrize("fade", [torch.tensor(1.0), torch.linspace(1, 2, 3)])
+def test_a_tensor_that_groups_share_as_a_setting_stays_one(fade: torch.Tensor) -> None:
+    names = [name for name, _ in Net().named_parameters()]
+    for parts in ([names], [names[:3], names[3:]], [names[:2], names[2:6], names[6:]]):
+        runs = [Start(lambda groups: Fading(groups, fade.clone()), parts) for _ in range(3)]
+        whole, cut, resumed = runs
+        resumed.resumed(cut.train(range(3))).train(range(3, NUM_STEPS))
+        assert resumed.bits() == whole.train(range(NUM_STEPS)).bits()
+        assert len({id(group["fade"]) for group in resumed.optimizer.param_groups}) == 1
 
 
 def with_rates(order: Sequence[int], rates: Sequence[float]) -> Start:
