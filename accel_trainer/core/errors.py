@@ -7,7 +7,7 @@ from "try again".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -22,11 +22,20 @@ _MAX_LISTED_NAMES = 5
 
 
 def listed(names: Iterable[str], *, separator: str = ", ") -> str:
-    """Return the first of `names` as a text, and how many more there are."""
-    found = sorted(names)
-    text = separator.join(found[:_MAX_LISTED_NAMES])
-    num_more = len(found) - _MAX_LISTED_NAMES
+    """Return the first of `names`, sorted, as a text, and how many more there are."""
+    return shortened(sorted(names), separator=separator)
+
+
+def shortened(names: Sequence[str], *, most: int = _MAX_LISTED_NAMES, separator: str = ", ") -> str:
+    """Return the first of `names`, in their order, as a text, and how many more there are."""
+    text = separator.join(names[:most])
+    num_more = len(names) - most
     return f"{text} and {num_more} more" if num_more > 0 else text
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 class ExitCode(IntEnum):

@@ -18,7 +18,8 @@ from .models.zoo import MODEL_NAMES, ModelConfig, build_model
 from .png import to_png
 from .rules import BY_RULE, PhotoRecipeConfig, settings_for
 from .sources.find import DATASET_NAMES
-from .sources.photos import PhotoConfig, Photos, PhotoSplit, load_photos
+from .sources.photos import PhotoConfig, Photos, load_photos
+from .sources.raw import PhotoSplit
 from .tasks import ImageClassificationConfig, ImageClassificationTask, SegmentationTask
 
 __all__ = [

@@ -32,7 +32,8 @@ from ..training.config import TrainerConfig
 from .data.photo_decode import read_header
 from .models.timm_nets import expected_size
 from .models.zoo import ModelConfig
-from .sources.photos import PhotoConfig, Photos, PhotoSplit
+from .sources.photos import PhotoConfig, Photos
+from .sources.raw import PhotoSplit
 
 BY_RULE: Any = None
 """The default of a setting that `choose_settings` fills in if neither a flag nor a file gives

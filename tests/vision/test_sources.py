@@ -312,13 +312,13 @@ def test_a_damaged_parquet_folder_is_explained(
 def test_a_damaged_image_folder_is_explained(root: Path) -> None:
     write_image_folder(root)
     (root / "train" / "bee" / "1.png").write_bytes(GOOD[:60])
-    with pytest.raises(DataError, match=r"DATA_IMAGE\]: .*train/bee/1.png cannot be decoded"):
+    with pytest.raises(DataError, match=r"DATA_IMAGE\]: .*train/bee/1.png .*cannot be decoded"):
         load(root)
     (root / "train" / "bee" / "1.png").unlink()
     (root / "test" / "cow").mkdir()
     (root / "test" / "cow" / "0.png").write_bytes(GOOD)
     with pytest.raises(
-        DataError, match=r"DATA_LABEL\]: .*test/cow/0.png is of class cow, which no training"
+        DataError, match=r"DATA_LABEL\]: .*test/cow/0.png .*is of class cow, which no training"
     ):
         load(root)
 

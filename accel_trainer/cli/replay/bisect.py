@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core import console
+from ...core.errors import shortened
 from ..common.output import show, tell
 from ..common.own_files import refuse_other_file, write_own_file
 from ..common.parser import CommandParser
@@ -147,19 +148,16 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
 
 
 def _tell_later(found: FirstStep) -> str:
-    shown = [*found.later.items()][:_MAX_SHOWN]
-    more = len(found.later) - len(shown)
-    steps = ", ".join(f"{step} ({tell_numbers(values)})" for step, values in shown)
-    return steps + f" and {more} more" * (more > 0)
+    steps = [f"{step} ({tell_numbers(values)})" for step, values in found.later.items()]
+    return shortened(steps, most=_MAX_SHOWN)
 
 
 def _tell_samples(samples: Sequence[Sample]) -> str:
     shown = [
         str(each["id"]) if each["loss"] is None else f"{each['id']} ({float(each['loss']):.4g})"
-        for each in samples[:_MAX_SHOWN]
+        for each in samples
     ]
-    more = f" and {len(samples) - _MAX_SHOWN} more" if len(samples) > _MAX_SHOWN else ""
-    return f"its {len(samples)} samples, by loss: {', '.join(shown)}{more}"
+    return f"its {len(samples)} samples, by loss: {shortened(shown, most=_MAX_SHOWN)}"
 
 
 def _as_json(

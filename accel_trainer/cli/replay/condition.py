@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, shortened
 
 Row = Mapping[str, Any]
 Holds = Callable[[Row], bool | None]
@@ -115,9 +115,7 @@ class _Parser:
         place = f"character {found.start + 1} ({found.text})" if found.text else "its end"
         fix = "compare columns with numbers, as in train/loss > 1 and optim/grad_norm > 10"
         if self.columns is not None:
-            shown = sorted(self.columns)
-            more = f" and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
-            fix = f"the columns are {', '.join(shown[:_MAX_SHOWN])}{more}"
+            fix = f"the columns are {shortened(sorted(self.columns), most=_MAX_SHOWN)}"
         raise ConfigError("WHERE", f"--where {self.text!r}, {place}: {fact}: {fix}")
 
     def either(self) -> Holds:

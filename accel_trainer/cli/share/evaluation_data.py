@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...core.errors import ConfigError, DataError
+from ...core.errors import ConfigError, DataError, shortened
 from ...vision import ImageEvalLoader, PhotoEvalLoader, PhotoSplit, load_images, load_photos
 from ...vision.data.bad_images import WHATEVER_WAS_KEPT
 from ...vision.pretrained import ExportConfig
-from ...vision.sources.class_names import check_class_names, numbers_in, shown_names
+from ...vision.sources.class_names import check_class_names, numbers_in
 from ...vision.sources.layouts import VAL_NAMES
 from ...vision.sources.photo_splits import load_splits
 
@@ -155,7 +155,7 @@ def _labels_of_model(
     if unknown:
         raise DataError(
             "DATA_CLASSES",
-            f"{dataset} has classes that the model does not have ({shown_names(unknown)}): "
-            f"it has {shown_names(of_model)}",
+            f"{dataset} has classes that the model does not have ({shortened(unknown)}): "
+            f"it has {shortened(of_model)}",
         )
     return numbers[labels]

@@ -31,7 +31,7 @@ from ...vision.pretrained import (
     read_export_config,
     read_export_content,
 )
-from ...vision.sources.listing import LITTER, LeftOut, describe_left_out, list_photos, skipped
+from ...vision.sources.listing import LITTER, LeftOut, describe_left_out, list_photos
 from ..common.output import tell
 from ..common.parser import CommandParser, at_least
 from ..common.threads import in_order
@@ -123,12 +123,11 @@ def find_images(path: Path) -> tuple[list[Path], list[LeftOut]]:
     if not path.is_dir():
         return [path], []
     listing = list_photos(path)
-    left_out = [*listing.left_out, *map(skipped, listing.archives)]
     if not listing.photos:
-        found = [each for each in left_out if each.reason != LITTER]
+        found = [each for each in listing.left_out if each.reason != LITTER]
         what = f", only {found[0].path} ({found[0].reason})" if found else ""
         raise DataError("IMAGE", f"{path} has no images{what}: give another folder")
-    return [Path(photo) for photo in listing.photos], left_out
+    return list(map(Path, listing.photos)), listing.left_out
 
 
 def predict(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, shortened
 from ..replay.replay import Replay, environment_changes, replay_folder
 from ..runs.changes import Change
 from ..runs.run_reader import RunReader, read_run
@@ -164,11 +164,10 @@ def _from_files(
 def _tell_row(found: RowDifference) -> str:
     if found.event == "checkpoint":
         return f"other tensors in the checkpoints of step {found.step}"
-    names = ", ".join(found.names[:_MAX_NAMES])
-    more = f" and {len(found.names) - _MAX_NAMES} more" * (len(found.names) > _MAX_NAMES)
+    names = shortened(found.names, most=_MAX_NAMES)
     first, second = found.values
     values = "" if isinstance(first, str) else f" ({first} and {second})"
-    return f"other {names}{more}{values} in the {found.event} row of step {found.step}"
+    return f"other {names}{values} in the {found.event} row of step {found.step}"
 
 
 def _tell_equal(first: RunReader, second: RunReader, limit: int, checkpoint: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...core.errors import shortened
 from ...core.run_dir import prepare_directory
 from ..replay.replay import STEP_DIGESTS
 from .element import Element, first_element
@@ -111,8 +112,7 @@ class Traced:
         if data.has_other_ids:
             say("  the batch has other samples, or in another order")
         elif data.samples:
-            more = len(data.samples) - _MAX_SAMPLES
-            names = ", ".join(data.samples[:_MAX_SAMPLES]) + f" and {more} more" * (more > 0)
+            names = shortened(data.samples, most=_MAX_SAMPLES)
             say(f"  the batch has the same samples, with other contents of {names}")
             if data.was_read_apart is not None:
                 read = "other ones, too" if data.was_read_apart else "equal ones"

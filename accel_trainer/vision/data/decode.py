@@ -5,34 +5,20 @@ Shapes: N samples, C channels, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import DataError
-from ..sources.raw import RawImages, RawSplit
-from .photo_decode import decode_photo, read_header, read_photo
+from ..sources.raw import PhotoSplit, RawImages, RawSplit
+from .photo_decode import decode_photo, read_header
 
 _MAX_PIXELS = 2**24  # of small images, which are all decoded at the start
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodedSplit:
-    """Labels [N], and images as encoded bytes or paths.
-
-    `name_of` describes a sample, for messages.
-    """
-
-    labels: NDArray[np.int64]
-    encoded_at: Callable[[int], bytes | Path]
-    name_of: Callable[[int], str]
-
-
 def decode_on_demand(
-    train: EncodedSplit, test: EncodedSplit, *, class_names: tuple[str, ...] | None
+    train: PhotoSplit, test: PhotoSplit, *, class_names: tuple[str, ...]
 ) -> RawImages:
     """Return both splits, whose images are decoded when they are read.
 
@@ -40,7 +26,7 @@ def decode_on_demand(
     """
     decoder = _decoder_for(train) if len(train.labels) else None
 
-    def raw(split: EncodedSplit) -> RawSplit:
+    def raw(split: PhotoSplit) -> RawSplit:
         def image_at(index: int) -> NDArray[np.uint8]:
             assert decoder is not None
             return decoder(split.encoded_at(index), name=split.name_of(index))
@@ -50,7 +36,7 @@ def decode_on_demand(
     return RawImages(train=raw(train), test=raw(test), class_names=class_names)
 
 
-def _decoder_for(split: EncodedSplit) -> Decoder:
+def _decoder_for(split: PhotoSplit) -> Decoder:
     first_error: DataError | None = None
     for index in range(len(split.labels)):
         try:
@@ -70,18 +56,17 @@ class Decoder:
     num_channels: int
 
     @classmethod
-    def for_first_image(cls, encoded: bytes | Path, *, name: str) -> Decoder:
-        """Return the decoder for a dataset whose first image is `encoded`."""
-        header = read_header(_bytes_of(encoded, name), name)
+    def for_first_image(cls, data: bytes, *, name: str) -> Decoder:
+        """Return the decoder for a dataset whose first image is `data`."""
+        header = read_header(data, name)
         if header.width * header.height > _MAX_PIXELS:
             size = f"{header.width}x{header.height} pixels"
             fact = f"{name} is {size}, more than {_MAX_PIXELS:,} in all"
             raise DataError("DATA_IMAGE_LARGE", f"{fact}: make the images smaller")
         return cls(header.height, header.width, num_channels=1 if header.is_grey else 3)
 
-    def __call__(self, encoded: bytes | Path, *, name: str) -> NDArray[np.uint8]:
+    def __call__(self, data: bytes, *, name: str) -> NDArray[np.uint8]:
         """Return the pixels, uint8 [H, W, C]. `name` is used in errors."""
-        data = _bytes_of(encoded, name)
         header = read_header(data, name)
         # Checked before decoding: a few bytes can claim to be gigabytes of pixels.
         if (header.height, header.width) != (self.height, self.width):
@@ -94,7 +79,3 @@ class Decoder:
             fact = f"{name} is a colour image, but the first is greyscale"
             raise DataError("DATA_IMAGE_MODE", f"{fact}: give all the same mode")
         return decode_photo(data, name, header=header)[..., : self.num_channels]
-
-
-def _bytes_of(encoded: bytes | Path, name: str) -> bytes:
-    return read_photo(encoded, name) if isinstance(encoded, Path) else encoded

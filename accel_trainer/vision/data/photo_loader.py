@@ -29,7 +29,8 @@ from ...run.session import Run
 from ..augment.batch import draw_mix, draw_partners
 from ..augment.photo import PhotoAugment, PhotoAugmentConfig
 from ..sources.listing import first_lines
-from ..sources.photos import Photos, PhotoSplit
+from ..sources.photos import Photos
+from ..sources.raw import PhotoSplit
 from .description import describe
 from .eval_transform import EvalTransform
 from .photo_decode import decode_photo

@@ -1,17 +1,17 @@
-"""Reads small images in Arrow tables, from the Hugging Face hub or from parquet files."""
+"""Reads small images in the tables of `datasets`: from the hub, from parquet, or in folders."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..data.decode import EncodedSplit, decode_on_demand
-from .labels import Part, Split
+from ..data.decode import decode_on_demand
 from .parquet_files import unreadable
 from .photo_columns import read_columns
 from .photo_files import load_from_hub
+from .photo_folders import SplitFolders, find_classes, read_class_folders
 from .photos import refuse_untrained
-from .raw import RawImages
+from .raw import Part, RawImages, Split
 
 
 def read_hub(repository: str) -> RawImages:
@@ -25,6 +25,13 @@ def read_hub(repository: str) -> RawImages:
 def read_parquet(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
     """Read the parquet files of both splits, in the order of the lists."""
     return _raw_images(*([_table(path) for path in files] for files in (train, test)))
+
+
+def read_folders(found: SplitFolders) -> RawImages:
+    """Read the files in folders of classes."""
+    tables = read_class_folders(found, find_classes(found))
+    names = ("train", "validation")
+    return _raw_images(*([Part(tables[name], str(found.root))] for name in names))
 
 
 def _table(path: Path) -> Part:
@@ -43,10 +50,6 @@ def _table(path: Path) -> Part:
 def _raw_images(train: Split, test: Split) -> RawImages:
     """Return the images and labels of the training and the test split."""
     columns = read_columns([train, test], image_column=None, label_column=None, root=None)
-    splits = [
-        EncodedSplit(labels=labels, encoded_at=images.encoded_at, name_of=images.name_of)
-        for labels, images in zip(columns.labels, columns.images, strict=True)
-    ]
-    if len(splits[0].labels):
-        refuse_untrained(splits[0].labels, splits[1].labels, columns.class_names, splits[1].name_of)
-    return decode_on_demand(*splits, class_names=columns.class_names)
+    if len(columns.splits[0]):
+        refuse_untrained(columns.splits, columns.class_names)
+    return decode_on_demand(*columns.splits, class_names=columns.class_names)

@@ -45,9 +45,9 @@ def names_in_two_cases(names: Iterable[str]) -> list[str]:
     for name in names:
         alike[_as_shown(name).casefold()].append(name)
     pairs = [" and ".join(sorted(group)) for group in alike.values() if len(group) > 1]
-    return [f"classes that differ only in capital letters: {listed(pairs, separator='; ')}"][
-        : len(pairs)
-    ]
+    if not pairs:
+        return []
+    return [f"classes that differ only in capital letters: {listed(pairs, separator='; ')}"]
 
 
 def numbers_in(known: Sequence[str], names: Sequence[str]) -> NDArray[np.int64]:
@@ -59,9 +59,3 @@ def numbers_in(known: Sequence[str], names: Sequence[str]) -> NDArray[np.int64]:
 def merged_names(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
     """Return the names of all lists, each once, in the order in which they are first listed."""
     return tuple(dict.fromkeys(name for names in lists for name in names))
-
-
-def shown_names(names: Sequence[str]) -> str:
-    """Return the first names of a list, in its order, as text."""
-    text = ", ".join(map(str, names[:5]))
-    return f"{text} and {len(names) - 5} more" if len(names) > 5 else text

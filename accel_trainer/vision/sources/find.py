@@ -13,10 +13,9 @@ from pathlib import Path
 from ...core.errors import ConfigError, DataError
 from ...core.filesystem import sha256_of
 from ...core.run_dir import expand_home
-from .arrow import read_hub, read_parquet
+from .arrow import read_folders, read_hub, read_parquet
 from .cifar_binary import find_binary, read_binary, refuse_pickles
 from .digits import read_digits
-from .image_folder import read_image_folder
 from .label_columns import find_image_column, find_label_column
 from .listing import describe_left_out, no_data, subfolders
 from .parquet_files import types_of
@@ -97,8 +96,9 @@ def _find_in_folder(root: Path) -> ImageSource:
                 notes=tuple(describe_left_out(unread_data(root, ()))),
             )
         refuse_pickles(folder)
-    if (root / "train").is_dir() and any((root / name).is_dir() for name in _TEST_NAMES):
-        return _class_folders(root)
+    has_folders = (root / "train").is_dir() and any((root / name).is_dir() for name in _TEST_NAMES)
+    if has_folders and (source := _class_folders(root)):
+        return source
     raise DataError(
         "DATA_NOT_RECOGNISED",
         f"no dataset in {root}: expected train*.parquet and test*.parquet, CIFAR's binary files "
@@ -107,18 +107,20 @@ def _find_in_folder(root: Path) -> ImageSource:
     )
 
 
-def _class_folders(root: Path) -> ImageSource:
+def _class_folders(root: Path) -> ImageSource | None:
+    """Return the source of folders of classes; None: they have no test images."""
     found = list_splits(root, val_names=_TEST_NAMES)
     for table in (path for listing in found.splits.values() for path in listing.metadata):
         fact = f"{table} describes the images, whose classes are those of their folders here"
         raise DataError("DATA_METADATA", f"{fact}: use recipes/images.py, or remove the file")
     find_classes(found)
-    train, test = (found.splits[name].photos for name in ("train", "validation"))
+    if "validation" not in found.splits:
+        return None
     left_out = everything_left_out(found)
     return ImageSource(
         name=_name(root),
-        key=_stat_key([*train, *test]),
-        read=partial(read_image_folder, train, test),
+        key=_stat_key(path for listing in found.splits.values() for path in listing.photos),
+        read=partial(read_folders, found),
         notes=tuple(describe_left_out([each for each in left_out if each.is_loss])),
         facts=(*describe_shared_classes(found), *describe_left_out(no_data(left_out))),
     )

@@ -41,18 +41,14 @@ def find_image_column(features: Mapping[str, Any], wanted: str | None, name: str
     """
     from datasets import Image
 
-    if wanted is not None:
-        return _existing(wanted, features, name, flag="--image-column")
     typed = [column for column, feature in features.items() if isinstance(feature, Image)]
     usable = [column for column, feature in features.items() if _holds_bytes(feature)]
-    if found := _named(features, _IMAGE_NAMES, typed, usable):
-        named = _only(found, features, name, kind="image")
-        if named not in (*typed, *usable):
-            fact = f"column {named} of {name} is of type {_type_of(features[named])}"
-            fix = "store the images in it, or choose a different column with --image-column"
-            raise DataError("DATA_COLUMNS", f"{fact}, which cannot hold images: {fix}")
-        return named
-    return _only(typed or usable, features, name, kind="image")
+    found = _find(features, wanted, name, "image", _IMAGE_NAMES, typed=typed, usable=usable)
+    if wanted is None and found not in (*typed, *usable):
+        fact = f"column {found} of {name} is of type {_type_of(features[found])}"
+        fix = "store the images in it, or choose a different column with --image-column"
+        raise DataError("DATA_COLUMNS", f"{fact}, which cannot hold images: {fix}")
+    return found
 
 
 def find_label_column(
@@ -61,16 +57,14 @@ def find_label_column(
     """Return the column with labels: `wanted`, the one that is called so, or the only one.
 
     Labels are a `ClassLabel`, integers, strings or booleans; with `multi_label`, lists of these.
-    `name` describes the table in errors.
+    Only by the column's name it may be of a different type. `name` describes the table in errors.
 
     Raises:
         ConfigError: there is no column `wanted`.
-        DataError: no column or several could be it, or the one that is called so has no labels.
+        DataError: no column or several could be it.
     """
     from datasets import ClassLabel
 
-    if wanted is not None:
-        return _existing(wanted, features, name, flag="--label-column")
     inner = {
         column: feature.feature if multi_label else feature
         for column, feature in features.items()
@@ -78,23 +72,31 @@ def find_label_column(
     }
     typed = [column for column, feature in inner.items() if isinstance(feature, ClassLabel)]
     usable = [column for column, feature in inner.items() if _holds_labels(feature)]
-    if found := _named(features, _LABEL_NAMES, typed, usable):
-        named = _only(found, features, name, kind="label")
-        if named not in (*typed, *usable):
-            why, fix = _explain(features[named], multi_label=multi_label)
-            fact = f"column {named} of {name} is of type {_type_of(features[named])} ({why})"
-            raise DataError("DATA_COLUMNS", f"{fact}: {fix}, or choose another with --label-column")
-        return named
-    for column, feature in features.items():
-        inside = [name for name in _fields_of(feature) if is_label_name(name)]
-        if inside:
-            fact = f"the labels of {name} seem to be nested in column {column} ({inside[0]})"
-            raise DataError(
-                "DATA_COLUMNS",
-                f"{fact}: put them in a separate column, or choose one with --label-column",
-            )
-    visible = [column for column in usable if not column.startswith("__")]
-    return _only(typed or visible, features, name, kind="label")
+    if wanted is None and not any(_plain(column) in _LABEL_NAMES for column in features):
+        _refuse_inner_labels(features, name)
+        usable = [column for column in usable if not column.startswith("__")]
+    return _find(features, wanted, name, "label", _LABEL_NAMES, typed=typed, usable=usable)
+
+
+def refuse_unusable(column: str, feature: Any, name: str, *, multi_label: bool) -> None:
+    """Raise DataError if a column has no labels that can be used; `name` describes its table."""
+    kind = _type_of(feature)
+    inner = feature.feature if is_list(feature) and multi_label else feature
+    fix = "store the labels as integers or strings"
+    if is_list(feature) and not multi_label:
+        why = "each photo has several labels"
+        fix = "read it with load_photos(multi_label=True)"
+    elif multi_label and not is_list(feature):
+        why = "each photo has one label"
+        fix = "leave out multi_label"
+    elif _holds_labels(inner):
+        return
+    elif kind.startswith("float"):
+        why = "pandas writes floats if a label is missing"
+    else:
+        why = "its values cannot be classes"
+    fact = f"column {column} of {name} is of type {kind} ({why})"
+    raise DataError("DATA_COLUMNS", f"{fact}: {fix}, or choose another with --label-column")
 
 
 def is_list(feature: Any) -> bool:
@@ -108,37 +110,35 @@ def _plain(column: str) -> str:
     return column.strip().lower()
 
 
-def _existing(wanted: str, features: Mapping[str, Any], name: str, *, flag: str) -> str:
-    if wanted not in features:
-        columns = ", ".join(features)
-        raise ConfigError(
-            "DATA_COLUMNS", f"{flag} {wanted}: {name} has columns {columns}: choose one of them"
-        )
-    return wanted
-
-
-def _named(
+def _find(
     features: Mapping[str, Any],
-    names: tuple[str, ...],
+    wanted: str | None,
+    name: str,
+    kind: str,
+    names: Sequence[str],
+    *,
     typed: Sequence[str],
     usable: Sequence[str],
-) -> list[str]:
-    """Return the columns that are called like one of `names`, of which the first counts alone.
+) -> str:
+    """Return `wanted`, or else the column that is called like one of `names`, or the only one.
 
-    Of several others that could all be used, the only one in `typed` counts alone.
+    The first of `names` counts alone. Of several others that could all be used, the only one in
+    `typed` counts alone.
     """
-    found = [column for column in features if _plain(column) in names]
-    first = [column for column in found if _plain(column) == names[0]]
-    best = [column for column in found if column in typed]
-    if not first and len(best) == 1 and set(found) <= {*typed, *usable}:
-        return best
-    return first or found
-
-
-def _only(candidates: list[str], features: Mapping[str, Any], name: str, *, kind: str) -> str:
+    columns = ", ".join(features)
+    if wanted is not None:
+        if wanted not in features:
+            fact = f"--{kind}-column {wanted}: {name} has columns {columns}"
+            raise ConfigError("DATA_COLUMNS", f"{fact}: choose one of them")
+        return wanted
+    called = [column for column in features if _plain(column) in names]
+    first = [column for column in called if _plain(column) == names[0]]
+    best = [column for column in called if column in typed]
+    if not first and len(best) == 1 and set(called) <= {*typed, *usable}:
+        return best[0]
+    candidates = first or called or typed or usable
     if len(candidates) == 1:
         return candidates[0]
-    columns = ", ".join(features)
     if candidates:
         fact = f"columns {', '.join(candidates)} of {name} could each hold the {kind}s"
     elif columns:
@@ -146,6 +146,18 @@ def _only(candidates: list[str], features: Mapping[str, Any], name: str, *, kind
     else:
         fact = f"{name} has no columns"
     raise DataError("DATA_COLUMNS", f"{fact}: choose one with --{kind}-column")
+
+
+def _refuse_inner_labels(features: Mapping[str, Any], name: str) -> None:
+    """Raise DataError if a struct, or a list of them, has a field that is called like labels."""
+    for column, feature in features.items():
+        inside = [name for name in _fields_of(feature) if is_label_name(name)]
+        if inside:
+            fact = f"the labels of {name} seem to be nested in column {column} ({inside[0]})"
+            raise DataError(
+                "DATA_COLUMNS",
+                f"{fact}: put them in a separate column, or choose one with --label-column",
+            )
 
 
 def _holds_bytes(feature: Any) -> bool:
@@ -158,14 +170,8 @@ def _holds_bytes(feature: Any) -> bool:
 def _holds_labels(feature: Any) -> bool:
     from datasets import ClassLabel, Value
 
-    kind = feature.dtype if isinstance(feature, Value) else ""
-    is_text = kind in ("string", "large_string", "string_view")
-    return (
-        isinstance(feature, ClassLabel)
-        or is_text
-        or kind == "bool"
-        or kind.startswith(("int", "uint"))
-    )
+    kind = feature.dtype if isinstance(feature, ClassLabel | Value) else ""
+    return kind in ("string", "large_string", "bool") or kind.startswith(("int", "uint"))
 
 
 def _fields_of(feature: Any) -> Iterator[str]:
@@ -182,18 +188,3 @@ def _type_of(feature: Any) -> str:
     if isinstance(feature, dict):
         return f"struct ({', '.join(feature)})"
     return str(getattr(feature, "dtype", type(feature).__name__))
-
-
-def _explain(feature: Any, *, multi_label: bool) -> tuple[str, str]:
-    """Return why a column has no labels that can be used, and what to do about it."""
-    kind = _type_of(feature)
-    if is_list(feature) and not multi_label:
-        return "each photo has several labels", "read it with load_photos(multi_label=True)"
-    if multi_label and not is_list(feature):
-        return "each photo has one label", "leave out multi_label"
-    if kind.startswith("float"):
-        why = "pandas writes floats if a label is missing"
-        return why, "store the labels as integers or strings"
-    if kind == "null":
-        return "it is empty", "fill in the labels"
-    return "its values cannot be classes", "store the labels as integers or strings"

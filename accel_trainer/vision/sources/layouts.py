@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ...core.errors import DataError
+
+T = TypeVar("T")
 
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("validation", "val", "valid", "dev", "test", "testing", "eval", "evaluation")
@@ -28,6 +31,11 @@ _IMAGES = frozenset(_IMAGE_FOLDERS.split())
 _MASKS = frozenset(_MASK_FOLDERS.split())
 _FILLERS = _IMAGES | {"data", "dataset", "folder", "set", "split"}
 _TABLES = (".csv", ".tsv", ".jsonl", ".json", ".xlsx", ".xls", ".txt")
+
+
+def first_of(names: Sequence[str], found: Mapping[str, T]) -> T | None:
+    """Return what is found under the first of `names` that is there; None: under none of them."""
+    return next((found[name] for name in names if name in found), None)
 
 
 def refuse_other_layouts(root: Path, names: Sequence[str]) -> None:

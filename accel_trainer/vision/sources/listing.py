@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...core.errors import DataError
 from ..data.photo_decode import photo_suffixes
@@ -61,13 +61,12 @@ class LeftOut(NamedTuple):
 class Listing:
     """The files below a folder, in order: each is in one of these lists.
 
-    `metadata` and `archives` are the zips and the files that describe photos, if it has any.
+    `metadata` are those that describe photos, if it has any.
     """
 
     folder: Path
     photos: list[str] = field(default_factory=list)
     metadata: list[Path] = field(default_factory=list)
-    archives: list[str] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
 
@@ -87,11 +86,19 @@ def list_photos(folder: Path) -> Listing:
             listing.metadata.append(Path(entry.path))
         elif reason_to_skip(entry.path) is None:
             listing.photos.append(entry.path)
-        elif entry.path.lower().endswith(".zip"):
-            listing.archives.append(entry.path)
         else:
             listing.left_out.append(skipped(entry.path))
     return listing
+
+
+def images_at(paths: Sequence[str]) -> Any:
+    """Return an Arrow array of images as `datasets` has them: paths, without the bytes."""
+    import pyarrow as pa
+
+    no_bytes = pa.nulls(len(paths), pa.binary())
+    return pa.StructArray.from_arrays(
+        [no_bytes, pa.array(paths, pa.string())], names=["bytes", "path"]
+    )
 
 
 def has_metadata(folder: Path) -> bool:

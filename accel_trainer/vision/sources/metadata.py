@@ -8,14 +8,13 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import DataError
+from ...core.errors import DataError, reason_of
 from ...core.filesystem import read_file
 from .label_columns import is_label_name
-from .listing import LeftOut, Listing
+from .listing import LeftOut, Listing, images_at
 
 _MAX_BYTES = 2**32
 _FILE_NAME = "file_name"
@@ -62,8 +61,8 @@ def _read_table(path: Path, photos: set[str]) -> tuple[Any, set[str]]:
         table = _READERS[path.suffix](path)
         types = Features.from_arrow_schema(table.schema)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise DataError("DATA_METADATA", f"{path} cannot be read ({reason}): repair it") from error
+        fact = f"{path} cannot be read ({reason_of(error)})"
+        raise DataError("DATA_METADATA", f"{fact}: repair it") from error
     columns = {
         name: name.removesuffix(_FILE_NAME).removesuffix("_") or "image"
         for name in table.column_names
@@ -79,7 +78,7 @@ def _read_table(path: Path, photos: set[str]) -> tuple[Any, set[str]]:
         if name in columns:
             paths = _paths(table, name, path, photos)
             named.update(paths)
-            table = table.set_column(place, columns[name], _as_images(paths))
+            table = table.set_column(place, columns[name], images_at(paths))
     info = DatasetInfo(features=Features(features))
     return Dataset(InMemoryTable(table), info=info, fingerprint=path.name), named
 
@@ -155,12 +154,3 @@ def _paths(table: Any, column: str, path: Path, photos: set[str]) -> list[str]:
             raise DataError("DATA_LABEL", f"{fact}: keep one of them")
         paths.append(photo)
     return paths
-
-
-def _as_images(paths: Sequence[str]) -> Any:
-    import pyarrow as pa
-
-    no_bytes = pa.nulls(len(paths), pa.binary())
-    return pa.StructArray.from_arrays(
-        [no_bytes, pa.array(paths, pa.string())], names=["bytes", "path"]
-    )

@@ -1,21 +1,15 @@
-"""Describes what a run uses of a source of photos, and what it leaves out.
-
-Shapes: N samples, K classes.
-"""
+"""Describes what a run uses of a source of photos, and what it leaves out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .class_names import names_in_two_cases
-from .labels import Split
 from .listing import describe_left_out, no_data
 from .photo_columns import Columns
-from .photo_files import Opened
+from .raw import Opened, Split
 
 
 def facts_about(data: Opened, columns: Columns, *, used: Sequence[Split]) -> tuple[str, ...]:
@@ -36,18 +30,14 @@ def facts_about(data: Opened, columns: Columns, *, used: Sequence[Split]) -> tup
     )
 
 
-def warnings_about(
-    data: Opened, labels: Sequence[NDArray[Any]], class_names: Sequence[str]
-) -> tuple[str, ...]:
-    """Return a line for each reason to leave out data, and one for labels that may be numbers.
-
-    `labels` are those of each split, int64 [N] or float32 [N, K].
-    """
+def warnings_about(data: Opened, columns: Columns) -> list[str]:
+    """Return a line for each reason to leave out data, and one for labels that may be numbers."""
     notes = describe_left_out([each for each in data.left_out if each.is_loss])
+    labels = [split.labels for split in columns.splits]
     if labels[0].ndim == 1:
         found = np.concatenate(labels)
         num_classes = len(np.unique(found))
         if 10 * num_classes > 9 * len(found):
             fact = f"{len(found):,} photos have {num_classes:,} classes"
             notes.append(f"{fact}: check that --label-column holds classes, not numbers or names")
-    return tuple(notes)
+    return notes

@@ -11,8 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import DataError
-from .labels import Part
+from ...core.errors import DataError, reason_of
+from .raw import Part
 
 
 def have_same_types(files: Sequence[Path], of_card: Mapping[str, Any] | None) -> bool:
@@ -48,8 +48,8 @@ def types_of(path: Path) -> Any:
 
 def unreadable(path: Path, error: Exception) -> DataError:
     """Return the error of a parquet file that cannot be read."""
-    reason = next(iter(str(error).splitlines()), type(error).__name__)
-    return DataError("DATA_PARQUET", f"{path} cannot be read ({reason}): download it again")
+    fact = f"{path} cannot be read ({reason_of(error)})"
+    return DataError("DATA_PARQUET", f"{fact}: download it again")
 
 
 def read_parts(files: Sequence[Path], load: Callable[[Sequence[Path]], Any]) -> list[Part]:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.errors import DataError
+from ...core.errors import DataError, reason_of
 from ..data.photo_decode import read_photo
 from .label_columns import find_image_column, find_label_column
-from .labels import Split, read_label_lists, read_labels
+from .labels import read_labels
+from .raw import PhotoSplit, Split
 
 CHECKSUM = "image_sha256"
 """The column that `accel-trainer pack` adds: the hash of each photo's bytes, which is compared
@@ -44,8 +45,7 @@ class ImageColumn:
                 selected = dataset.select_columns(columns)
                 flat.append(selected.cast_column(column, Image(decode=False)).flatten())
             except (pa.ArrowException, ValueError, TypeError) as error:
-                reason = next(iter(str(error).splitlines()), "")
-                fact = f"column {column} of {name} has no images ({reason})"
+                fact = f"column {column} of {name} has no images ({reason_of(error)})"
                 raise DataError("DATA_COLUMNS", f"{fact}: choose a different column") from error
         whole = flat[0] if len(flat) == 1 else concatenate_datasets(flat)
         ends = list(accumulate(len(part.dataset) for part in split))
@@ -122,10 +122,13 @@ class ImageColumn:
 
 
 class Columns(NamedTuple):
-    """The images and labels of each split, the names of the K classes, and of both columns."""
+    """The photos of each split, the names of the K classes, and of both columns.
 
+    `images` are the columns that the photos are read from.
+    """
+
+    splits: list[PhotoSplit]
     images: list[ImageColumn]
-    labels: Sequence[NDArray[Any]]
     class_names: tuple[str, ...]
     names: tuple[str, str]
 
@@ -148,7 +151,10 @@ def read_columns(
     name = splits[0][0].name
     image_column = find_image_column(features, image_column, name)
     label_column = find_label_column(features, label_column, name, multi_label=multi_label)
-    read = read_label_lists if multi_label else read_labels
-    class_names, labels = read(splits, label_column)
+    class_names, labels = read_labels(splits, label_column, multi_label=multi_label)
     images = [ImageColumn(split, image_column, root=root) for split in splits]
-    return Columns(images, labels, class_names, (image_column, label_column))
+    photos = [
+        PhotoSplit(labels=each, encoded_at=column.encoded_at, name_of=column.name_of)
+        for each, column in zip(labels, images, strict=True)
+    ]
+    return Columns(photos, images, class_names, (image_column, label_column))

@@ -6,16 +6,14 @@ On disk they are in folders, parquet files, tars, or what `save_to_disk` wrote.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError, DataError
+from ...core.errors import ConfigError, DataError, reason_of
 from ...core.run_dir import expand_home
-from .labels import Part, Split
-from .listing import METADATA, LeftOut
+from .listing import METADATA
 from .metadata import read_metadata
 from .photo_folders import (
     SplitFolders,
@@ -25,24 +23,11 @@ from .photo_folders import (
     list_splits,
     read_class_folders,
 )
+from .raw import Opened, Part
 from .tables import READERS, has_tables, is_saved, read_saved, read_table, read_tables
 
 _PROBE_TIMEOUT_S = 5
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """The splits of a source by name, and what is left out of it.
-
-    `facts` are lines that a run prints. `has_columns` is false if the labels are the names of
-    folders.
-    """
-
-    splits: Mapping[str, Split]
-    left_out: Sequence[LeftOut] = ()
-    facts: Sequence[str] = ()
-    has_columns: bool = True
 
 
 def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Opened:
@@ -61,8 +46,7 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Opened:
     if path.is_dir():
         return _open_folder(path.absolute(), str(source), cache)
     if path.suffix in READERS and path.is_file():
-        splits, left_out = read_table(path.absolute(), str(source), cache)
-        return Opened(splits=splits, left_out=left_out)
+        return read_table(path.absolute(), str(source), cache)
     if path.exists():
         raise DataError(
             "DATA_NOT_A_FOLDER", f"{source} is not a folder, parquet or a tar: extract it"
@@ -94,9 +78,8 @@ def load_from_hub(repository: str) -> Any:
             HfApi().dataset_info(repository, timeout=_PROBE_TIMEOUT_S)
         return load_dataset(repository)
     except Exception as error:  # the hub and its HTTP library raise errors of any type
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         where = "it cannot be loaded from the Hugging Face hub"
-        fact = f"no folder {repository}, and {where} ({reason})"
+        fact = f"no folder {repository}, and {where} ({reason_of(error)})"
         fix = "set HF_HUB_OFFLINE=1 if it was downloaded"
         if constants.HF_HUB_OFFLINE:
             fix = "unset HF_HUB_OFFLINE"
@@ -124,11 +107,9 @@ def opened(dataset: Any, name: str) -> Opened:
 
 def _open_folder(root: Path, name: str, cache_dir: str | None) -> Opened:
     if is_saved(root):
-        splits, left_out = read_saved(root, name)
-        return Opened(splits=splits, left_out=left_out)
+        return read_saved(root, name)
     if has_tables(root):
-        splits, left_out = read_tables(root, name, cache_dir)
-        return Opened(splits=splits, left_out=left_out)
+        return read_tables(root, name, cache_dir)
     found = list_splits(root)
     if any(listing.metadata for listing in found.splits.values()):
         return _open_metadata(found, name)

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import DataError, listed
-from .class_names import check_class_names
+from .class_names import check_class_names, numbers_in
 from .layouts import (
     EXPECTED,
     TRAIN_NAMES,
     VAL_NAMES,
     find_table,
+    first_of,
     refuse_inner_splits,
     refuse_other_layouts,
 )
@@ -28,6 +29,7 @@ from .listing import (
     LeftOut,
     Listing,
     has_metadata,
+    images_at,
     is_litter,
     list_photos,
     reason_to_skip,
@@ -72,8 +74,7 @@ def find_classes(found: SplitFolders) -> tuple[str, ...]:
     for path in paths:
         if not path.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path):
             raise DataError("DATA_NAME", f"the name of {path!a} is not UTF-8: rename it")
-    for listing in found.splits.values():
-        _check_archives(root, listing.archives)
+    _refuse_archives(found)
     depths = {path.count(os.sep): os.path.relpath(path, root) for path in paths}
     if len(depths) > 1:
         both = f"{depths[min(depths)]} and {depths[max(depths)]}"
@@ -114,16 +115,13 @@ def read_class_folders(found: SplitFolders, names: Sequence[str]) -> dict[str, A
     from datasets import ClassLabel, Dataset, DatasetInfo, Features, Image
     from datasets.table import InMemoryTable
 
-    number_of = {name: number for number, name in enumerate(names)}
     info = DatasetInfo(
         features=Features({"image": Image(decode=False), "label": ClassLabel(names=list(names))})
     )
     loaded = {}
     for split, listing in found.splits.items():
-        paths = pa.array(listing.photos, pa.string())
-        no_bytes = pa.nulls(len(paths), pa.binary())
-        images = pa.StructArray.from_arrays([no_bytes, paths], names=["bytes", "path"])
-        labels = pa.array([number_of[class_of(path)] for path in listing.photos], pa.int64())
+        images = images_at(listing.photos)
+        labels = numbers_in(names, list(map(class_of, listing.photos)))
         table = InMemoryTable(pa.table({"image": images, "label": labels}))
         # Without a given fingerprint, `Dataset` hashes all paths.
         loaded[split] = Dataset(table, info=info.copy(), fingerprint=split)
@@ -146,8 +144,7 @@ def describe_shared_classes(found: SplitFolders) -> list[str]:
 def everything_left_out(found: SplitFolders) -> list[LeftOut]:
     """Return what is left out of all splits, and what lies beside them."""
     in_splits = [each for listing in found.splits.values() for each in listing.left_out]
-    archives = [path for listing in found.splits.values() for path in listing.archives]
-    return [*in_splits, *map(skipped, archives), *found.beside]
+    return [*in_splits, *found.beside]
 
 
 def _split_folders(root: Path, val_names: Sequence[str]) -> dict[str, Path]:
@@ -163,8 +160,7 @@ def _split_folders(root: Path, val_names: Sequence[str]) -> dict[str, Path]:
             fact = f"the folders {splits[name].name} and {path.name} in {root}"
             raise DataError("DATA_NOT_RECOGNISED", f"{fact} are the same split: rename one of them")
         splits[name] = path
-    train = next((splits[name] for name in TRAIN_NAMES if name in splits), None)
-    val = next((splits[name] for name in val_names if name in splits), None)
+    train, val = (first_of(names, splits) for names in (TRAIN_NAMES, val_names))
     if train is not None:
         return {"train": train} if val is None else {"train": train, "validation": val}
     if val is not None and len(splits) == len(folders) and set(splits) <= set(val_names):
@@ -183,24 +179,19 @@ def _beside(root: Path, folders: Mapping[str, Path]) -> list[LeftOut]:
     reason = f"not in {' or '.join(f'{folder.name}/' for folder in used)}"
     left_out = []
     for path in sorted(set(root.iterdir()) - set(used)):
-        if is_litter(path.name):
+        is_data = path.is_dir() or reason_to_skip(str(path)) is None
+        if is_litter(path.name) or not is_data:
             left_out.append(skipped(str(path)))
-        elif path.is_dir() or reason_to_skip(str(path)) is None:
+        else:
             # A split that is kept for later is no loss.
             is_loss = path.name.lower() not in (*TRAIN_NAMES, *VAL_NAMES)
             left_out.append(LeftOut(str(path), reason, is_loss, path.is_dir()))
-        else:
-            left_out.append(skipped(str(path)))
     return left_out
 
 
 def _other_files(listing: Listing) -> list[str]:
     """Return the names of the files that are no photos, without litter."""
-    paths = [
-        *map(str, listing.metadata),
-        *listing.archives,
-        *(each.path for each in listing.left_out),
-    ]
+    paths = [*map(str, listing.metadata), *(each.path for each in listing.left_out)]
     return [name for name in map(os.path.basename, paths) if not is_litter(name)]
 
 
@@ -212,7 +203,7 @@ def _refuse_unread_classes(listing: Listing) -> None:
     read = {os.path.dirname(path) for path in listing.photos}
     depth = next(iter(read)).count(os.sep)
     unread = defaultdict[str, list[LeftOut]](list)
-    for each in (*listing.left_out, *map(skipped, listing.archives)):
+    for each in listing.left_out:
         place = os.path.dirname(each.path)
         is_file = not each.is_folder and each.reason != LITTER
         if is_file and place != root and place.count(os.sep) >= depth:
@@ -256,14 +247,17 @@ def _refuse_single_class(found: SplitFolders, folder: str, num_photos: int) -> N
     raise DataError("DATA_NO_CLASSES", f"{fact}: if {table} has their classes, {fix}")
 
 
-def _check_archives(root: Path, archives: list[str]) -> None:
+def _refuse_archives(found: SplitFolders) -> None:
     """Raise DataError if a zip among the photos holds photos, because it would not be read."""
-    for path in archives:
+    left_out = [each.path for listing in found.splits.values() for each in listing.left_out]
+    for path in left_out:
+        if not (path.lower().endswith(".zip") and os.path.isfile(path)):
+            continue
         try:
             with zipfile.ZipFile(path) as archive:
                 members = archive.namelist()
         except (OSError, zipfile.BadZipFile):
             continue
         if any(reason_to_skip(name) is None for name in members):
-            fact = f"{root} has photos and an archive of photos ({path})"
+            fact = f"{found.root} has photos and an archive of photos ({path})"
             raise DataError("DATA_ARCHIVE", f"{fact}: extract it, or move it to another folder")

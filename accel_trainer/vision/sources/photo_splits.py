@@ -15,7 +15,8 @@ from ...core.errors import DataError
 from .notes import facts_about, warnings_about
 from .photo_columns import ImageColumn, read_columns
 from .photo_files import open_dataset
-from .photos import PhotoSplit, fingerprint_photos, train_and_val
+from .photos import fingerprint_photos, train_and_val
+from .raw import PhotoSplit
 
 _logger = logging.getLogger(__name__)
 
@@ -74,24 +75,16 @@ def load_splits(
         left_out = ", ".join(chosen.keys() - needed.keys())
         _logger.warning("left out: %s (%s)", left_out, error.message)
         chosen = needed
-    images = dict(zip(chosen, columns.images, strict=True))
-    splits = {
-        name: PhotoSplit(
-            labels=labels,
-            encoded_at=images[name].encoded_at,
-            name_of=images[name].name_of,
-        )
-        for name, labels in zip(chosen, columns.labels, strict=True)
-    }
+    splits = dict(zip(chosen, columns.splits, strict=True))
     # Notes call the splits as those of a run do.
     named = {"training" if name == "train" else name: split for name, split in splits.items()}
     used = {name: split for name, split in named.items() if len(split)}
     fingerprint, notes = fingerprint_photos(used, columns.names, columns.class_names)
     return PhotoSplits(
         splits=splits,
-        images=images,
+        images=dict(zip(chosen, columns.images, strict=True)),
         class_names=columns.class_names,
         fingerprint=fingerprint,
-        notes=(*warnings_about(data, columns.labels, columns.class_names), *notes),
+        notes=(*warnings_about(data, columns), *notes),
         facts=facts_about(data, columns, used=list(needed.values())),
     )

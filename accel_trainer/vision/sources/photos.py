@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...core.config import short_flag
-from ...core.errors import ConfigError, DataError
+from ...core.errors import ConfigError, DataError, shortened
 from ...data.fingerprint import SAMPLED
 from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
 from ..data.pixel_range import FormatRanges
 from ..models.timm_nets import input_settings
-from .labels import Split
 from .layouts import VAL_NAMES
 from .notes import facts_about, warnings_about
-from .photo_columns import ImageColumn, read_columns
+from .photo_columns import read_columns
 from .photo_files import open_dataset, opened
+from .raw import PhotoSplit, Split
 
 _NUM_HASHED = 256
 T = TypeVar("T")
@@ -60,23 +60,6 @@ class PhotoConfig:
         if self.crop_ratio is not None:
             settings["crop_ratio"] = self.crop_ratio
         return EvalTransform(size=self.image_size, **settings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhotoSplit:
-    """The labels and the encoded photos of a split.
-
-    Labels are int64 [N] below K; if photos have several labels, float32 [N, K] of 0 and 1.
-    `encoded_at(index)` reads a file as bytes, from any thread; `name_of(index)` describes where it
-    is, for messages.
-    """
-
-    labels: NDArray[Any]
-    encoded_at: Callable[[int], bytes]
-    name_of: Callable[[int], str]
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,17 +127,15 @@ def load_photos(
         root=Path(source).absolute() if is_path else None,
         multi_label=multi_label,
     )
-    images = columns.images
-    labels = columns.labels
+    parts = columns.splits
     class_names = columns.class_names
+    notes = []
     if val is None:
-        is_val = images[0].name_hashes() < val_fraction
-        notes = _notes_on_missing_classes(labels[0], is_val, class_names)
-        parts = [_split(images[0], labels[0], np.flatnonzero(side)) for side in (~is_val, is_val)]
+        is_val = columns.images[0].name_hashes() < val_fraction
+        parts = [_rows_of(parts[0], np.flatnonzero(side)) for side in (~is_val, is_val)]
+        notes = _notes_on_missing_classes(parts, class_names)
     else:
-        notes = ()
-        parts = [_split(images[side], labels[side], None) for side in (0, 1)]
-        refuse_untrained(labels[0], labels[1], class_names, parts[1].name_of)
+        refuse_untrained(parts, class_names)
     for part, kind in zip(parts, ("training", "validation"), strict=True):
         if not len(part):
             raise DataError(
@@ -167,7 +148,7 @@ def load_photos(
         val=parts[1],
         class_names=class_names,
         fingerprint=fingerprint,
-        notes=(*warnings_about(data, labels, class_names), *notes, *notes_on_pixels),
+        notes=(*warnings_about(data, columns), *notes, *notes_on_pixels),
         facts=facts_about(data, columns, used=splits),
     )
 
@@ -189,14 +170,11 @@ def train_and_val(splits: Mapping[str, Split], name: str) -> tuple[Split, Split 
     return splits[train_name], splits[val_name] if val_name else None
 
 
-def _split(images: ImageColumn, labels: NDArray[Any], rows: NDArray[np.int64] | None) -> PhotoSplit:
-    """Return the photos in `rows`; None: all photos."""
-    if rows is None:
-        return PhotoSplit(labels=labels, encoded_at=images.encoded_at, name_of=images.name_of)
+def _rows_of(split: PhotoSplit, rows: NDArray[np.int64]) -> PhotoSplit:
     return PhotoSplit(
-        labels=labels[rows],
-        encoded_at=partial(_at_row, images.encoded_at, rows),
-        name_of=partial(_at_row, images.name_of, rows),
+        labels=split.labels[rows],
+        encoded_at=partial(_at_row, split.encoded_at, rows),
+        name_of=partial(_at_row, split.name_of, rows),
     )
 
 
@@ -205,33 +183,27 @@ def _at_row(read: Callable[[int], T], rows: NDArray[np.int64], index: int) -> T:
 
 
 def _notes_on_missing_classes(
-    labels: NDArray[Any], is_val: NDArray[np.bool_], class_names: tuple[str, ...]
-) -> tuple[str, ...]:
+    parts: Sequence[PhotoSplit], class_names: tuple[str, ...]
+) -> list[str]:
     """Return a line for each part, training or validation, in which classes are missing."""
     notes = []
-    for in_part, kind in ((is_val, "validation"), (~is_val, "training")):
-        missing = np.setdiff1d(np.arange(len(class_names)), _classes_in(labels[in_part]))
-        if missing.size and in_part.any():
-            fact = f"no {kind} photo of {_listed(missing, class_names)}"
+    for part, kind in zip(parts[::-1], ("validation", "training"), strict=True):
+        missing = np.setdiff1d(np.arange(len(class_names)), _classes_in(part.labels))
+        if missing.size and len(part):
+            fact = f"no {kind} photo of {shortened([class_names[label] for label in missing])}"
             notes.append(f"{fact}: add photos of it, or change --val-fraction")
-    return tuple(notes)
+    return notes
 
 
-def refuse_untrained(
-    train: NDArray[Any],
-    val: NDArray[Any],
-    class_names: Sequence[str],
-    name_of: Callable[[int], str],
-) -> None:
-    """Raise DataError if a validation photo is of a class that no training photo has.
-
-    `name_of(index)` describes the validation photo.
-    """
-    missing = np.setdiff1d(_classes_in(val), _classes_in(train))
+def refuse_untrained(parts: Sequence[PhotoSplit], class_names: Sequence[str]) -> None:
+    """Raise DataError if a validation photo is of a class that no training photo has."""
+    train, val = parts
+    missing = np.setdiff1d(_classes_in(val.labels), _classes_in(train.labels))
     if len(missing):
-        has_class = val == missing[0] if val.ndim == 1 else val[:, missing[0]] > 0
-        first = name_of(int(np.flatnonzero(has_class)[0]))
-        listed = _listed(missing, class_names)
+        is_list = val.labels.ndim == 2
+        has_class = val.labels[:, missing[0]] > 0 if is_list else val.labels == missing[0]
+        first = val.name_of(int(np.flatnonzero(has_class)[0]))
+        listed = shortened([class_names[label] for label in missing])
         fact = f"{first} is of class {listed}, which no training photo has"
         raise DataError("DATA_LABEL", f"{fact}: fix the label, or add photos")
 
@@ -239,11 +211,6 @@ def refuse_untrained(
 def _classes_in(labels: NDArray[Any]) -> NDArray[np.int64]:
     """Return the classes that occur in `labels`."""
     return np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(0))
-
-
-def _listed(labels: NDArray[np.int64], class_names: Sequence[str]) -> str:
-    names = ", ".join(class_names[label] for label in labels[:5])
-    return f"{names} and {len(labels) - 5} other classes" if len(labels) > 5 else names
 
 
 def fingerprint_photos(

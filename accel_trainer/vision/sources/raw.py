@@ -1,17 +1,61 @@
-"""The common form of all sources before they are cached, and the checks for all of them.
+"""The common forms of all sources: tables, encoded photos, decoded images; and their checks.
 
-Shapes: N samples, C channels, H height, W width.
+Shapes: N samples, C channels, H height, W width, K classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import DataError
+from .listing import LeftOut
+
+
+class Part(NamedTuple):
+    """A `datasets.Dataset` that is a split or a part of it; `name` describes it in errors."""
+
+    dataset: Any
+    name: str
+
+
+Split = Sequence[Part]
+"""The tables of a split, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """The splits of a source by name, and what is left out of it.
+
+    `facts` are lines that a run prints. `has_columns` is false if the labels are the names of
+    folders.
+    """
+
+    splits: Mapping[str, Split]
+    left_out: Sequence[LeftOut] = ()
+    facts: Sequence[str] = ()
+    has_columns: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoSplit:
+    """The labels and the encoded photos of a split.
+
+    Labels are int64 [N] below K; if photos have several labels, float32 [N, K] of 0 and 1.
+    `encoded_at(index)` reads a file as bytes, from any thread; `name_of(index)` describes where it
+    is, for messages.
+    """
+
+    labels: NDArray[Any]
+    encoded_at: Callable[[int], bytes]
+    name_of: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)

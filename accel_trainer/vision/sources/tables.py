@@ -11,23 +11,21 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import DataError
+from ...core.errors import DataError, reason_of
 from ...core.filesystem import read_file
-from .labels import Part, Split
 from .layouts import EXPECTED, refuse_tables_of_splits
 from .listing import METADATA, LeftOut, reason_to_skip
 from .parquet_files import have_same_types, read_parts
+from .raw import Opened, Part, Split
 from .tar_files import check_samples, has_class_folders, index_tar, read_class_tars
 
 READERS = {".parquet": "parquet", ".tar": "webdataset"}
 """The suffixes of tables, and the names of their readers in `datasets`."""
-
-Tables = tuple[Mapping[str, Split], Sequence[LeftOut]]
-"""The tables of each split, and what is left out."""
 
 _ELSEWHERE = re.compile(r"^[/~\\]|^\w:|(^|[/\\])\.\.([/\\]|$)|://|::")
 _MAX_DESCRIPTION_BYTES = 2**24
@@ -46,7 +44,7 @@ def is_saved(root: Path) -> bool:
     return (root / "dataset_dict.json").is_file() or (root / "state.json").is_file()
 
 
-def read_saved(root: Path, name: str) -> Tables:
+def read_saved(root: Path, name: str) -> Opened:
     """Return what `save_to_disk` wrote; `name` describes it in errors."""
     dataset = _open_saved(root)
     splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
@@ -58,18 +56,22 @@ def read_saved(root: Path, name: str) -> Tables:
         if isinstance(file, dict)
     }
     parts = {split: [Part(table, name)] for split, table in splits.items()}
-    return parts, unread_data(root, read)
+    return Opened(splits=parts, left_out=unread_data(root, read))
 
 
-def read_table(path: Path, name: str, cache_dir: str | None) -> Tables:
+def read_table(path: Path, name: str, cache_dir: str | None) -> Opened:
     """Return one parquet file or tar as the split `train`."""
     reader = READERS[path.suffix]
+
+    def load() -> Mapping[str, Split]:
+        return {"train": [Part(_load_files(reader, [path], cache_dir), name)]}
+
     if reader == "webdataset":
-        return _read_tars({"train": [path]}, path.parent, name, cache_dir, load=None)
-    return {"train": [Part(_load_files(reader, [path], cache_dir), name)]}, []
+        return _read_tars({"train": [path]}, path.parent, name, cache_dir, load=load)
+    return Opened(splits=load())
 
 
-def read_tables(root: Path, name: str, cache_dir: str | None) -> Tables:
+def read_tables(root: Path, name: str, cache_dir: str | None) -> Opened:
     """Return the splits of parquet files or tars, found by their names as on the hub."""
     from datasets import load_dataset_builder
 
@@ -99,14 +101,15 @@ def read_tables(root: Path, name: str, cache_dir: str | None) -> Tables:
         return {str(key): [Part(table, name)] for key, table in builder.as_dataset().items()}
 
     if builder.name == "webdataset":
-        splits, left_out = _read_tars(files, root, name, cache_dir, load=load)
-        return splits, [*left_out, *unread]
+        tars = _read_tars(files, root, name, cache_dir, load=partial(_checked, load, root))
+        return replace(tars, left_out=[*tars.left_out, *unread])
     if _checked(lambda: have_same_types(all_files, builder.info.features), root):
-        return _checked(load, root), unread
-    return {
+        return Opened(splits=_checked(load, root), left_out=unread)
+    splits = {
         split: read_parts(paths, lambda some: _load_files("parquet", some, cache_dir))
         for split, paths in files.items()
-    }, unread
+    }
+    return Opened(splits=splits, left_out=unread)
 
 
 def _read_tars(
@@ -115,8 +118,8 @@ def _read_tars(
     name: str,
     cache_dir: str | None,
     *,
-    load: Callable[[], Mapping[str, Split]] | None,
-) -> Tables:
+    load: Callable[[], Mapping[str, Split]],
+) -> Opened:
     """Return the samples of tars, or the photos of tars of class folders."""
     indices = {split: [index_tar(path) for path in paths] for split, paths in files.items()}
     tars = [tar for each in indices.values() for tar in each]
@@ -124,11 +127,7 @@ def _read_tars(
         return read_class_tars(indices, root, name, cache_dir)
     for tar in tars:
         check_samples(tar)
-    left_out = [each for tar in tars for each in tar.left_out]
-    if load is not None:
-        return _checked(load, root), left_out
-    paths = [tar.path for tar in tars]
-    return {"train": [Part(_load_files("webdataset", paths, cache_dir), name)]}, left_out
+    return Opened(splits=load(), left_out=[each for tar in tars for each in tar.left_out])
 
 
 def unread_data(root: Path, read: Collection[str]) -> list[LeftOut]:
@@ -203,7 +202,7 @@ def _check_card(card: Path) -> None:
         strings = list(_strings_in(content.get("configs")))
     except Exception as error:
         # Errors of any type: it may be a pipe, or YAML that is damaged or nested too deeply.
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = reason_of(error)
         raise DataError(
             "DATA_CARD", f"{card} cannot be read ({reason}): repair it, or remove it"
         ) from error
@@ -249,7 +248,7 @@ def _checked(load: Callable[[], Any], path: Path) -> Any:
         with _quiet(), _plain_members():
             return load()
     except Exception as error:  # the readers of `datasets` raise errors of any type
-        reason = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
+        reason = reason_of(error.__cause__ or error)
         if damaged := _find_damaged(path):
             raise DataError(
                 "DATA_DAMAGED", f"{damaged} is damaged ({reason}): restore it, or write it again"

@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 import posixpath
 import tarfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...core.errors import DataError, listed
-from .labels import Part
-from .layouts import TRAIN_NAMES, VAL_NAMES
-from .listing import LITTER, LeftOut, Listing, is_litter, reason_to_skip
+from .layouts import TRAIN_NAMES, VAL_NAMES, first_of
+from .listing import LITTER, LeftOut, Listing, is_litter, reason_to_skip, skipped
 from .photo_folders import SplitFolders, class_of, everything_left_out, find_classes
+from .raw import Opened, Part
 
 _BLOCK = 512
 _DOTS = "the name of a sample ends at its first dot, so replace dots in names by _"
@@ -50,14 +51,14 @@ def index_tar(path: Path) -> TarIndex:
         with tarfile.open(path, "r:") as tar:
             for info in tar:
                 name = info.name
-                place = f"{path}/{info.name}"
-                parts = info.name.split("/")
+                place = f"{path}/{name}"
+                parts = name.split("/")
                 if any(map(is_litter, parts)) or parts[-1].startswith("._"):
                     left_out.append(LeftOut(place, LITTER))
                 elif "." not in parts[-1] and not info.isdir():
                     left_out.append(LeftOut(place, "its name has no suffix"))
                 elif info.isfile() and not info.issparse():
-                    members.append(Member(info.name, info.offset_data, info.size))
+                    members.append(Member(name, info.offset_data, info.size))
                 elif not info.isdir():
                     left_out.append(LeftOut(place, "a link or a special file", is_loss=True))
             end = tar.offset
@@ -88,61 +89,50 @@ def has_class_folders(tars: Sequence[TarIndex]) -> bool:
     """Return whether the tars hold photos in folders, and nothing that would be their labels."""
     names = [member.name for tar in tars for member in tar.members]
     photos = [name for name in names if reason_to_skip(name) is None]
-    stems = {posixpath.splitext(name)[0] for name in photos}
-    has_labels = any(
-        reason_to_skip(name) is not None and _key(name) in stems | {_key(each) for each in photos}
-        for name in names
-    )
+    samples = {stem for name in photos for stem in (_key(name), posixpath.splitext(name)[0])}
+    has_labels = any(_key(name) in samples for name in names if reason_to_skip(name) is not None)
     return bool(photos) and not has_labels and all("/" in _plain(name) for name in photos)
 
 
 def check_samples(tar: TarIndex) -> None:
     """Raise DataError if `datasets` would not group the members of a tar into samples."""
-    seen: dict[str, str] = {}
-    fields: dict[str, list[str]] = {}
-    current = None
-    for name in (member.name for member in tar.members):
-        key = _key(name)
-        if key != current and key in seen:
-            pair = f"{seen[key]} and {name}"
-            fact = f"members of one sample of {tar.path} are not adjacent ({pair})"
+    samples: dict[str, list[str]] = {}
+    for key, group in groupby((member.name for member in tar.members), _key):
+        names = list(group)
+        if key in samples:
+            both = f"{samples[key][-1]} and {names[0]}"
+            fact = f"members of one sample of {tar.path} are not adjacent ({both})"
             raise DataError("DATA_TAR", f"{fact}: write it again with tar --sort=name")
-        field = name[len(key) + 1 :]
-        if field in fields.setdefault(key, []):
-            raise DataError("DATA_TAR", f"{tar.path} has {name} twice: remove one")
-        seen[key] = name
-        fields[key].append(field)
-        current = key
-    if not fields:
+        samples[key] = names
+    if not samples:
         return
-    first, expected = next(iter(fields.items()))
-    for key, found in fields.items():
-        dotted = [each for each in found if "." in each and reason_to_skip(each) is None]
-        if len({posixpath.splitext(each)[1] for each in dotted}) < len(dotted):
-            fact = f"{tar.path} has the photos {listed(dotted)} in one sample ({key})"
+    first, expected = next(iter(samples.items()))
+    kinds = [name.removeprefix(first) for name in expected]
+    for key, names in samples.items():
+        found = [name.removeprefix(key) for name in names]
+        photos = [kind for kind in found if "." in kind[1:] and reason_to_skip(kind) is None]
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise DataError("DATA_TAR", f"{tar.path} has {twice[0]} twice: remove one")
+        if len({posixpath.splitext(name)[1] for name in photos}) < len(photos):
+            fact = f"{tar.path} has the photos {listed(photos)} in one sample ({key})"
             raise DataError("DATA_TAR", f"{fact}: {_DOTS}")
-        if set(found) != set(expected):
-            raise _uneven(tar, f"{first}.{expected[0]}", expected, f"{key}.{found[0]}", found)
-    if all(reason_to_skip(f"x.{field}") is None for field in expected):
-        fact = f"{tar.path} has no labels: the first sample only has {first}.{expected[0]}"
+        if set(found) != set(kinds):
+            fact = (
+                f"{tar.path} has {listed(expected)} for one sample, but {listed(names)} for another"
+            )
+            has_dots = any("." in kind[1:] for kind in (*kinds, *found))
+            fix = _DOTS if has_dots else "give each sample the same kinds of files"
+            raise DataError("DATA_TAR", f"{fact}: {fix}")
+    if all(reason_to_skip(name) is None for name in expected):
+        fact = f"{tar.path} has no labels: the first sample only has {expected[0]}"
         fix = f"add label files as in webdataset ({_SIDECAR_EXAMPLE}), or use class folders"
         raise DataError("DATA_TAR", f"{fact}: {fix}")
 
 
-def _uneven(
-    tar: TarIndex, first: str, expected: Sequence[str], name: str, found: Sequence[str]
-) -> DataError:
-    fact = f"{tar.path} has {listed(expected)} for {first}, but {listed(found)} for {name}"
-    fix = "give each sample the same kinds of files"
-    if any("." in field for field in (*expected, *found)):
-        fix = _DOTS
-    return DataError("DATA_TAR", f"{fact}: {fix}")
-
-
 def _key(name: str) -> str:
     """Return the part of a name before the first dot of the file's own name."""
-    folder, _, file = name.rpartition("/")
-    return f"{folder}/{file.partition('.')[0]}" if folder else file.partition(".")[0]
+    folder, file = posixpath.split(name)
+    return posixpath.join(folder, file.partition(".")[0])
 
 
 def _plain(name: str) -> str:
@@ -151,12 +141,12 @@ def _plain(name: str) -> str:
 
 def read_class_tars(
     splits: Mapping[str, Sequence[TarIndex]], root: Path, name: str, cache_dir: str | None
-) -> tuple[dict[str, list[Part]], list[LeftOut]]:
-    """Return the photos of tars whose folders are classes, and what is left out."""
+) -> Opened:
+    """Return the photos of tars whose folders are classes."""
     from datasets import ClassLabel, Dataset, Features, Image
 
     members = {
-        f"{tar.path}/{_plain(member.name)}": (str(tar.path), member)
+        f"{tar.path}/{_plain(member.name)}": (str(tar.path), member.offset, member.size)
         for tars in splits.values()
         for tar in tars
         for member in tar.members
@@ -166,10 +156,7 @@ def read_class_tars(
     features = Features({"image": Image(decode=False), "label": ClassLabel(names=list(names))})
     parts = {}
     for split, listing in found.splits.items():
-        rows = [
-            (path, members[path][0], *members[path][1][1:], names.index(class_of(path)))
-            for path in listing.photos
-        ]
+        rows = [(path, *members[path], names.index(class_of(path))) for path in listing.photos]
         stamps = sorted({(tar, os.stat(tar).st_mtime_ns) for _, tar, *_ in rows})
         dataset = Dataset.from_generator(
             _rows,
@@ -178,7 +165,7 @@ def read_class_tars(
             gen_kwargs={"rows": [rows], "stamps": [stamps]},
         )
         parts[split] = [Part(dataset, name)]
-    return parts, everything_left_out(found)
+    return Opened(splits=parts, left_out=everything_left_out(found))
 
 
 def _rows(rows: list[Any], stamps: list[Any]) -> Iterator[dict[str, Any]]:
@@ -194,25 +181,21 @@ def _list_members(splits: Mapping[str, Sequence[TarIndex]], root: Path) -> Split
 
     Folders `train` and `val` in the tars are the splits, if the names of the tars are of no split.
     """
-    listings = {name: Listing(folder=root) for name in splits}
+    listings = {}
     for name, tars in splits.items():
-        for tar in tars:
-            listings[name].left_out.extend(tar.left_out)
-            for member in tar.members:
-                path = f"{tar.path}/{_plain(member.name)}"
-                reason = reason_to_skip(path)
-                if reason is None:
-                    listings[name].photos.append(path)
-                else:
-                    listings[name].left_out.append(LeftOut(path, reason))
-            listings[name].photos.sort()
+        paths = sorted({f"{tar.path}/{_plain(each.name)}" for tar in tars for each in tar.members})
+        left_out = [each for tar in tars for each in tar.left_out]
+        listings[name] = Listing(
+            folder=root,
+            photos=[path for path in paths if reason_to_skip(path) is None],
+            left_out=[*left_out, *(skipped(path) for path in paths if reason_to_skip(path))],
+        )
     if len(listings) == 1:
         (only,) = listings.values()
         inner = defaultdict[str, list[str]](list)
         for path in only.photos:
             inner[_inner_split(path)].append(path)
-        train = next((inner[name] for name in TRAIN_NAMES if name in inner), None)
-        val = next((inner[name] for name in VAL_NAMES if name in inner), None)
+        train, val = (first_of(names, inner) for names in (TRAIN_NAMES, VAL_NAMES))
         if train and val and "" not in inner:
             listings = {
                 "train": Listing(folder=root, photos=train, left_out=only.left_out),
@@ -223,7 +206,5 @@ def _list_members(splits: Mapping[str, Sequence[TarIndex]], root: Path) -> Split
 
 def _inner_split(path: str) -> str:
     """Return the folder of a split that a member of a tar is in, if any."""
-    folders = path.partition(".tar/")[2].split("/")[:-2]
-    return next(
-        (each.lower() for each in folders if each.lower() in (*TRAIN_NAMES, *VAL_NAMES)), ""
-    )
+    folders = path.lower().partition(".tar/")[2].split("/")[:-2]
+    return next((each for each in folders if each in (*TRAIN_NAMES, *VAL_NAMES)), "")

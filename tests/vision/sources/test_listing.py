@@ -80,9 +80,9 @@ def test_each_file_of_generated_trees_is_read_or_left_out_by_a_reason(tmp_path: 
         listing = list_photos(root)
         left_out = {each.path for each in listing.left_out}
         assert set(listing.photos) == read, seed
-        assert left_out | set(listing.archives) == unread | closed, seed
+        assert left_out == unread | closed, seed
         assert len(listing.photos) == len(read)
-        assert len(listing.left_out) + len(listing.archives) == len(unread | closed)
+        assert len(listing.left_out) == len(unread | closed)
         assert all(each.reason for each in listing.left_out)
         # What is said adds up to what is left out.
         lines = describe_left_out(listing.left_out)
