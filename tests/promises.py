@@ -46,7 +46,7 @@ COUNTED = "no metric counts a sample twice"
 STORED = "no checkpoint is lost"
 SAFE = "no checkpoint can run code or reach other files"
 STOPPED = "a run that goes wrong stops, saves or says so"
-TOLD = "a resume with other settings, data or code is refused or named"
+TOLD = "a resume with different settings, data or code is an error or a warning"
 
 EXACT = (
     "tests/training/strategy/test_exact.py::test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes"
@@ -354,7 +354,7 @@ PROMISES = [
         STOPPED, "Rehearsal._check_same_everywhere", "pass", "tests/training/test_rehearsal.py"
     ),
     Promise(STOPPED, "mark_unsaved", "return {}", "tests/training/test_unsaved_state.py"),
-    # --- a resume with other settings, data or code is refused or named ---
+    # --- a resume with different settings, data or code is an error or a warning ---
     Promise(
         TOLD,
         "is_same_data",
