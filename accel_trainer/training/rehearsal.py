@@ -124,7 +124,6 @@ class Rehearsal:
             preserved_generators(device),
             torch.compiler.set_stance("force_eager"),
             torch.no_grad(),
-            torch.autocast(device.type, enabled=False),
             suppress(Exception),  # of a task that cannot be tried before training, or in float32
         ):
             if any(is_coupled(step, batch) for batch in batches):

@@ -160,6 +160,7 @@ def test_a_command_without_its_package_is_one_line_before_any_work(
         "from accel_trainer.cli.main import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
+    (tmp_path / "1.jpg").touch()
     words = command.format(photos=tmp_path, run=runs / "fast").split()
     run = without(package, program, words)
     assert (run.returncode, run.stderr) == (64, f"accel_trainer: error[PACKAGE]: {said}\n")

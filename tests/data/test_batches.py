@@ -191,7 +191,7 @@ def test_workers_stay_for_all_epochs_and_evaluations(tmp_path: Path) -> None:
     assert len(workers) == 2  # one that trains and one that evaluates the weights and their average
     num_tried = 5  # on which the metrics are tried before the first step
     assert sorted(pids[worker] for worker in workers) == [num_tried + 2 * 2 * 5, 2 * NUM_TRAIN]
-    num_more = NUM_REPEATS - 1  # reads of sample 0
+    num_more = 2 * NUM_REPEATS - 2  # reads of two samples, under the same and other seeds
     assert pids[main] == (num_more + NUM_TRAIN) + (num_more + 5)  # what is hashed before
 
 

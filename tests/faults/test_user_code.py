@@ -162,7 +162,7 @@ def test_shapes_that_do_not_fit_are_one_line_and_cost_no_step(
 
 
 class Unreadable(workload.Bars):
-    """Samples of which one process cannot read its twentieth."""
+    """Samples of which one process cannot read one any more once it trains."""
 
     def __init__(self, split: Any, rank: int) -> None:
         super().__init__(split)
@@ -171,7 +171,7 @@ class Unreadable(workload.Bars):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         self._num_read += 1
-        if self._num_read == 20 and os.environ["RANK"] == str(self._rank):
+        if self._num_read == 75 and os.environ["RANK"] == str(self._rank):
             raise OSError("cut\nshort")
         return super().__getitem__(index)
 
@@ -197,7 +197,7 @@ def test_a_bad_sample_of_one_process_ends_both_and_is_named(
     job = processes.start(
         train_on_unreadable, *arguments, num_processes=2, folder=tmp_path / "logs", has_workers=True
     )
-    assert job.wait() == [65, 65], job.output()
+    assert job.wait() == [65, 65], job.output() + job.output(1)
     said = job.output().splitlines()[-1]
     assert "cannot be read (OSError: cut short, at tests/faults/test_user_code.py:" in said
     assert "in __getitem__): fix it" in said

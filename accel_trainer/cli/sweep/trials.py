@@ -12,7 +12,8 @@ from typing import Any, get_origin
 
 from ...core.config import flatten_config
 from ...core.errors import ConfigError
-from ...core.yaml_files import read_yaml
+from ...core.filesystem import read_file
+from ...core.yaml_files import MAX_BYTES, read_yaml
 from ...run.config import RecipeConfig
 from ..common.output import tell
 from ..flags.fields import ConfigField, config_fields, words_of
@@ -121,7 +122,8 @@ def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Ch
     """Split the values of a file as `_read_flags` splits flags; each item of a list is a choice."""
     try:
         content = read_yaml(path.resolve())
-        refuse_misread_words(path.read_text(encoding="utf-8"), source=f"--values {path}")
+        text = read_file(path.resolve(), max_bytes=MAX_BYTES).decode()
+        refuse_misread_words(text, source=f"--values {path}")
     except ConfigError:
         raise
     except (OSError, ValueError) as error:

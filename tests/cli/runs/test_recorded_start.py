@@ -39,8 +39,10 @@ EVIL = "import pathlib\npathlib.Path({ran!r}).touch()\nraise SystemExit(65)\n"
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project that the user is in: a recipe, and an archive of a stranger."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    # The workers of xdist have none, as a notebook.
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "here", raising=False)
+    # The workers of xdist have no file, as a notebook has none. A process that is started from here
+    # runs it.
+    empty = str(Path(__file__).with_name("__init__.py"))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", empty, raising=False)
     project = tmp_path / "project"
     project.mkdir()
     monkeypatch.chdir(project)
