@@ -89,6 +89,7 @@ def test_photos_with_any_number_of_labels_are_a_row_of_ones_and_zeros(tmp_path: 
     [
         ([[0], None], [[0]], "row 1 of the dataset has no label in column tags"),
         ([[0], [1, -1]], [[0]], "row 1 of the dataset has label -1"),
+        ([[0], [1, None]], [[0]], "row 1 of the dataset has no label in column tags"),
         (
             [[0], [0]],
             [[0], [5]],

@@ -28,7 +28,7 @@ def draw_soundly(
     runs: Sequence[RunReader],
     draw: Callable[[Sequence[RunReader], Sequence[Fault]], T],
     faults: Sequence[Fault] = (),
-) -> T:
+) -> tuple[T, Sequence[Fault]]:
     """Return what `draw` returns for the runs that can be drawn, and the faults of the others.
 
     All are drawn together. Only if that fails, each is drawn by itself, to find those at fault.
@@ -37,7 +37,7 @@ def draw_soundly(
     """
     try:
         with reading(*(run.folder for run in runs)):
-            return draw(runs, faults)
+            return draw(runs, faults), faults
     except (UserError, OSError):
         if len(runs) < 2:
             raise
@@ -53,4 +53,4 @@ def draw_soundly(
         if not sound or len(sound) == len(runs):
             raise
         with reading(*(run.folder for run in sound)):
-            return draw(sound, found)
+            return draw(sound, found), found

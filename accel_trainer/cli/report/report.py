@@ -11,6 +11,7 @@ import os
 import sys
 import webbrowser
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ...core import filesystem
@@ -97,20 +98,14 @@ def render(
     It reads nothing but the run folders. With `data`, the dataset of the runs, the page shows some
     training images. Runs that cannot be drawn are named there, and on stderr, with the reason.
     """
-
-    def draw(
-        sound: Sequence[RunReader], found: Sequence[Fault]
-    ) -> tuple[Sequence[Fault], tuple[str, dict[str, bytes]]]:
-        return found, _draw(sound, data, found)
-
-    found, drawn = draw_soundly(runs, draw, faults)
+    drawn, found = draw_soundly(runs, partial(_draw, data), faults)
     for fault in found:
         tell(f"left out: {fault.message}", file=sys.stderr)
     return drawn
 
 
 def _draw(
-    runs: Sequence[RunReader], data: ImageDataset | Photos | None, faults: Sequence[Fault]
+    data: ImageDataset | Photos | None, runs: Sequence[RunReader], faults: Sequence[Fault]
 ) -> tuple[str, dict[str, bytes]]:
     try:
         from .charts import draw_curves, draw_time

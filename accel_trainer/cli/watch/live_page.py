@@ -77,7 +77,7 @@ class LivePage:
                 begun_s = time.monotonic()
                 runs = self._followed.read()
                 make = partial(self._make, version)
-                page = draw_soundly(runs, make, self._followed.faults)
+                page, _ = draw_soundly(runs, make, self._followed.faults)
                 self._page = page.encode(errors="backslashreplace")
                 self._page_version = version
                 self._making_s = time.monotonic() - begun_s

@@ -78,6 +78,11 @@ def test_small_images_without_class_folders_are_told_what_is_missing(tmp_path: P
         load_images(str(tmp_path), cache_dir=tmp_path / "cache")
     assert "train" in str(error.value)
     assert "train/<class>/" in str(error.value)
+    for name in ("ant", "bee"):
+        write_photos(tmp_path / "train" / name, ["0.png", "1.png"])
+        (tmp_path / "train" / f"{name == 'bee':d}.png").unlink()
+    with pytest.raises(DataError, match="test/<class>/"):
+        load_images(str(tmp_path), cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
