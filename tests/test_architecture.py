@@ -364,6 +364,7 @@ RULES = {
             "distributed.with_gradient",  # sizes, only in the step of a task that asks for them
             "fault_tolerance.preemption",  # the codes of a stop or a save, which are on the host
             "training.nonfinite_guard",  # once it has found one
+            "training.strategy.exact",  # only in a step that leaves parameters out
             "distributed.fsdp",  # the copy that a checkpoint is written from
             # Index lists and images, which are on the host.
             "data",

@@ -146,13 +146,15 @@ def schedule_from_torch(
     return TorchSchedule(factory, learning_rate=learning_rate)
 
 
-def describe_misfit(schedule: TorchSchedule, *, num_steps: int) -> str | None:
-    """Return a warning if `schedule` was probably made for other steps than the `num_steps` here.
+def describe_misfit(schedule: Schedule | None, *, num_steps: int) -> str | None:
+    """Return a warning if a scheduler of torch was probably not made for the `num_steps` here.
 
     One that is meant to step once an epoch soon reaches 0, or rises and falls too often, other than
     by restarts: jumps in one step after a fall of several. Of a long run, the first steps are
     looked at.
     """
+    if not isinstance(schedule, TorchSchedule) or isinstance(schedule.scheduler, _CYCLIC):
+        return None
     num_steps = min(num_steps, _MAX_JUDGED)
     rates = [schedule(step) for step in range(num_steps)]
     peak = max(rates, default=0.0) or 1.0
@@ -166,7 +168,7 @@ def describe_misfit(schedule: TorchSchedule, *, num_steps: int) -> str | None:
     num_rises = sum(
         is_rise and (up > 1 or down == 1) for (_, down), (is_rise, up) in pairwise(runs)
     )
-    if num_rises < _MANY_RISES or isinstance(schedule.scheduler, _CYCLIC):
+    if num_rises < _MANY_RISES:
         return None
     return f"{fact} rises and falls {num_rises} times in {num_steps} steps: {fix}"
 

@@ -32,6 +32,7 @@ from ..data.dataloader import DEFAULT_OPTIONS, DatasetOptions
 from ..data.fingerprint import describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions
 from ..distributed.collectives import run_on_main
+from ..optim.lr_scheduler import describe_misfit
 from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.assembly import assemble
 from ..training.callback_runner import named
@@ -128,8 +129,9 @@ def build_trainer(
 
     # 4. The optimizer has these parameters, and the learning rate of every step is known.
     optimization = plan_optimization(run.config, model, data.plan, optimizer, schedule)
-    if optimization.warning and run.accelerator.is_main_process:
-        _logger.warning("[SCHEDULE] %s", optimization.warning)
+    misfit = describe_misfit(schedule, num_steps=optimization.num_steps)
+    if misfit and run.accelerator.is_main_process:
+        _logger.warning("[SCHEDULE] %s", misfit)
 
     # 5. The processes are compared before any of them waits for the others in training.
     _check_same_parts(run, model, optimization, task, metrics_of)

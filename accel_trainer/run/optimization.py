@@ -14,13 +14,7 @@ from ..core.errors import ConfigError
 from ..core.learning_rate import Schedule
 from ..core.wording import counted
 from ..optim.config import OptimizerConfig
-from ..optim.lr_scheduler import (
-    ScheduleConfig,
-    TorchSchedule,
-    build_schedule,
-    checked_schedule,
-    describe_misfit,
-)
+from ..optim.lr_scheduler import ScheduleConfig, build_schedule, checked_schedule
 from ..optim.optimizers import build_optimizer, build_own_optimizer
 from .config import RecipeConfig, with_defaults
 
@@ -34,8 +28,6 @@ class Optimization:
     description: str
     """The learning rates in a few words, for the banner of the run."""
     num_steps: int
-    warning: str | None
-    """What is probably not meant by the schedule."""
 
 
 def plan_optimization(
@@ -57,17 +49,13 @@ def plan_optimization(
         optimizer = build_own_optimizer(build_own, model)
         learning_rate = float(optimizer.param_groups[0]["lr"])
         config = replace(config, optimizer=OptimizerConfig(learning_rate=learning_rate))
-    warning = None
     if schedule is None:
         peak_learning_rate, schedule = plan_learning_rate(config, plan)
         description = f"peak learning rate {peak_learning_rate:g}"
     else:
-        own = schedule
-        schedule = checked_schedule(own, num_steps=num_steps)
+        schedule = checked_schedule(schedule, num_steps=num_steps)
         description = "the recipe's learning rates"
-        if isinstance(own, TorchSchedule):
-            warning = describe_misfit(own, num_steps=num_steps)
-    return Optimization(optimizer, schedule, description, num_steps, warning)
+    return Optimization(optimizer, schedule, description, num_steps)
 
 
 def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
