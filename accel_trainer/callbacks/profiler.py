@@ -24,7 +24,7 @@ _STEPS = 10
 class Profile(Callback):
     """Traces steps 6 to 15 of an attempt, with shapes and memory, into `trace.json` in `folder`.
 
-    `operators.txt` is a table of the operators, those that took the processor the longest first.
+    `operators.txt` is a table of the operators, sorted by CPU time.
     For the main process. Profiling does not change the bits of the weights. `show` gets a line that
     says where the trace is.
     """

@@ -112,7 +112,7 @@ class DivergedError(UserError):
 class Preempted(OneLineError):
     """A signal has stopped the run, and with it the program; the same command continues both.
 
-    `result`, a `RunResult`, says how far the run came; None: its training had not begun.
+    `result` is a `RunResult` with the progress of the run; None if training had not started.
 
     No `Exception`, as KeyboardInterrupt: the code that the signal interrupts, such as that which
     reads a sample or tries one model after the other, must not take it for an error of its own.

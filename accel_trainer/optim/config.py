@@ -50,7 +50,7 @@ class OptimizerConfig:
     base_batch_size: int = 256
     """The global batch size that `learning_rate` was tuned for; used only for the scaling."""
     momentum: float | None = None
-    """Momentum of `sgd`; None: 0.9, and torch's for its classes, which is mostly none."""
+    """Momentum of `sgd`; None: 0.9; for classes of torch their default, mostly 0."""
     filter_momentum: float = 0.6
     """Momentum of the filters under `muon`."""
     nesterov: bool = True
@@ -58,7 +58,7 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of the moments of `adamw`."""
     eps: float | None = None
-    """Added to the denominator of `adamw`; None: 1e-8, and torch's for its classes."""
+    """Added to the denominator of `adamw`; None: 1e-8; for classes of torch their default."""
     weight_decay: float = 5e-4
     """Coupled (L2) for `sgd`, decoupled for `adamw`."""
     decay_norms_and_biases: bool = False

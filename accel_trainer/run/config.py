@@ -98,8 +98,9 @@ class RunConfig:
     """Copy the recipe into the run folder as `recipe.py`. It is never run from there, unless a
     command is given its path."""
     lock: bool = True
-    """End if the folder cannot be locked, because its file system has no locks. Without, a run
-    trains there with a warning: two runs in one folder would damage each other's checkpoints."""
+    """Stop if the run folder cannot be locked because its file system has no locks. Without
+    it, a run trains there with a warning: two runs in one folder would damage each other's
+    checkpoints."""
     shared: bool = False
     """Let the group read what the run writes, and nobody else, whatever the umask."""
     quiet: Annotated[bool, short_flag("--quiet")] = False

@@ -96,7 +96,7 @@ def test_a_class_that_the_model_does_not_have_is_one_line(
     ]
     code, _, err = run_command(capsys, argv)
     assert (code, len(err.splitlines())) == (65, 1)
-    assert "classes that the model does not have (yak): it has ant, bee, cow" in err
+    assert "classes that the model does not have (yak): the model has ant, bee, cow" in err
 
 
 def test_an_export_without_its_run_needs_the_data(
@@ -218,7 +218,7 @@ def test_a_folder_without_images_is_one_line(
     (tmp_path / "empty").mkdir()
     code, _, err = run_command(capsys, ["predict", photo_run, tmp_path / "empty"])
     assert code == 65
-    assert "has no images" in err
+    assert "contains no images" in err
 
 
 @pytest.mark.usefixtures("python_is_forked")

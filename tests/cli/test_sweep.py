@@ -66,7 +66,9 @@ def test_values_that_are_equal_are_trained_once(
         assert len(configs) == len({repr(config) for config in configs}), flag
         said = capsys.readouterr().err.splitlines()
         assert len(said) == len(values) - len(trials), flag
-        assert all("has the settings of" in line and line.startswith("note: ") for line in said)
+        assert all(
+            "has the same settings as" in line and line.startswith("note: ") for line in said
+        )
     both = plan(tmp_path, "--run.init-from", "a", "b")
     assert len(both) == 2, "a setting of the run is one, too"
 

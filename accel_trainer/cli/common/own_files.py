@@ -32,10 +32,10 @@ def refuse_other_file(path: Path, flag: str) -> None:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         fact = f"{flag} {path} cannot be replaced ({error.strerror})"
-        raise OutputError("FILE_EXISTS", f"{fact}: choose another") from error
+        raise OutputError("FILE_EXISTS", f"{fact}: choose a different name") from error
     if not any(mark in head for mark in _MARKS):
-        fact = f"{flag} {path} would be overwritten, and no command of accel-trainer has written it"
-        raise OutputError("FILE_EXISTS", f"{fact}: move it away, or choose another name")
+        fact = f"{flag} {path} would overwrite a file that accel-trainer did not write"
+        raise OutputError("FILE_EXISTS", f"{fact}: move it away, or choose a different name")
 
 
 def write_own_file(path: Path, data: bytes, flag: str) -> None:

@@ -14,9 +14,9 @@ _FIXES = {
     ExitCode.USAGE: "correct the flag or the value, and start the command again",
     ExitCode.DATA: "correct the data, and start the same command again; {resumes}",
     ExitCode.OUTPUT: "free some space, or choose another --output-dir, and start the command again",
-    ExitCode.CHECKPOINT: "`accel-trainer inspect {run}` shows what the checkpoints hold",
+    ExitCode.CHECKPOINT: "`accel-trainer inspect {run}` shows the contents of the checkpoints",
     ExitCode.DIVERGED: "choose another --output-dir and a lower learning rate; "
-    "`accel-trainer replay {run} --step N` names the samples of step N",
+    "`accel-trainer replay {run} --step N` lists the samples of step N",
     ExitCode.USER_CODE: "correct that code, and start the same command again; {resumes}",
 }
 _AGAIN = "start the same command again, with --debug for the whole traceback; {resumes}"
@@ -26,9 +26,13 @@ def advise(run: Path, status: Mapping[str, Any]) -> list[Finding]:
     """Return the cause of the failure that `status` records, and the next command."""
     if status["state"] not in ("failed", "diverged"):
         return []
-    said = str(status.get("error") or "an error that it could not record")
+    said = str(status.get("error") or "an error that was not recorded")
     commit = status.get("last_commit")
-    resumes = f"it resumes from {commit}" if commit else "there is no checkpoint: it begins anew"
+    resumes = (
+        f"it resumes from {commit}"
+        if commit
+        else "there is no checkpoint, so it starts from scratch"
+    )
     fixes = {int(code): fix for code, fix in _FIXES.items()}
     fix = fixes.get(status["exit_code"] or 0, _AGAIN).format(run=run, resumes=resumes)
     return [Finding("FAILED", "warning", f"the last attempt ended with: {said[:160]}; {fix}")]

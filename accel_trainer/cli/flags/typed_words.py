@@ -31,5 +31,5 @@ def refuse_misread_words(text: str, *, source: str) -> None:
             raise ConfigError(
                 "CONFIG",
                 f"{source}: line {line}: YAML reads {event.value} as {value!r}: "
-                "quote texts, and write numbers like 1000 and switches as true or false",
+                "put text in quotes, and write numbers as 1000 and switches as true or false",
             )

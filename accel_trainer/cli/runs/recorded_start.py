@@ -99,11 +99,11 @@ def recorded_recipes(runs: Sequence[RunReader], chosen: Sequence[Path | None]) -
     for run, each, recipe in zip(runs, chosen, named, strict=True):
         recorded = _recorded_code(run).get("sha256")
         if each is None and (recorded := _hash_at_start(run, recipe)) is None:
-            fact = f"{_shown_folder()} does not list {run.folder} among the runs that you started"
+            fact = f"{_shown_folder()} does not list {run.folder} as a run that you started"
             raise UnknownRecipeError(f"{fact}, so {recipe} is not run", named)
         if recorded not in (None, sha256_of(recipe)):
             copy = run.folder / "recipe.py"
-            where = f"; {copy} is the copy that the run made" if copy.is_file() else ""
+            where = f"; {copy} is the copy in the run folder" if copy.is_file() else ""
             notes.append(f"note: {recipe} has changed since the run{where}")
     for note in notes:
         tell(note, file=sys.stderr)

@@ -156,6 +156,6 @@ def _labels_of_model(
         raise DataError(
             "DATA_CLASSES",
             f"{dataset} has classes that the model does not have ({shortened(unknown)}): "
-            f"it has {shortened(of_model)}",
+            f"the model has {shortened(of_model)}",
         )
     return numbers[labels]

@@ -110,9 +110,10 @@ class OnnxModel:
     def __init__(self, export: Path) -> None:
         expected = read_export_content(export).get("onnx_sha256")
         if expected is None:
-            fact = f"{export} has no model.onnx, and only its recipe has the class of the model"
+            fact = f"{export} has no model.onnx, and the class of its model is in the recipe"
             raise CheckpointError(
-                "EXPORT", f"{fact}: start that recipe again with --onnx, which then only exports"
+                "EXPORT",
+                f"{fact}: start the recipe again with --onnx, which only exports a finished run",
             )
         try:
             import onnxruntime
@@ -139,7 +140,7 @@ class OnnxModel:
         self.input_names = [value.name for value in self._session.get_inputs()]
         values = [*self._session.get_inputs(), *self._session.get_outputs()]
         if not self.input_names or not all(value.type.startswith("tensor(") for value in values):
-            fact = f"{export}/model.onnx takes or gives something else than tensors"
+            fact = f"{export}/model.onnx has inputs or outputs that are not tensors"
             raise CheckpointError("EXPORT", f"{fact}: export a model of tensors")
 
     def run(self, inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -156,10 +157,12 @@ class OnnxModel:
             outputs = self._session.run(None, {key: inputs[key] for key in self.input_names})
         except Exception as error:  # the types of onnxruntime's errors are private
             fact = f"{name} does not fit the model ({_in_short(error)})"
-            raise DataError("INPUT", f"{fact}: give inputs like those it was trained on") from error
+            raise DataError("INPUT", f"{fact}: give inputs like those in training") from error
         if not all(output.ndim for output in outputs):
-            fact = f"the model gives a single number for all samples of {name}"
-            raise DataError("INPUT", f"{fact}: export one with an output for each")
+            fact = f"the model returns a single number for all samples of {name}"
+            raise DataError(
+                "INPUT", f"{fact}: export a model that returns an output for each sample"
+            )
         names = [value.name for value in self._session.get_outputs()]
         return dict(zip(names, outputs, strict=True))
 

@@ -125,8 +125,8 @@ def find_images(path: Path) -> tuple[list[Path], list[LeftOut]]:
     listing = list_photos(path)
     if not listing.photos:
         found = [each for each in listing.left_out if each.reason != LITTER]
-        what = f", only {found[0].path} ({found[0].reason})" if found else ""
-        raise DataError("IMAGE", f"{path} has no images{what}: give another folder")
+        what = f", but {found[0].path} ({found[0].reason})" if found else ""
+        raise DataError("IMAGE", f"{path} contains no images{what}: give a different folder")
     return list(map(Path, listing.photos)), listing.left_out
 
 

@@ -76,7 +76,9 @@ def plan_trials(
         config = parse_config(config_class, run_flags, description="")
         trial = Trial(choices, run_folder, run_flags, config)
         if equal := next((other for other in trials if _has_same_settings(trial, other)), None):
-            note = f"{run_folder.name} has the settings of {equal.folder.name}, and is left out"
+            note = (
+                f"{run_folder.name} has the same settings as {equal.folder.name}, and is left out"
+            )
             tell(f"note: {note}", file=sys.stderr)
         else:
             trials.append(trial)

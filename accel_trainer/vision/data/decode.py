@@ -61,7 +61,7 @@ class Decoder:
         header = read_header(data, name)
         if header.width * header.height > _MAX_PIXELS:
             size = f"{header.width}x{header.height} pixels"
-            fact = f"{name} is {size}, more than {_MAX_PIXELS:,} in all"
+            fact = f"{name} is {size}, more than {_MAX_PIXELS:,} in total"
             raise DataError("DATA_IMAGE_LARGE", f"{fact}: make the images smaller")
         return cls(header.height, header.width, num_channels=1 if header.is_grey else 3)
 
@@ -76,6 +76,6 @@ class Decoder:
                 f"{self.width}x{self.height}: give all images the same size",
             )
         if self.num_channels == 1 and not header.is_grey:
-            fact = f"{name} is a colour image, but the first is greyscale"
+            fact = f"{name} is a colour image, but the first image is greyscale"
             raise DataError("DATA_IMAGE_MODE", f"{fact}: give all the same mode")
         return decode_photo(data, name, header=header)[..., : self.num_channels]

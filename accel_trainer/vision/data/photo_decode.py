@@ -251,7 +251,8 @@ def _decode_with_pillow(data: bytes, name: str) -> NDArray[np.uint8]:
         except _UnknownRangeError as error:
             fact = f"{name} cannot be decoded ({error} have no fixed range)"
             raise DataError(
-                "DATA_IMAGE", f"{fact}: scale them to 0 to 255 and save it in 8 bits, as PNG"
+                "DATA_IMAGE",
+                f"{fact}: scale them to 0 to 255, and save the image in 8 bits, as PNG",
             ) from None
         return _upright(pixels, _other_orientation(image, data))
 

@@ -49,7 +49,7 @@ class PixelRange(NamedTuple):
         )
         factor = 256 // (self.high + 1)
         example = f", such as by multiplying them by {factor}" if factor > 1 else ""
-        return f"{fact}: stretch them over the range of the file before saving{example}"
+        return f"{fact}: stretch them over the range of the format before saving{example}"
 
 
 def range_of(pixels: NDArray[np.uint8]) -> PixelRange:

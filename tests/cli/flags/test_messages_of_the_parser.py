@@ -151,8 +151,8 @@ FILES: list[tuple[str, str]] = [
     ),
     (
         "trainer: {mixed_precision: no}",
-        "line 1: YAML reads no as False: quote texts, and write numbers like 1000 and switches as "
-        "true or false",
+        "line 1: YAML reads no as False: put text in quotes, and write numbers as 1000 and "
+        "switches as true or false",
     ),
     ("trainer: {run_name: 10}", "trainer.run_name: YAML reads 10, not text: quote it"),
     ("trainer: {output_dir: 3}", "trainer.output_dir: YAML reads 3, not text: quote it"),
