@@ -266,7 +266,7 @@ FAULTS = [
     (lambda: -100, r"DATA_SAMPLE\]: sample 17 has label -100, the classes are 0 to 2: fix it"),
     (
         lambda: torch.zeros(3),
-        r"DATA_SAMPLE\]: samples such as 17, which is .*\[3\].*, and \d+, which is .*\(.*Error: ",
+        r"DATA_SAMPLE\]: samples such as 17 .*\[3\].* and \d+ .*\(.*Error: ",
     ),
 ]
 
