@@ -171,8 +171,7 @@ def _trials(folder: Path, kind: str, interruption: Interruption) -> Iterator[Run
 
 
 def _train(folder: Path, kind: str, number: int, interruption: Interruption) -> RunResult:
-    everything = torch.arange(NUM_SAMPLES)
-    parts = fold(NUM_SAMPLES, 3, number) if kind == "folds" else (everything, everything)
+    parts = fold(NUM_SAMPLES, 3, number if kind == "folds" else 0)
     train_set, eval_set = (Points(torch.as_tensor(part), interruption) for part in parts)
     width = 4 * (number + 1) if kind == "models" else 4
     rate = 0.02 * (number + 1) if kind == "trials" else 0.05
