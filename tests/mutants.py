@@ -136,7 +136,7 @@ MUTANTS = [
     ),
     Mutant(
         "a malformed run is a traceback of the live page",
-        "accel_trainer/cli/watch/live_page.py",
+        "accel_trainer/cli/report/by_itself.py",
         "with reading(*(run.folder for run in runs)):",
         "if True:",
         ("tests/cli/watch/test_watch.py",),
