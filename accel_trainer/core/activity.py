@@ -16,8 +16,8 @@ class Activity:
 
     The trainer sets `position` and counts `num_forwards`. `phase_s` holds the seconds spent
     in each phase so far, without the current stay in `phase`. `compilation` counts the seconds of
-    compiling the model. `couples_batch` is that of the task. `result` is the RunResult at
-    the end.
+    compiling the model. `couples_batch` is copied from the task. `result` is the
+    RunResult at the end.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ class Log:
 
     Every method that takes a name raises ConfigError if the name is of a group that the engine
     writes (`train`, `optim`, `perf`, `digest`, `test`, `eval...`), or has other characters than
-    ASCII letters, digits and `_.-`, or a part of dots alone. `pending` has what is kept of each
+    ASCII letters, digits and `_.-`, or a part of dots alone. `pending` holds the values of each
     name: for a mean, the count, the float64 sum and the numbers that are not in the sum yet; for a
     histogram, a copy of its tensor.
     """

@@ -28,8 +28,8 @@ class Watchdog:
 
     Progress is a forward, or a poll of the stop flag: there is one for each step and each evaluated
     batch. `on_stuck` gets the seconds without progress. A stuck process prints the stacks of its
-    threads, then the line that `on_stuck` returns. `show_life` is called
-    twice a second where a process may take as long as it needs.
+    threads, then the line that `on_stuck` returns. `show_life` is called twice a second while a
+    process may take as long as it needs.
     """
 
     def __init__(

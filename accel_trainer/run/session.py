@@ -59,8 +59,8 @@ class Run:
 def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     """Join the processes, lock the run folder and load the checkpoint. **Collective.**
 
-    A program may start one run after the other: a signal that stops one ends the program, too, on
-    every process. Random numbers go on after the block as if there had been no run.
+    A program may start several runs, one after the other: a signal that stops one of them ends the
+    program on every process. Random numbers continue after the block as if there had been no run.
 
     Raises:
         ConfigError: the config is of the wrong type, or differs from that of the run it would

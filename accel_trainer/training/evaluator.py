@@ -177,8 +177,8 @@ class Evaluator:
         **Collective. Host sync.**
 
         `monitored` is the number of this set that will decide the best checkpoint, such as `loss`;
-        None if it is of another set. An exception of an `eval_step` or of `compute` is
-        not an error here: some need what training leaves, and some metrics need many samples.
+        None if it belongs to a different set. An exception in an `eval_step` or in `compute` is not
+        an error here: some need a trained model, and some metrics need many samples.
 
         Raises:
             ConfigError: sums are not float64, a metric cannot measure the batch, or `monitored` is

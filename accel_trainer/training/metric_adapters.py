@@ -105,8 +105,7 @@ class WholeSetMetric:
     """Numbers that a function computes from the whole evaluation set.
 
     `function(outputs [N, K], targets [N] or [N, T])` runs on every process, for the samples that
-    count. Outputs are float64;
-    targets are int64 if they were integers, else float64.
+    count. Outputs are float64; targets are int64 if they were integers, else float64.
 
     Each process writes the rows of its samples, by their ids, into an array over all N samples, and
     the arrays are added up: nothing is padded, gathered twice or out of order. That takes about

@@ -96,12 +96,12 @@ def load_photos(
 ) -> Photos:
     """Return the photos of a folder, a name on the hub, a `datasets.Dataset` or a `DatasetDict`.
 
-    A few photos are decoded, to see which range their pixels use. The columns are found by their
-    names, or else by their types, unless they are given; classes of different tables are matched by
-    name. If the source has no validation split, `val_fraction` (0..1) of the photos are set aside:
-    a hash of a photo's name decides, so that adding photos moves no other. With `multi_label`, the
-    column has a list of classes for each photo. `datasets` writes its files about local data below
-    `cache_dir`; None: in its default cache.
+    A few photos are decoded to find the range of their pixels. Unless the columns are given, they
+    are found by name, or else by type; classes of different tables are matched by name. If the
+    source has no validation split, `val_fraction` (0..1) of the photos are set aside: a hash of a
+    photo's name decides, so that adding photos moves no other. With `multi_label`, the column has a
+    list of classes for each photo. `datasets` writes its files about local data below `cache_dir`;
+    None: in its default cache.
 
     Raises:
         ConfigError: a column does not exist, or the fraction cannot be used.
