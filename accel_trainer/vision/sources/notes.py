@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...core.errors import listed
 from .class_names import names_in_two_cases
+from .layouts import VAL_NAMES
 from .listing import describe_left_out, no_data
 from .photo_columns import Columns
 from .raw import Opened, Split
+
+_SPLIT_COLUMNS = ("split", "subset", "set", "partition")
 
 
 def facts_about(data: Opened, columns: Columns, *, used: Sequence[Split]) -> tuple[str, ...]:
@@ -40,4 +44,18 @@ def warnings_about(data: Opened, columns: Columns) -> list[str]:
         if 10 * num_classes > 9 * len(found):
             fact = f"{len(found):,} photos have {num_classes:,} classes"
             notes.append(f"{fact}: check that --label-column holds classes, not numbers or names")
+    return notes
+
+
+def notes_on_split_columns(split: Split) -> list[str]:
+    """Return a line for each column that names photos to evaluate on, which a fraction ignores."""
+    notes = []
+    for dataset, name in split:
+        for column in dataset.features:
+            if column.lower() in _SPLIT_COLUMNS:
+                values = sorted(map(str, dataset.unique(column)))
+                if len(values) > 1 and any(value.lower() in VAL_NAMES for value in values):
+                    fact = f"column {column} of {name} has {listed(values)}, and is not followed"
+                    fix = "give each split a table or a folder of its own, without --val-fraction"
+                    notes.append(f"{fact}: {fix}")
     return notes

@@ -24,7 +24,7 @@ from ..data.photo_decode import decoder_version
 from ..data.pixel_range import FormatRanges
 from ..models.timm_nets import input_settings
 from .layouts import VAL_NAMES
-from .notes import facts_about, warnings_about
+from .notes import facts_about, notes_on_split_columns, warnings_about
 from .photo_columns import read_columns
 from .photo_files import open_dataset, opened
 from .raw import PhotoSplit, Split
@@ -133,7 +133,8 @@ def load_photos(
     if val is None:
         is_val = columns.images[0].name_hashes() < val_fraction
         parts = [_rows_of(parts[0], np.flatnonzero(side)) for side in (~is_val, is_val)]
-        notes = _notes_on_missing_classes(parts, class_names)
+        missing = _notes_on_missing_classes(parts, class_names)
+        notes = [*notes_on_split_columns(train), *missing]
     else:
         refuse_untrained(parts, class_names)
     for part, kind in zip(parts, ("training", "validation"), strict=True):

@@ -252,3 +252,16 @@ def test_names_that_differ_in_capitals_are_two_classes_and_are_said() -> None:
     photos = load_photos(table(["A", "a", "b", "A"] * 5, Value("string")), val_fraction=0.3)
     assert photos.class_names == ("A", "a", "b")
     assert [fact for fact in photos.facts if "A and a" in fact]
+
+
+def test_a_column_of_splits_that_is_not_followed_is_warned_of() -> None:
+    for column, values in (("split", ["train", "val"]), ("Subset", ["Train", "Test", "x"])):
+        rows = table(["a", "b", "c"] * 8, Value("string"))
+        rows = rows.add_column(column, [values[index % len(values)] for index in range(24)])
+        (note,) = [each for each in load_photos(rows, val_fraction=0.5).notes if column in each]
+        assert values[1] in note
+    for column, kinds in (("split", ["banana", "x"]), ("set", ["test"]), ("origin", ["test", "x"])):
+        rows = table(["a", "b", "c"] * 8, Value("string"))
+        rows = rows.add_column(column, [kinds[index % len(kinds)] for index in range(24)])
+        photos = load_photos(rows, val_fraction=0.5, label_column="label")
+        assert not [each for each in photos.notes if "not followed" in each]
