@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -33,13 +33,14 @@ def hooks_of(owner: nn.Module | Tensor) -> list[Any]:
 def mark_model(model: nn.Module) -> dict[str, Any]:
     """Return marks, by name, of what only a step is to change in a model. **Host sync.**
 
-    These are its weights and which of them are trained, and of each module the object, its forward,
-    its hooks and whether it is in training mode.
+    These are its weights and which of them are trained, and of each module the object, its parts,
+    its forward, its hooks and whether it is in training mode.
     """
     marks: dict[str, Any] = {}
     for name, module in model.named_modules(prefix="model"):
         forward = getattr(module.forward, "__func__", module.forward)
-        marks[name] = [*map(id, (module, forward, *hooks_of(module)))]
+        parts = (module, forward, *module.children(), *hooks_of(module))
+        marks[name] = [*map(id, parts)]
         marks[f"{name}.training"] = module.training
     for name, weight in model.named_parameters(prefix="model"):
         part = local_part(weight.detach())
@@ -99,16 +100,16 @@ def watched_step(model: nn.Module) -> Iterator[StepUse]:
 
 
 @contextmanager
-def watched_read(owner: object, key: str, note: Callable[[], object]) -> Iterator[None]:
-    """Call `note` if the block reads the value that the attribute `key` of `owner` has now."""
+def watched_read(owner: object, key: str, name: str, read: set[str]) -> Iterator[None]:
+    """Add `name` to `read` if the block reads the value that `key` of `owner` has now."""
     kind: Any = type(owner)
     plain = kind.__getattribute__
     value = plain(owner, key)
 
-    def get(each: object, name: str) -> Any:
-        found = plain(each, name)
-        if each is owner and name == key and found is value:
-            note()
+    def get(each: object, attribute: str) -> Any:
+        found = plain(each, attribute)
+        if each is owner and attribute == key and found is value:
+            read.add(name)
         return found
 
     kind.__getattribute__ = get

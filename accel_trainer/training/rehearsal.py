@@ -12,7 +12,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial, reduce
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _BUILT_IN = ("torch", "accel_trainer")
+_NOT_NEEDED = "set unsaved_attributes = ({key!r},) on its class"
 _ONE_VALUE = (
     "a checkpoint stores one value: compute it from values that are the same on all processes, "
     "reduce it over them, or make it a buffer of the model"
@@ -55,6 +56,9 @@ _ONE_VALUE = (
 
 Identities = Mapping[str, tuple[int | None, str]]
 """For each tensor of a checkpoint, by name: its `id` if it is a parameter, and dtype and shape."""
+
+Marks = Mapping[str, Mark]
+"""The marks of values, by name."""
 
 TrainerAttributes = Callable[[], Mapping[str, object]]
 """Returns what a user's subclass of Trainer keeps, by the names of the attributes."""
@@ -88,7 +92,7 @@ class Rehearsal:
         self._train_set = train_set
         self._before = _identify(model)
         self._fresh_optimizer = _copy_optimizer(optimizer)
-        self._marks: list[dict[str, Mark]] = []
+        self._marks: list[Marks] = []
         self._uses: list[StepUse] = []
         self._num_calls: Counter[str] = Counter()
         self._read: set[str] = set()
@@ -104,19 +108,19 @@ class Rehearsal:
         attributes = {f"trainer.{name}": value for name, value in self._trainer().items()}
         return {**self._parts, **attributes}
 
-    def _mark(self) -> dict[str, Mark]:
+    def _mark(self) -> Marks:
         return mark_unsaved(self._all_parts(), model=self._model)
 
     def watching_metrics(self, metrics: Iterable[Metric]) -> AbstractContextManager[None]:
         """Warn of values that the metrics change in the block, and that no checkpoint holds."""
         parts = {type(metric).__name__: metric for metric in metrics}
-        return self._warning(parts, "an evaluation", "compute from the sums alone")
+        return self._watching_parts(parts, "an evaluation", "compute from the sums alone")
 
     def warn_of_coupling(self, evaluator: Evaluator, batches: Sequence[Batch]) -> None:
         """Warn if the loss of a sample depends on the other samples of its batch. **Host sync.**"""
         task, device = trial_copy(evaluator.task), self._accelerator.device
         may_couple = evaluator.has_collective_forward or getattr(task, "couples_batch", False)
-        if may_couple or not self._accelerator.is_main_process:
+        if may_couple or _is_built_in(task) or not self._accelerator.is_main_process:
             return
         step = partial(eval_step_of(task), self._model)
         with (
@@ -139,29 +143,43 @@ class Rehearsal:
         """Warn of values that the end of an epoch changes, as callbacks may do."""
         # Reading samples may fill a cache of the data, so steps are not compared.
         parts = {**self._all_parts(), "train_set": self._train_set}
-        return self._warning(parts, "the end of an epoch", "compute it from `batch.position`")
+        return self._watching_parts(
+            parts, "the end of an epoch", "compute it from `batch.position`"
+        )
+
+    def watching_hook(self, name: str, callback: Callback) -> AbstractContextManager[None]:
+        """Warn if the first calls of a user's hook change the model; a stored callback may."""
+        self._num_calls[name] += 1
+        is_trusted = _is_stored(callback) or not is_of_user(type(callback))
+        if is_trusted or ".on_fit_" in name or self._num_calls[name] > 2:
+            return nullcontext()
+        fix = "undo it in the same hook, or change the model in on_fit_start or in a step"
+        return self._watching(f"the callback {name}", self._mark_model, fix)
+
+    def _mark_model(self) -> Marks:
+        return {name: (None, mark) for name, mark in mark_model(self._model).items()}
+
+    def _watching_parts(
+        self, parts: Mapping[str, object], what: str, fix: str
+    ) -> AbstractContextManager[None]:
+        mark = partial(mark_unsaved, parts, model=self._model)
+        return self._watching(what, mark, f"{fix}, or if no result depends on it, {_NOT_NEEDED}")
 
     @contextmanager
-    def _warning(self, parts: Mapping[str, object], what: str, fix: str) -> Iterator[None]:
-        before = mark_unsaved(parts, model=self._model)
+    def _watching(self, what: str, mark: Callable[[], Marks], fix: str) -> Iterator[None]:
+        """Warn of what `what`, which runs in the block, changes of the marks."""
+        before = mark()
         yield
-        after = mark_unsaved(parts, model=self._model)
-        if kept := _changed(before, after) - self._named:
-            key = min(kept).rpartition(".")[2]
-            self._say(
-                what,
-                kept,
-                f"{fix}, or set unsaved_attributes = ({key!r},) if no result depends on it",
-            )
+        self._say(f"{what} changes", _changed(before, mark()), fix)
 
     def _say(self, what: str, names: set[str], fix: str) -> None:
-        """Warn once of state that `what` changes."""
+        """Warn once of each of the `names`; `fix` may contain the `key` of the first."""
         if (new := names - self._named) and self._accelerator.is_main_process:
             _logger.warning(
-                "[UNSAVED_STATE] %s changes %s, and no checkpoint stores it: %s",
+                "[UNSAVED_STATE] %s %s, and no checkpoint stores it: %s",
                 what,
                 listed(new),
-                fix,
+                fix.format(key=min(new).rpartition(".")[2]),
             )
         self._named |= names
 
@@ -173,23 +191,6 @@ class Rehearsal:
                 self._watch_reads(watching)
             yield
         self._uses.append(use)
-
-    @contextmanager
-    def watching_hook(self, name: str, callback: Callback) -> Iterator[None]:
-        """Warn if the first calls of a user's hook change the model; a stored callback may."""
-        self._num_calls[name] += 1
-        is_trusted = _is_stored(callback) or not is_of_user(type(callback))
-        if is_trusted or ".on_fit_" in name or self._num_calls[name] > 2:
-            yield
-            return
-        before = mark_model(self._model)
-        yield
-        after = mark_model(self._model)
-        self._say(
-            f"the callback {name}",
-            {path for path in before | after if before.get(path) != after.get(path)},
-            "undo it in the same hook, or change the model in on_fit_start or in a step",
-        )
 
     def after_step(self, read_state: Callable[[], Mapping[str, Any]]) -> None:
         """Check the state that a checkpoint would hold, perhaps with this process's shards.
@@ -316,35 +317,27 @@ class Rehearsal:
         first, second, third = [*self._marks, self._mark()]
         self._marks = []
         one, two = self._uses[0], self._uses[-1]
-        self._say(
-            "a step",
-            one.changed_late(two),
-            "set it before it is used, or before build_trainer",
-        )
+        fix = "set it before it is used, or before build_trainer"
+        self._say("a step changes", one.changed_late(two), fix)
         self._warn_of_unreached(one, two)
-        late = [
+        created = {
             name
             for name in third.keys() - first.keys()
             if isinstance(kind := third[name][0], tuple) and kind[0] is nn.Parameter
-        ]
-        if late:
-            _logger.warning(
-                "[UNSAVED_STATE] the first step creates %s, and so would the first one after a "
-                "resume, with other random numbers: create it before build_trainer",
-                listed(late),
-            )
+        }
+        fix = "a resume would draw other random numbers for it, so create it before build_trainer"
+        self._say("the first step creates", created, fix)
         # What is None until the first step is often kept for a log alone: nothing reads it.
         kept = _changed(first, second) | self._read
         unsaved = kept & _changed(second, third) - self._restored
-        # Those that take turns: what a step leaves is compared above.
-        if unsaved := {name for name in unsaved if not name.endswith(".requires_grad")}:
-            self._say(
-                "training",
-                unsaved,
-                "if --dry-run shows that it matters, keep it in a buffer of the model "
-                "(register_buffer) or in the state_dict of the optimizer or a callback; if not, "
-                f"set unsaved_attributes = ({min(unsaved).rpartition('.')[2]!r},) on its class",
-            )
+        self._say(
+            "training changes",
+            # Parameters may take turns: what a step leaves of `requires_grad` is compared above.
+            {name for name in unsaved if not name.endswith(".requires_grad")},
+            "if --dry-run shows that it matters, keep it in a buffer of the model "
+            "(register_buffer) or in the state_dict of the optimizer or a callback; if not, "
+            + _NOT_NEEDED,
+        )
 
     def _watch_reads(self, watching: ExitStack) -> None:
         """Watch the attributes that the first step has set: does the second one read them?"""
@@ -354,8 +347,7 @@ class Rehearsal:
                 part, *path = name.split(".")
                 with suppress(LookupError, AttributeError, TypeError):  # of a class or a file
                     owner = reduce(getattr, path[:-1], self._all_parts()[part])
-                    note = partial(self._read.add, name)
-                    watching.enter_context(watched_read(owner, path[-1], note))
+                    watching.enter_context(watched_read(owner, path[-1], name, self._read))
 
     def _warn_of_unreached(self, one: StepUse, two: StepUse) -> None:
         """Warn of trained parameters without a gradient, unless some have turns of their own."""
@@ -374,7 +366,7 @@ class Rehearsal:
             )
 
 
-def _changed(before: Mapping[str, Mark], after: Mapping[str, Mark]) -> set[str]:
+def _changed(before: Marks, after: Marks) -> set[str]:
     """Return the names of the values that kept their type and changed their content."""
     return {
         name
@@ -389,6 +381,10 @@ def _inexact(message: str) -> CheckpointError:
 
 def _is_stored(part: object) -> bool:
     return isinstance(part, Callback) and type(part).state_dict is not Callback.state_dict
+
+
+def _is_built_in(part: object) -> bool:
+    return type(part).__module__.partition(".")[0] in _BUILT_IN
 
 
 def _identify(model: nn.Module) -> Identities:
@@ -418,7 +414,7 @@ def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
 
     None for an optimizer of torch or of this package, and for one that cannot be copied.
     """
-    if type(optimizer).__module__.partition(".")[0] in _BUILT_IN:
+    if _is_built_in(optimizer):
         return None
     shared = {id(parameter): parameter for parameter in parameters_of(optimizer)}
     copied = object.__new__(type(optimizer))

@@ -108,15 +108,11 @@ class _Walk:
 
     def _visit_object(self, name: str, value: Any, *, is_users: bool) -> None:
         if isinstance(value, nn.Module):
-            parameters = value.named_parameters(recurse=False)
-            buffers = value.named_buffers(recurse=False)
-            children = value.named_children()
             trained = [each.requires_grad for each in value.parameters(recurse=False)]
             hooks = hooks_of(value)
-            numbers = [("requires_grad", trained), ("num_hooks", len(hooks))]
-            self._visit_all(
-                name, value, dict(itertools.chain(parameters, buffers, children, numbers))
-            )
+            owned = {**value._parameters, **value._buffers, **value._modules}
+            numbers = {"requires_grad": trained, "num_hooks": len(hooks)}
+            self._visit_all(name, value, owned | numbers)
             for hook in hooks:
                 self.visit(f"{name}.hook", hook)
             if type(value).get_extra_state is not nn.Module.get_extra_state:
