@@ -14,14 +14,17 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from matplotlib.axes import Axes
 from PIL import Image
 
 from accel_trainer.cli.main import main as door
@@ -32,6 +35,7 @@ from accel_trainer.cli.report.charts import (
     draw_curves,
     top_of,
 )
+from accel_trainer.cli.report.figures import draw_chart
 from accel_trainer.cli.report.page_data import page_data
 from accel_trainer.cli.report.pictures import load_data, read_mistakes
 from accel_trainer.cli.report.report import render
@@ -727,3 +731,13 @@ def test_a_run_and_its_report_need_no_utf8(runs: Path, tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert "日本" in page.read_text(encoding="utf-8")
+
+
+def test_a_name_in_any_script_is_text_in_a_chart_and_no_warning() -> None:
+    for name in ("café", "猫", "кошка", "بطة", "แมว", "🐈"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            chart = draw_chart(
+                "names", title="", size=(3, 2), draw=partial(Axes.set_title, label=name)
+            )
+        assert name in chart.svg

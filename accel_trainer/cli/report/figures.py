@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +159,9 @@ def draw_chart(
     svg = io.StringIO()
     png = io.BytesIO()
     # The salt makes the ids in the SVG reproducible, and unique in the page.
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
+        # The font of matplotlib lacks some scripts. The SVG holds text, which a browser can draw.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure = Figure(figsize=size)
         draw(figure.add_subplot())
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
