@@ -128,7 +128,7 @@ PROMISES = [
         sums = micro_sums[0] if len(micro_sums) == 1 else add_up(micro_sums, torch.sum)
         return sums, sums.num_items
         """,
-        "tests/training/test_items.py",
+        "tests/training/test_targets.py tests/training/strategy/test_data_parallel.py",
     ),
     Promise(
         PROCESSES,
@@ -147,7 +147,7 @@ PROMISES = [
         PROCESSES,
         "differing_lines",
         "return [''] * accelerator.num_processes",
-        "tests/distributed/test_collectives.py",
+        "tests/run/test_agreement.py",
     ),
     Promise(
         PROCESSES,
@@ -226,13 +226,21 @@ PROMISES = [
     ),
     # --- no checkpoint is lost ---
     Promise(
-        STORED, "Disk.sync", "pass", "tests/core/test_filesystem.py tests/faults/test_power_loss.py"
+        STORED,
+        "create_file",
+        """
+        descriptor = disk.create(path)
+        for chunk in chunks:
+            disk.write(path, descriptor, chunk)
+        os.close(descriptor)
+        """,
+        "tests/core/test_filesystem.py",
     ),
     Promise(
         STORED,
-        "Disk.sync_directory",
-        "pass",
-        "tests/core/test_filesystem.py tests/faults/test_power_loss.py",
+        "rename",
+        "disk.rename(source, target)",
+        "tests/core/test_filesystem.py",
     ),
     Promise(
         STORED,
@@ -406,8 +414,12 @@ def outcome(promise: Promise) -> str:
     """Return `red`, as it should be, or what is wrong."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name) / "repository"
-        left_out = shutil.ignore_patterns(".*", "runs", "site", "__pycache__")
-        shutil.copytree(ROOT, root, ignore=left_out)
+        root.mkdir()
+        for path in ROOT.iterdir():
+            if path.is_dir() and path.name not in ("runs", "site") and path.name[0] != ".":
+                shutil.copytree(path, root / path.name)
+            elif path.is_file():
+                shutil.copy(path, root)
         try:
             break_promise(promise, root)
         except LookupError as error:
