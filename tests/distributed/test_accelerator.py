@@ -78,7 +78,7 @@ def test_processes_that_accelerate_does_not_find_are_refused(tmp_path: Path) -> 
 def find_less_processes() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     os.environ.update(TWO)
-    with pytest.raises(ConfigError, match=r"LAUNCH.*joined 1 process.*WORLD_SIZE says 2"):
+    with pytest.raises(ConfigError, match=r"LAUNCH.*joined 1 process,.*WORLD_SIZE is 2"):
         start_accelerator(ONE_THREAD)
 
 
