@@ -98,8 +98,8 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
     if dist.is_initialized() and dist.get_world_size() != num_processes:
         raise ConfigError(
             "LAUNCH",
-            f"init_process_group has joined {dist.get_world_size()} processes, but WORLD_SIZE is "
-            f"{num_processes}: set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
+            f"init_process_group has joined {counted(dist.get_world_size(), 'process')}, but "
+            f"WORLD_SIZE is {num_processes}: set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
             "MASTER_PORT before that call, or start the processes with accel_trainer.launch",
         )
     given_threads = given_num_threads()
