@@ -220,9 +220,12 @@ def join_peers(accelerator: Accelerator, *, timeout_s: float) -> Peers:
 
 
 def show_life(accelerator: Accelerator) -> None:
-    """Show those who wait for this process that it lives; ValueError once nobody can."""
-    if accelerator.num_processes > 1:
-        _get_default_store().add(f"life {accelerator.process_index}", 1)
+    """Show the others that the main process lives; ValueError once nobody can see it.
+
+    Only that one reaches the store without a network: where a link is cut, a call would not return.
+    """
+    if accelerator.num_processes > 1 and accelerator.is_main_process:
+        _get_default_store().add("life 0", 1)
 
 
 def wait_for_main(accelerator: Accelerator, *, timeout_s: float) -> None:
