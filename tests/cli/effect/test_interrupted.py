@@ -46,7 +46,8 @@ def test_ctrl_c_leaves_no_process_and_no_file(train_poisoned: Train, tmp_path: P
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, err = process.communicate()
-    assert (process.returncode, err) == (130, "accel_trainer: interrupted\n")
+    assert (process.returncode, err.splitlines()[-1]) == (130, "accel_trainer: interrupted")
+    assert "Traceback" not in err
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     assert not [*tmp_path.glob("accel-trainer-*")]
