@@ -124,6 +124,7 @@ def run(level: Mapping[str, str], tests: Sequence[str], *, jobs: int) -> Outcome
             "-q",
             "-m",
             "not slow",
+            "--whole-runs",
             "-n",
             str(jobs),
             "--dist",
