@@ -36,8 +36,8 @@ test: setup ## Run the tests of every unit, and one of each promise: about three
 test-all: setup ## Run all tests, also whole runs that repeat others, and variations
 	@$(PYTEST) $(ARGS)
 
-test-third: setup ## Run a third of what only `make test-all` runs, a different one each day; ARGS="--part 2/3": that one
-	@$(BIN)/python -m tests.third --jobs $(JOBS) $(ARGS)
+test-daily: setup ## Run a ninth of what only `make test-all` runs, a different one each day; ARGS="--part 2/9": that one
+	@$(BIN)/python -m tests.daily --jobs $(JOBS) $(ARGS)
 
 lint: setup ## Check style, format and types
 	@$(BIN)/ruff check --quiet
@@ -112,4 +112,4 @@ clean: ## Remove .venv and all caches, but not runs/
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all test-third lint crash-test shard-test isa-test test-torch fuzz-test signal-test elastic-test mutants golden soak bench gpu docs lock clean
+.PHONY: help setup train test test-all test-daily lint crash-test shard-test isa-test test-torch fuzz-test signal-test elastic-test mutants golden soak bench gpu docs lock clean

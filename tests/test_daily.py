@@ -1,4 +1,4 @@
-"""A failing test of the third is tried at an earlier commit, too."""
+"""A failing test of the day is tried at an earlier commit, too."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ def test_what_an_earlier_commit_fails_as_well_is_said_and_is_no_failure(tmp_path
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\npythonpath = .\n")
     (tests / "__init__.py").touch()
     (tests / "conftest.py").write_text(CONFTEST)
-    for name in ("third.py", "selection.py"):
+    for name in ("daily.py", "selection.py"):
         shutil.copy(Path(__file__).parent / name, tests)
     git(tmp_path, "init", "-q")
 
-    def third(test: str) -> tuple[int, str]:
+    def daily(test: str) -> tuple[int, str]:
         """Commit these tests, and run them beside the first commit."""
         (tests / "test_it.py").write_text(test)
         git(tmp_path, "add", ".")
         git(tmp_path, "commit", "-qm", "A change", "--allow-empty")
-        command = [sys.executable, "-m", "tests.third", "--base", "first", "--jobs", "1"]
+        command = [sys.executable, "-m", "tests.daily", "--base", "first", "--jobs", "1"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         return done.returncode, done.stdout
 
     git(tmp_path, "commit", "-qm", "Nothing", "--allow-empty")
     git(tmp_path, "tag", "first")
-    code, _ = third(TESTS.format(now=True))
+    code, _ = daily(TESTS.format(now=True))
     assert code == 1, "the first commit has no tests"
     git(tmp_path, "tag", "-f", "first")
-    code, said = third(TESTS.format(now=True))
+    code, said = daily(TESTS.format(now=True))
     assert code == 0, said
     assert said.count(" as well: tests/test_it.py::test_that_failed_before") == 1
-    code, said = third(TESTS.format(now=False) + ADDED)
+    code, said = daily(TESTS.format(now=False) + ADDED)
     assert code == 1
     assert "fails here: tests/test_it.py::test_that_fails_now" in said
     assert "fails here: tests/test_it.py::test_that_is_new" in said

@@ -1,8 +1,8 @@
-"""Runs a third of the tests that `make test` leaves out: a different third each day.
+"""Runs a ninth of the tests that `make test` leaves out: a different ninth each day.
 
-`python -m tests.third`. A test that fails is tried at `--base`, too: a commit, by default the last
+`python -m tests.daily`. A test that fails is tried at `--base`, too: a commit, by default the last
 one that is twelve hours old. What fails there as well was not broken by what is new: it is printed,
-and does not fail this command. `--part 2/3` names the third; words after `--` are for pytest.
+and does not fail this command. `--part 2/9` chooses a part; words after `--` are for pytest.
 """
 
 from __future__ import annotations
