@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-NUM_PARTS = 3  # of the tests that `make test` leaves out: the workflow of a change runs one a day
+NUM_PARTS = 9  # of the tests that `make test` leaves out: the workflow of a change runs one a day
 # There is one in each process, and it starts in no time.
 _CHEAP = ("one_that_forks",)
 
