@@ -45,7 +45,7 @@ PROCESSES = "any number of processes trains the same model"
 COUNTED = "no metric counts a sample twice"
 STORED = "no checkpoint is lost"
 SAFE = "no checkpoint can run code or reach other files"
-STOPPED = "a run that goes wrong stops, saves or says so"
+STOPPED = "a run that goes wrong stops, saves or reports it"
 TOLD = "a resume with different settings, data or code is an error or a warning"
 
 EXACT = (

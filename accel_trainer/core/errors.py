@@ -114,8 +114,8 @@ class Preempted(OneLineError):
 
     `result` is a `RunResult` with the progress of the run; None if training had not started.
 
-    No `Exception`, as KeyboardInterrupt: the code that the signal interrupts, such as that which
-    reads a sample or tries one model after the other, must not take it for an error of its own.
+    It is no `Exception`, just as KeyboardInterrupt is none: code that catches the errors of reading
+    a sample, or of one trial of a search, must not catch this one.
     """
 
     exit_code = ExitCode.PREEMPTED
@@ -130,7 +130,7 @@ class PreemptedScript(Preempted, SystemExit):  # type: ignore[misc]  # `code` ha
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.code = self.exit_code  # type: ignore[assignment]  # that of SystemExit
+        self.code = self.exit_code  # type: ignore[assignment]  # SystemExit's
 
 
 class PreemptedCell(Preempted, KeyboardInterrupt):

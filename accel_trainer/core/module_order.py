@@ -8,7 +8,7 @@ from torch import nn
 
 
 def take_order(model: nn.Module, names: Iterable[str]) -> None:
-    """Give the modules and tensors of `model` the order of `names`, those of its state dict.
+    """Put the modules and tensors of `model` into the order of `names`, a state dict's keys.
 
     A ModuleDict is read, norms are summed and gradients are averaged in this order, and the order
     of a set differs between processes. Layers of a Sequential stay as they are: their order is

@@ -163,7 +163,7 @@ def _train(replay: Replay, step: int, folder: Path) -> Proof:
 
 
 def _rename_in_config(path: Path, folder: Path) -> None:
-    """Let a config name `folder` as that of its run, which it has been trained for."""
+    """Set the output folder of a stored config to `folder`, the final one."""
     config = read_yaml(path)
     config["run"]["output_dir"] = str(folder)
     filesystem.write_file_atomic(path, dump_yaml(config).encode())

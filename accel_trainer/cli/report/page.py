@@ -49,7 +49,7 @@ def write_page(
 ) -> str:
     """Return the HTML page, in which no other scripts than `scripts` may run.
 
-    The `faults` are those of runs that cannot be shown.
+    `faults` lists the runs that cannot be shown, and why.
     A page with a `version` is live: it may ask its server whether there is a newer one.
     """
     is_live = version is not None

@@ -165,7 +165,7 @@ def _shown_folder() -> str:
 def _is_private(path: Path, mode: int) -> bool:
     """Whether a file or folder, not a link to one, is of this user, and of nobody else."""
     if os.name != "posix":
-        return True  # a home folder on Windows has other means
+        return True  # Windows protects a home folder differently
     found = path.lstat()
     return found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == mode
 

@@ -86,7 +86,7 @@ def plan_trials(
 
 
 def _has_same_settings(one: Trial, other: Trial) -> bool:
-    """Whether two runs differ in their folder alone, as those of 0.1 and 0.10 do."""
+    """Whether two runs differ only in their folder, such as with `--lr 0.1` and `--lr 0.10`."""
     runs = [replace(each.config.run, output_dir=None) for each in (one, other)]
     return replace(one.config, run=runs[0]) == replace(other.config, run=runs[1])
 

@@ -46,7 +46,7 @@ class PageServer(ThreadingHTTPServer):
         super().__init__((host, port), _Answer)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, unless there are too many."""
+        """Answer in a new thread, unless too many are busy."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
