@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _BUILT_IN = ("torch", "accel_trainer")
+_UNSAVED = "and no checkpoint stores it"
 _NOT_NEEDED = "set unsaved_attributes = ({key!r},) on its class"
 _ONE_VALUE = (
     "a checkpoint stores one value: compute it from values that are the same on all processes, "
@@ -153,8 +154,13 @@ class Rehearsal:
         is_trusted = _is_stored(callback) or not is_of_user(type(callback))
         if is_trusted or ".on_fit_" in name or self._num_calls[name] > 2:
             return nullcontext()
-        fix = "undo it in the same hook, or change the model in on_fit_start or in a step"
-        return self._watching(f"the callback {name}", self._mark_model, fix)
+        return self._watching(
+            f"the callback {name}",
+            self._mark_model,
+            # A checkpoint stores some of it, such as weights, but none stores a mode or a hook.
+            "which only a step should",
+            "undo it in the same hook, or change the model in on_fit_start or in a step",
+        )
 
     def _mark_model(self) -> Marks:
         return {name: (None, mark) for name, mark in mark_model(self._model).items()}
@@ -163,22 +169,24 @@ class Rehearsal:
         self, parts: Mapping[str, object], what: str, fix: str
     ) -> AbstractContextManager[None]:
         mark = partial(mark_unsaved, parts, model=self._model)
-        return self._watching(what, mark, f"{fix}, or if no result depends on it, {_NOT_NEEDED}")
+        fix = f"{fix}, or if no result depends on it, {_NOT_NEEDED}"
+        return self._watching(what, mark, _UNSAVED, fix)
 
     @contextmanager
-    def _watching(self, what: str, mark: Callable[[], Marks], fix: str) -> Iterator[None]:
+    def _watching(self, what: str, mark: Callable[[], Marks], why: str, fix: str) -> Iterator[None]:
         """Warn of what `what`, which runs in the block, changes of the marks."""
         before = mark()
         yield
-        self._say(f"{what} changes", _changed(before, mark()), fix)
+        self._say(f"{what} changes", _changed(before, mark()), fix, why)
 
-    def _say(self, what: str, names: set[str], fix: str) -> None:
+    def _say(self, what: str, names: set[str], fix: str, why: str = _UNSAVED) -> None:
         """Warn once of each of the `names`; `fix` may contain the `key` of the first."""
         if (new := names - self._named) and self._accelerator.is_main_process:
             _logger.warning(
-                "[UNSAVED_STATE] %s %s, and no checkpoint stores it: %s",
+                "[UNSAVED_STATE] %s %s, %s: %s",
                 what,
                 listed(new),
+                why,
                 fix.format(key=min(new).rpartition(".")[2]),
             )
         self._named |= names
