@@ -147,7 +147,7 @@ PROMISES = [
         PROCESSES,
         "differing_lines",
         "return [''] * accelerator.num_processes",
-        "tests/run/test_agreement.py",
+        "tests/training/test_rehearsal.py",
     ),
     Promise(
         PROCESSES,
