@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -1966,28 +1967,32 @@ def copy_repository(folder: Path) -> None:
             shutil.copyfile(ROOT / name, folder / name)
 
 
-def try_mutant(mutant: Mutant, repository: Path) -> str:
+def outcome_of(tests: Sequence[str], repository: Path, *options: str) -> str:
     """Return `red` if a test failed or hung, `GREEN` if none did, or why they did not run."""
+    words = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "120", "-m", "not slow", *options]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, *tests],
+        cwd=repository,
+        env=os.environ | {"PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == 1 and "FAILED" in done.stdout:
+        return "red"
+    return "GREEN" if done.returncode == 0 else f"BROKEN: {(done.stdout + done.stderr)[-200:]!r}"
+
+
+def try_mutant(mutant: Mutant, repository: Path) -> str:
+    """Return the outcome of the mutant's tests."""
     path = repository / mutant.path
     source = path.read_text()
     if source.count(mutant.old) != 1:
         return f"GONE: {mutant.path} has its text {source.count(mutant.old)} times"
     path.write_text(source.replace(mutant.old, mutant.new))
     try:
-        options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "120"]
-        options += ["--whole-runs", "-m", "not slow"]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *mutant.tests],
-            cwd=repository,
-            env=os.environ | {"PYTHONPATH": str(repository)},
-            capture_output=True,
-            text=True,
-        )
+        return outcome_of(mutant.tests, repository, "--whole-runs")
     finally:
         path.write_text(source)
-    if done.returncode == 1 and "FAILED" in done.stdout:
-        return "red"
-    return "GREEN" if done.returncode == 0 else f"BROKEN: {(done.stdout + done.stderr)[-200:]!r}"
 
 
 def main() -> None:

@@ -16,9 +16,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -27,7 +24,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from .mutants import copy_repository, outcome_of
 
 
 @dataclass(frozen=True)
@@ -410,39 +407,18 @@ def break_promise(promise: Promise, root: Path) -> None:
     path.write_text("".join(lines))
 
 
-def outcome(promise: Promise) -> str:
-    """Return `red`, as it should be, or what is wrong."""
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name) / "repository"
-        root.mkdir()
-        for path in ROOT.iterdir():
-            if path.is_dir() and path.name not in ("runs", "site") and path.name[0] != ".":
-                shutil.copytree(path, root / path.name)
-            elif path.is_file():
-                shutil.copy(path, root)
-        try:
-            break_promise(promise, root)
-        except LookupError as error:
-            return f"GONE: {error}"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-m",
-            "not slow",
-            "-p",
-            "no:cacheprovider",
-        ]
-        environment = {**os.environ, "PYTHONPATH": str(root)}
-        tests = promise.tests.split()
-        done = subprocess.run(
-            [*command, *tests], cwd=root, env=environment, capture_output=True, text=True
-        )
-        if done.returncode == 1:
-            return "red"
-        return "GREEN" if done.returncode == 0 else f"NOT RUN: {done.stdout.strip()[-200:]!r}"
+def try_promise(promise: Promise, repository: Path) -> str:
+    """Return the outcome of the promise's tests with its mistake: `red`, as it should be."""
+    try:
+        path, _ = find(promise.function, repository)
+    except LookupError as error:
+        return f"GONE: {error}"
+    source = path.read_text()
+    break_promise(promise, repository)
+    try:
+        return outcome_of(promise.tests.split(), repository)
+    finally:
+        path.write_text(source)
 
 
 def table() -> str:
@@ -466,15 +442,17 @@ def main() -> None:
         return
     done = options.log.read_text().splitlines() if options.log and options.log.exists() else []
     outcomes = dict(line.split(": ", 1) for line in done)
-    for promise in PROMISES:
-        if options.only not in promise.function or promise.function in outcomes:
-            continue
-        outcomes[promise.function] = outcome(promise)
-        line = f"{promise.function}: {outcomes[promise.function]}"
-        print(line, flush=True)
-        if options.log:
-            with options.log.open("a") as log:
-                log.write(line + "\n")
+    with tempfile.TemporaryDirectory() as name:
+        copy_repository(Path(name))
+        for promise in PROMISES:
+            if options.only not in promise.function or promise.function in outcomes:
+                continue
+            outcomes[promise.function] = try_promise(promise, Path(name))
+            line = f"{promise.function}: {outcomes[promise.function]}"
+            print(line, flush=True)
+            if options.log:
+                with options.log.open("a") as log:
+                    log.write(line + "\n")
     wrong = [name for name, result in outcomes.items() if result != "red"]
     print(f"{len(outcomes) - len(wrong)} of {len(outcomes)} mistakes are seen")
     sys.exit(bool(wrong))
