@@ -243,7 +243,7 @@ PROMISES = [
         STORED,
         "publish",
         "rename(temporary, final)",
-        "tests/core/test_filesystem.py tests/faults/test_power_loss.py",
+        "tests/core/test_filesystem.py",
     ),
     Promise(
         STORED,
@@ -258,7 +258,7 @@ PROMISES = [
         for path in paths:
             disk.remove_tree(path)
         """,
-        "tests/core/test_filesystem.py tests/faults",
+        "tests/core/test_filesystem.py",
     ),
     Promise(STORED, "best_name", "return None", "tests/checkpoint/test_retention.py"),
     Promise(

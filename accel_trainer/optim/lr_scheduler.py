@@ -179,7 +179,8 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
     It is tried at the first and the last of `num_steps` steps, and checked at each.
 
     Raises:
-        ConfigError: it raises an error, or returns something else than a number of 0 or more.
+        ConfigError: it raises an error there, or returns no number of 0 or more. What it raises at
+            a later step is the recipe's own error.
     """
     if isinstance(schedule, LRScheduler):
         raise ConfigError(
@@ -189,14 +190,7 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
         )
 
     def rate_at(step: int) -> float:
-        try:
-            rate = float(schedule(step))
-        except Exception as error:
-            raise ConfigError(
-                "SCHEDULE",
-                f"the recipe's schedule fails at step {step} ({describe_error(error)}): "
-                f"return a number for each step from 0 to {num_steps - 1}",
-            ) from error
+        rate = float(schedule(step))
         if not 0 <= rate < math.inf:
             raise ConfigError(
                 "SCHEDULE",
@@ -206,5 +200,14 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
         return rate
 
     for step in (0, max(0, num_steps - 1)):
-        rate_at(step)
+        try:
+            rate_at(step)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                "SCHEDULE",
+                f"the recipe's schedule fails at step {step} ({describe_error(error)}): "
+                f"return a number for each step from 0 to {num_steps - 1}",
+            ) from error
     return rate_at

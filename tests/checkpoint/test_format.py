@@ -87,6 +87,9 @@ def test_a_checkpoint_without_its_mark_is_not_complete(directory: Path) -> None:
     (path / COMMIT).unlink()
     assert commit_mark(path) is None
     assert not is_committed(path)
+    assert is_committed(other)
+    (other / COMMIT).write_bytes(b"0" * 64 + b"\n")
+    assert not is_committed(other), "it is not the mark of this manifest"
 
 
 def test_a_checkpoint_under_the_name_of_another_position_is_refused(directory: Path) -> None:

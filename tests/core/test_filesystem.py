@@ -31,6 +31,26 @@ def test_a_file_is_replaced_in_one_step_and_synced_with_its_name(tmp_path: Path)
     assert disk.operations == ["create", "write", "sync", "rename", "sync_directory"]
 
 
+def test_a_folder_is_published_with_its_names_synced_before_and_after(tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    disk = CountingDisk()
+    with installed(disk):
+        filesystem.publish(tmp_path / "temporary", tmp_path / "final")
+    assert disk.operations == ["sync_directory", "rename", "sync_directory"]
+
+
+def test_folders_lose_their_names_durably_before_any_of_their_files(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file").touch()
+    disk = CountingDisk()
+    with installed(disk):
+        filesystem.remove_directories(folders)
+    assert disk.operations == ["rename", "rename", "sync_directory", "remove_tree", "remove_tree"]
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize("at", range(4))
 def test_a_failed_replacement_leaves_the_old_file_and_no_temporary(tmp_path: Path, at: int) -> None:
     filesystem.write_file_atomic(tmp_path / "a", b"old")
