@@ -190,7 +190,11 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
         )
 
     def rate_at(step: int) -> float:
-        rate = float(schedule(step))
+        rate = schedule(step)
+        try:
+            rate = float(rate)
+        except (TypeError, ValueError) as error:
+            raise _failure_at(step, error, num_steps) from error
         if not 0 <= rate < math.inf:
             raise ConfigError(
                 "SCHEDULE",
@@ -205,9 +209,13 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(
-                "SCHEDULE",
-                f"the recipe's schedule fails at step {step} ({describe_error(error)}): "
-                f"return a number for each step from 0 to {num_steps - 1}",
-            ) from error
+            raise _failure_at(step, error, num_steps) from error
     return rate_at
+
+
+def _failure_at(step: int, error: Exception, num_steps: int) -> ConfigError:
+    return ConfigError(
+        "SCHEDULE",
+        f"the recipe's schedule fails at step {step} ({describe_error(error)}): "
+        f"return a number for each step from 0 to {num_steps - 1}",
+    )
