@@ -116,8 +116,8 @@ MUTANTS = [
     Mutant(
         "a replay's rows are not compared",
         "accel_trainer/cli/replay/proof.py",
-        "            if row[name] != again[place][name]:\n",
-        "            if False:\n",
+        "if (found := Difference.of(one, other)) is not None:",
+        "if (found := None) is not None:",
         ("tests/cli/replay/test_at.py::test_at_trains_a_kept_step_again_and_names_what_differs",),
     ),
     Mutant(
@@ -235,8 +235,8 @@ MUTANTS = [
     Mutant(
         "learning rates of steps that were not trained are not compared",
         "accel_trainer/cli/effect/trials.py",
-        "if mine != theirs)",
-        "if mine != theirs and step < 9)",
+        "        Difference.of(*at_both(one.rates, other.rates)),\n",
+        "",
         ("tests/cli/effect/test_effect.py",),
     ),
     # --- who reads and writes ---
@@ -551,8 +551,8 @@ MUTANTS = [
     Mutant(
         "an audit compares no rows of what it has trained again",
         "accel_trainer/cli/audit/stretches.py",
-        "if row.get(name) != other.get(name) and name",
-        "if False and name",
+        "found = Difference.of(mine, again)",
+        "found = None",
         ("tests/cli/audit/test_audit.py::test_a_changed_sample_is_told_by_the_loss",),
     ),
     Mutant(

@@ -10,8 +10,9 @@ from ...checkpoint.format import CHECKPOINT_NAME, is_committed, list_checkpoints
 from ...core.errors import ExitCode
 from ...core.rng import epoch_permutation
 from ...training.rehearsal import first_difference
-from ..replay.proof import SINCE_LAST_ROW
-from ..replay.replay import Replay, ReplayError, comparable_rows
+from ..replay.replay import Replay, ReplayError
+from ..runs.difference import Difference
+from ..runs.rows import SINCE_LAST_ROW, by_place, read_rows
 from .evidence import Evidence, load_verified, step_named
 from .verdict import Verdict, judge
 
@@ -127,28 +128,25 @@ def check_stretch(
 def _compare_rows(run: Path, folder: Path, stretch: Stretch) -> str | None:
     """Return the first number, or row, that differs."""
     mine, again = (
-        {
-            (row["event"], row["optimizer_step"]): row
-            for row in comparable_rows(each, after=stretch.start, until=stretch.end)
-        }
+        by_place(
+            read_rows(each, after=stretch.start, until=stretch.end, left_out=(SINCE_LAST_ROW,))
+        )
         for each in (run, folder)
     )
-    for event, step in sorted({*mine, *again}, key=lambda key: (key[1], key[0] != "train")):
-        row, other = mine.get((event, step)), again.get((event, step))
-        if row is None:
-            # The end of a stretch is also evaluated where the run went on.
-            if step < stretch.end:
-                return f"the run has no {event} row of step {step}"
-        elif other is None:
-            return f"training again gives no {event} row of step {step}"
-        else:
-            for name in dict.fromkeys([_SAMPLES, *row, *other]):
-                if row.get(name) != other.get(name) and name != SINCE_LAST_ROW:
-                    values = f"{row.get(name)} in the run, {other.get(name)} trained again"
-                    fact = f"the {event} row of step {step}: {name} is {values}"
-                    is_same = name != _SAMPLES and _SAMPLES in row
-                    return fact + ", of samples with the same numbers" * is_same
-    return None
+    # The end of a stretch is also evaluated where the run went on.
+    again = {place: again[place] for place in again if place in mine or place[0] < stretch.end}
+    found = Difference.of(mine, again)
+    if found is None:
+        return None
+    if not found.one:
+        return f"the run has no {found.event} row of step {found.step}"
+    if not found.other:
+        return f"training again gives no {found.event} row of step {found.step}"
+    name = _SAMPLES if _SAMPLES in found.names else found.names[0]
+    values = "{} in the run, {} trained again".format(*found.values(name))
+    fact = f"the {found.event} row of step {found.step}: {name} is {values}"
+    is_same = name != _SAMPLES and _SAMPLES in found.one
+    return fact + ", of samples with the same numbers" * is_same
 
 
 def _compare_checkpoints(path: Path, folder: Path) -> str | None:

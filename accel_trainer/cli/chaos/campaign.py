@@ -11,7 +11,7 @@ from typing import Any
 from ...checkpoint.format import list_checkpoints, step_of
 from ...core import filesystem
 from ..runs.run_reader import read_run
-from .explain import Difference, explain, files_below, own_numbers_that_vary, touched_files
+from .explain import Departure, explain, files_below, own_numbers_that_vary, touched_files
 from .faults import Plan, shorter, simpler
 from .runs import Ending, Starts, run_all, survive
 from .start import Start
@@ -90,7 +90,7 @@ class Verdict:
     """
 
     ending: Ending
-    difference: Difference | None = None
+    difference: Departure | None = None
     is_compared: bool = True
 
     @property

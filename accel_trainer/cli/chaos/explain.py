@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import listed
 from ...core.json_files import read_json_object
-from ..recipe.same_run import ROWS, cause_of, difference_of_runs, lost_state, rows_of
+from ..recipe.same_run import ROWS, cause_of, difference_of_runs, lost_state
+from ..runs.difference import Difference
+from ..runs.rows import by_place, read_rows
 from ..runs.run_reader import read_run
 from .runs import Ending
 
-_NO_ROW: dict[str, Any] = {}
 _MAX_FILES = 10_000
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 _ENGINE_ROWS = ("train/", "eval", "test/", "optim/")
@@ -25,7 +24,7 @@ Files = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Difference:
+class Departure:
     """`where` is the first tensor or number of the end that differs.
 
     `first` is the first number in the rows that differs, and `step` its step; None: no number does.
@@ -39,7 +38,7 @@ class Difference:
 
 def explain(
     reference: Ending, ending: Ending, *, left_out: Collection[str], touched: Collection[str]
-) -> Difference | None:
+) -> Departure | None:
     """Return how a run differs from the reference; None if it does not.
 
     `left_out` are names in rows that are not compared, and `touched` are files that runs change in
@@ -49,7 +48,11 @@ def explain(
     where = difference_of_runs(one, other, left_out=left_out)
     if where is None:
         return None
-    step, first = _first_row(one, other, left_out)
+    row = Difference.of(*(by_place(read_rows(run, left_out=left_out)) for run in (one, other)))
+    step = first = None
+    if row is not None:
+        step, name = row.step, row.names[0]
+        first = f"{name} of step {step}: " + "{} -> {}".format(*row.values(name))
     lost = _first_lost(reference.notes, ending.notes)
     if not ending.plan:
         cause = _why_not_repeated(one, other, lost, touched)
@@ -60,7 +63,7 @@ def explain(
     else:
         is_measured = where.startswith((ROWS, "trainer.")) and "eval" in (first or "")
         cause = cause_of(ROWS if is_measured else where, lost)
-    return Difference(where, first, step, cause)
+    return Departure(where, first, step, cause)
 
 
 _CAUSES = {
@@ -105,27 +108,16 @@ def _changed(touched: Collection[str]) -> str:
     return f"a run changes {listed(touched)} in the current folder"
 
 
-def _first_row(
-    one: Path, other: Path, left_out: Collection[str]
-) -> tuple[int, str] | tuple[None, None]:
-    """Return the step and the first number in the rows that differs, with both values."""
-    rows = (rows_of(run, left_out) for run in (one, other))
-    for mine, its in zip_longest(*rows, fillvalue=_NO_ROW):
-        for name in mine | its:
-            if mine.get(name) != its.get(name):
-                step = int((mine or its)["optimizer_step"])
-                return step, f"{name} of step {step}: {mine.get(name)} -> {its.get(name)}"
-    return None, None
-
-
 def own_numbers_that_vary(reference: Ending, again: Ending) -> set[str]:
     """Return the names of callbacks' numbers, such as times, that another run has otherwise."""
-    mine, its = (rows_of(each.run) for each in (reference, again))
+    mine, its = (by_place(read_rows(each.run)) for each in (reference, again))
     return {
         name
-        for one, other in zip_longest(mine, its, fillvalue=_NO_ROW)
-        for name in one
-        if "/" in name and not name.startswith(_ENGINE_ROWS) and one[name] != other.get(name)
+        for place, row in mine.items()
+        for name in row
+        if "/" in name
+        and not name.startswith(_ENGINE_ROWS)
+        and row[name] != its.get(place, {}).get(name)
     }
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from ...core.config import flatten_config
 from ...core.errors import ConfigError, OutputError
-from ..replay.replay import Replay, comparable_rows, environment_changes
+from ..replay.replay import Replay, environment_changes
 from ..runs.changes import compare
+from ..runs.difference import Difference
+from ..runs.rows import by_place, read_rows
 from ..runs.run_reader import RunReader
 from ..why.records import checkpoints_by_step, differences, last_step
 from .search import find_changes
-from .trials import Difference, Trial, Trials, first_difference
+from .trials import Trial, Trials, first_difference
 
 Say = Callable[[str], None]
 _MAX_STEPS = 200
@@ -159,9 +161,9 @@ def _check_repeats(run: RunReader, trials: Trials) -> None:
 def _repeats(run: RunReader, trial: Trial) -> bool | None:
     """Whether a trial gives the digests and evaluations of a run; None: the run has none."""
     num_compared = 0
-    for row in comparable_rows(run.folder, after=0, until=max(trial.steps)):
-        again = trial.steps.get(row["optimizer_step"], {})
-        if row["event"] == "eval":
+    for (step, event), row in by_place(read_rows(run.folder, after=0)).items():
+        again = trial.steps.get((step, "step"), {})
+        if event == "eval":
             mine = {"evaluation": row}
         else:  # the digest of samples is about all steps since the row before
             digests = {name: row.get(f"digest/{name}") for name in again if name != "samples"}
@@ -196,7 +198,7 @@ def _effects(names: Sequence[str], trials: Trials) -> list[Effect]:
 
 def _effect(names: Sequence[str], difference: Difference | None, *, is_alone: bool) -> Effect:
     assert difference is not None  # the trials are not equal
-    return Effect(names, difference.step, difference.parts, is_alone)
+    return Effect(names, difference.step, difference.names, is_alone)
 
 
 def _without(names: Sequence[str], effects: Sequence[Effect]) -> list[str]:

@@ -13,11 +13,13 @@ from typing import Any
 import yaml
 
 from ...core.errors import OutputError
-from ...core.filesystem import read_chunks, read_lines, write_file_atomic
+from ...core.filesystem import read_chunks, write_file_atomic
 from ..common.processes import forward_signals
 from ..common.scratch import scratch_folder
-from ..replay.replay import STEP_DIGESTS, STOP, Replay, comparable_rows
+from ..replay.replay import STEP_DIGESTS, STOP, Replay
+from ..runs.difference import Difference
 from ..runs.recorded_start import flags_with
+from ..runs.rows import Rows, at_both, by_place, read_digests, read_rows
 
 _RATES = Path(__file__).with_name("rates.py")
 
@@ -26,10 +28,10 @@ _RATES = Path(__file__).with_name("rates.py")
 class Trial:
     """What came of a training: all that is compared with another one."""
 
-    steps: Mapping[int, Mapping[str, Any]]
+    steps: Rows
     """Digests of the parts of a checkpoint and of the samples after each step, and the numbers of
     an evaluation there."""
-    rates: Sequence[float]
+    rates: Rows
     """The learning rates of all steps of the run, also of those that were not trained."""
     end: int
     """The last step that the whole run would train."""
@@ -42,14 +44,6 @@ class Trial:
         return None if self.steps else self.error or "it trained no step"
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The first step with another result, and what differs after it."""
-
-    step: int
-    parts: Sequence[str]
-
-
 def first_difference(one: Trial, other: Trial) -> Difference | None:
     """Return where the results of two trials begin to differ; None: nowhere.
 
@@ -57,29 +51,18 @@ def first_difference(one: Trial, other: Trial) -> Difference | None:
     """
     if one == other:
         return None
-    found = [_of_steps(one, other), _of_rates(one, other)]
-    last = max(one.steps.keys() & other.steps.keys(), default=0)
+    found = [
+        Difference.of(*at_both(one.steps, other.steps)),
+        Difference.of(*at_both(one.rates, other.rates)),
+    ]
     if one.error != other.error:
-        found.append(Difference(last + 1, [one.error or other.error or ""]))
+        last = max((step for step, _ in one.steps.keys() & other.steps.keys()), default=0)
+        text = one.error or other.error or ""
+        found.append(Difference(last + 1, "error", {text: one.error}, {text: other.error}))
     elif one.end != other.end:
-        found.append(Difference(min(one.end, other.end) + 1, ["the last step"]))
+        ends = ({"the last step": each.end} for each in (one, other))
+        found.append(Difference(min(one.end, other.end) + 1, "end", *ends))
     return min(filter(None, found), key=lambda each: each.step, default=None)
-
-
-def _of_steps(one: Trial, other: Trial) -> Difference | None:
-    for step in sorted(one.steps.keys() & other.steps.keys()):
-        mine, theirs = one.steps[step], other.steps[step]
-        names = dict.fromkeys([*mine, *theirs])
-        if parts := [name for name in names if mine.get(name) != theirs.get(name)]:
-            return Difference(step, parts)
-    return None
-
-
-def _of_rates(one: Trial, other: Trial) -> Difference | None:
-    pairs = enumerate(zip(one.rates, other.rates, strict=False), start=1)
-    steps = (step for step, (mine, theirs) in pairs if mine != theirs)
-    step = next(steps, None)
-    return None if step is None else Difference(step, ["learning rate"])
 
 
 class Trials:
@@ -191,18 +174,17 @@ def mixed(
     return mixture
 
 
-def _steps_in(folder: Path) -> dict[int, dict[str, Any]]:
+def _steps_in(folder: Path) -> Rows:
     """Return what a training has written after each step; empty if it trained none."""
-    path = folder / "steps.jsonl"
-    if not path.is_file():
-        return {}
-    steps = {row.pop("optimizer_step"): row for row in map(json.loads, read_lines(path))}
-    for row in comparable_rows(folder, after=0, until=max(steps, default=0)):
-        if row["event"] == "eval" and row["optimizer_step"] in steps:
-            steps[row["optimizer_step"]]["evaluation"] = row
+    steps = {place: {**row} for place, row in read_digests(folder).items()}
+    rows = by_place(read_rows(folder)) if steps else {}
+    for (step, event), row in rows.items():
+        if event == "eval" and (step, "step") in steps:
+            steps[step, "step"]["evaluation"] = row
     return steps
 
 
-def _rates_in(folder: Path) -> list[float]:
+def _rates_in(folder: Path) -> Rows:
     path = folder / "rates.json"
-    return [*map(float, json.loads(b"".join(read_chunks(path))))] if path.is_file() else []
+    rates = json.loads(b"".join(read_chunks(path))) if path.is_file() else []
+    return {(step, "rate"): {"learning rate": rate} for step, rate in enumerate(rates, start=1)}

@@ -24,7 +24,6 @@ from ...run.dry_run import NUM_STEPS
 from ...training.rehearsal import first_difference
 from .exit import exit_with
 from .forks import new_process_context
-from .same_run import cause_of, difference_of_runs, lost_state, state_of
 
 C = TypeVar("C", bound=RecipeConfig)
 
@@ -134,6 +133,9 @@ def _run_part(
 
 def _compare(whole: Path, parts: Path, num_before: int) -> str:
     """Return what is equal. Raises CheckpointError that names the first difference."""
+    # Here, since most starts of a recipe compare nothing.
+    from .same_run import cause_of, difference_of_runs, lost_state, state_of
+
     saved, again = (list_checkpoints(folder / "checkpoints") for folder in (whole, parts))
     # A run in one go has none after few steps.
     before = [each for each in saved if each.name.startswith(f"step-{num_before:010d}-")]

@@ -11,10 +11,10 @@ from ...checkpoint.retention import load_checkpoint
 from ...checkpoint.sharded import load_all
 from ...core.errors import listed
 from ...core.filesystem import sha256_of
-from ...core.history import read_history
 from ...core.json_files import read_json_object
 from ...run.dry_run import UNSAVED_FILE
 from ...training.rehearsal import first_difference
+from ..runs.rows import read_rows
 
 ROWS = "metrics.jsonl"
 
@@ -28,7 +28,7 @@ def difference_of_runs(one: Path, other: Path, *, left_out: Collection[str] = ()
     states = [state_of(list_checkpoints(run / "checkpoints")[-1]) for run in (one, other)]
     if path := first_difference(*states):
         return path
-    if path := first_difference(rows_of(one, left_out), rows_of(other, left_out)):
+    if path := first_difference(*(read_rows(run, left_out=left_out) for run in (one, other))):
         return f"{ROWS}{path}"
     return first_difference(_exports_of(one), _exports_of(other))
 
@@ -40,14 +40,6 @@ def state_of(path: Path) -> dict[str, Any]:
     pieces: dict[str, Any] = load_all(loaded.pieces)
     del pieces["trainer"]["callbacks"]
     return pieces
-
-
-def rows_of(run: Path, left_out: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Return the rows of a run, without speeds and memory, and without what is `left_out`."""
-    return [
-        {name: row[name] for name in row if not name.startswith("perf/") and name not in left_out}
-        for row in read_history(run)
-    ]
 
 
 def _exports_of(run: Path) -> dict[str, str]:

@@ -14,8 +14,9 @@ from ...core.errors import OutputError
 from ...core.filesystem import sha256_of
 from ...distributed.machine import available_cpus
 from ..common.processes import forward_signals
-from .proof import Row, compare, of_other_intervals
-from .replay import STOP, Replay, comparable_rows, environment_changes, errors_of_failures
+from ..runs.rows import by_place, of_the_step, read_rows
+from .proof import compare
+from .replay import STOP, Replay, environment_changes, errors_of_failures
 from .store import Store
 from .stretches import Stretch, Trained, latest_start
 
@@ -56,14 +57,14 @@ class Again:
         if ended != stretch.until:
             fact = f"training again ended after step {ended}, and not after {stretch.until}"
             raise OutputError("REPLAY", f"{fact}: a callback or a signal has stopped it")
-        rows = [*comparable_rows(folder, after=start, until=stretch.until)]
-        recorded: Iterable[Row] = comparable_rows(
-            self.replay.run.folder, after=start, until=stretch.until
-        )
+        folders = (self.replay.run.folder, folder)
+        mine, rows = (read_rows(each, after=start, until=stretch.until) for each in folders)
+        recorded, again = by_place(mine), by_place(rows)
         if self.every != interval_of(self.replay):
-            recorded = of_other_intervals(recorded, rows)
+            known = of_the_step(recorded)
+            recorded = {place: known[place] for place in known if place in again and known[place]}
         kept = [row for row in rows if row["optimizer_step"] > stretch.after]
-        return Trained(stretch, kept, compare(recorded, rows))
+        return Trained(stretch, kept, compare(recorded, again))
 
     def _interval_flags(self) -> list[str]:
         """Return the flags for another interval of rows than that of the run."""

@@ -17,8 +17,8 @@ from ...core.yaml_files import dump_yaml, read_yaml
 from ..common.output import show, tell
 from ..common.parser import CommandParser
 from ..runs.run_reader import RunReader, read_run
-from .proof import Proof, compare
-from .replay import Replay, comparable_rows, note_changes
+from .proof import Proof, prove
+from .replay import Replay, note_changes
 
 _EXAMPLE = "example: accel-trainer at runs/first --step 5 --to runs/first-5"
 _DIFFERENT = 1
@@ -158,8 +158,7 @@ def _announce(replay: Replay, step: int, folder: Path, *, is_quiet: bool) -> Non
 def _train(replay: Replay, step: int, folder: Path) -> Proof:
     """Train up to `step` in `folder`, and compare the rows."""
     start = replay.train(folder, until=step)
-    folders = (replay.run.folder, folder)
-    return compare(*(comparable_rows(each, after=start, until=step) for each in folders))
+    return prove(replay.run.folder, folder, after=start, until=step)
 
 
 def _rename_in_config(path: Path, folder: Path) -> None:

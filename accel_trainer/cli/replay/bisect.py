@@ -15,13 +15,14 @@ from ...core.errors import shortened
 from ..common.output import show, tell
 from ..common.own_files import refuse_other_file, write_own_file
 from ..common.parser import CommandParser
+from ..runs.rows import Row, read_rows
 from ..runs.run_reader import read_run, reading
 from .again import interval_of
 from .condition import parse_condition
 from .first_step import FirstStep, Numbers, find_first_step, numbers_by_step
 from .first_step import tell as tell_numbers
-from .proof import Proof, Row
-from .replay import Replay, comparable_rows, replay_folder
+from .proof import Proof
+from .replay import Replay, replay_folder
 from .samples import Sample, samples_of
 from .samples_page import draw_page
 from .whole_run import Say, add_job_options, folder_beside, has_state, train_again
@@ -29,7 +30,6 @@ from .whole_run import Say, add_job_options, folder_beside, has_state, train_aga
 _EXAMPLE = "example: accel-trainer bisect runs/first --where 'train/loss > 0.1'"
 _NOWHERE = 1
 _DIFFERENT = 1
-_END = 2**62
 _MAX_SHOWN = 8
 
 
@@ -110,7 +110,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -> FirstStep | None:
     """Return the first step for which the condition holds, after telling how it was found."""
-    rows: Sequence[Row] = [*comparable_rows(replay.run.folder, after=-1, until=_END)]
+    rows: Sequence[Row] = read_rows(replay.run.folder)
     callbacks = [] if options.probe is None else [options.probe]
     proof = Proof()
     is_every_step = options.every_step or interval_of(replay) == 1

@@ -15,13 +15,13 @@ import difflib
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from ...core.errors import ConfigError, shortened
+from ..runs.rows import Row
 
-Row = Mapping[str, Any]
 Holds = Callable[[Row], bool | None]
 Value = Callable[[Row], float | None]
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..runs.rows import Row
 from .again import Again
 from .condition import Condition
-from .proof import Proof, Row
+from .proof import Proof
 from .replay import Replay, note_changes
 from .stretches import Stretch, num_steps
 from .whole_run import Say

@@ -13,8 +13,8 @@ from ...core.filesystem import write_file_atomic
 from ...core.run_dir import writes_to
 from ..common.output import format_table, show, tell
 from ..common.parser import CommandParser
+from ..runs.rows import Row
 from ..runs.run_reader import RunReader, read_run, reading
-from .proof import Row
 from .replay import Replay
 from .whole_run import Say, add_job_options, folder_beside, train_again
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-Row = Mapping[str, Any]
-
-SINCE_LAST_ROW = "digest/samples"
-"""The samples since the row before it, in the rows of runs before `digest/samples_so_far`."""
+from ..runs.difference import Difference
+from ..runs.rows import Rows, by_place, read_rows, shared
 
 
 @dataclass(frozen=True)
@@ -40,43 +37,31 @@ class Proof:
         return f"{self.num_digests} of {self.num_digests} digests and {equal}"
 
 
-def compare(recorded: Iterable[Row], replayed: Iterable[Row]) -> Proof:
-    """Compare rows without what differs by machine, as `comparable_rows` yields them.
+def prove(run: Path, replay: Path, *, after: int, until: int) -> Proof:
+    """Compare the rows of a run, by its folder, with those of its replay of some steps."""
+    folders = (run, replay)
+    return compare(*(by_place(read_rows(each, after=after, until=until)) for each in folders))
+
+
+def compare(recorded: Rows, replayed: Rows) -> Proof:
+    """Compare the rows of a run with those of its replay.
 
     Names that only one of two rows has are passed over: other callbacks have logged them.
     """
-    again = {(row["event"], row["optimizer_step"]): row for row in replayed}
-    last = max((step for _, step in again), default=0)
+    last = max((step for step, _ in replayed), default=0)
     num_rows = num_digests = 0
-    for row in recorded:
-        place = (row["event"], row["optimizer_step"])
-        if place not in again:
-            if row["optimizer_step"] >= last:
+    for place in recorded:
+        step, event = place
+        if place not in replayed:
+            if step >= last:
                 continue  # a replay ends without the evaluation of its last step
-            fact = f"the {place[0]} row of step {place[1]} is missing"
+            fact = f"the {event} row of step {step} is missing"
             return Proof(num_rows, num_digests, fact)
-        shared = row.keys() & again[place].keys()
-        for name in sorted(shared):
-            if row[name] != again[place][name]:
-                change = f"{name} {row[name]} -> {again[place][name]}"
-                return Proof(num_rows, num_digests, f"step {place[1]}, {change}")
+        one, other = shared({place: recorded[place]}, replayed)
+        if (found := Difference.of(one, other)) is not None:
+            name = min(found.names)
+            change = "{} -> {}".format(*found.values(name))
+            return Proof(num_rows, num_digests, f"step {step}, {name} {change}")
         num_rows += 1
-        num_digests += sum(name.startswith("digest/") for name in shared)
+        num_digests += sum(name.startswith("digest/") for name in one[place])
     return Proof(num_rows, num_digests)
-
-
-def of_other_intervals(recorded: Iterable[Row], replayed: Iterable[Row]) -> Iterator[Row]:
-    """Yield what can be compared of the rows of a run whose replay has rows at other steps."""
-    places = {(row["event"], row["optimizer_step"]) for row in replayed}
-    for row in recorded:
-        place = {name: row[name] for name in ("event", "optimizer_step")}
-        if tuple(place.values()) in places and (values := of_the_step(row)):
-            yield {**place, **values}
-
-
-def of_the_step(row: Row) -> Row:
-    """Return what a row says of its step: a row of training has means since the row before."""
-    if row["event"] != "train":
-        return row
-    names = [name for name in row if name.startswith("digest/")]
-    return {name: row[name] for name in names if name != SINCE_LAST_ROW}

@@ -18,7 +18,6 @@ import torch
 
 from ...checkpoint.format import is_committed, list_checkpoints, step_of
 from ...core.errors import ExitCode, OutputError
-from ...core.history import read_history
 from ...core.run_dir import prepare_directory
 from ...run.extra_callbacks import VARIABLE
 from ..common.output import tell
@@ -233,10 +232,3 @@ def note_changes(run: RunReader) -> None:
     if changes := environment_changes(run):
         text = "note: differs from the run, so what is trained again is only approximate: %s"
         tell(text % ", ".join(changes), file=sys.stderr)
-
-
-def comparable_rows(folder: Path, *, after: int, until: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the steps after `after` up to `until`, without what differs by machine."""
-    for row in read_history(folder):
-        if after < row["optimizer_step"] <= until:
-            yield {name: value for name, value in row.items() if not name.startswith("perf/")}

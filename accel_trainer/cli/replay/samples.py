@@ -10,8 +10,8 @@ from typing import Any
 from ...core.filesystem import read_file
 from ...core.json_files import parse_json
 from . import step_samples
-from .proof import Proof, compare
-from .replay import STOP, Replay, comparable_rows, errors_of_failures
+from .proof import Proof, prove
+from .replay import STOP, Replay, errors_of_failures
 
 Sample = Mapping[str, Any]
 
@@ -44,8 +44,8 @@ def samples_of(
         for path in sorted(folder.glob("samples-*.json"))
         for sample in parse_json(read_file(path, max_bytes=_MAX_BYTES))
     ]
-    rows = [comparable_rows(each, after=start, until=until) for each in (replay.run.folder, folder)]
-    return sorted(samples, key=_by_loss), compare(*rows)
+    proof = prove(replay.run.folder, folder, after=start, until=until)
+    return sorted(samples, key=_by_loss), proof
 
 
 def _by_loss(sample: Sample) -> tuple[float, int]:

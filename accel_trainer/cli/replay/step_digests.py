@@ -26,4 +26,5 @@ class StepDigests(Callback):
         if self._file is not None:
             parts = [(report.optimizer_step, ids) for ids in report.sample_ids]
             digests["samples"] = samples_digest(sum_of_samples(parts))
-            self._file.append({"optimizer_step": report.optimizer_step, **digests})
+            place = {"event": "step", "optimizer_step": report.optimizer_step}
+            self._file.append({**place, **digests})

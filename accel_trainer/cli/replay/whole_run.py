@@ -13,9 +13,10 @@ from ...core.errors import ConfigError, UserError
 from ...core.run_dir import prepare_directory
 from ...run.extra_callbacks import callbacks_in
 from ..common.parser import CommandParser
+from ..runs.rows import Row
 from ..runs.run_reader import RunReader
 from .again import Again, default_jobs, interval_of, train_missing
-from .proof import Proof, Row
+from .proof import Proof
 from .replay import Replay, environment_changes, note_changes, replay_folder
 from .store import Store
 from .stretches import Stretch, Trained, num_steps, plan

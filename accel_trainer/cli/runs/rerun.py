@@ -18,12 +18,15 @@ from ..common.output import show, tell
 from ..common.parser import CommandParser
 from ..common.processes import forward_signals, start_recipe
 from .changes import compare
+from .difference import Difference
 from .recorded_start import recorded_flags, recorded_recipes, recorded_start, tell_recipe
+from .rows import Rows, at_both, by_place, read_rows
 from .run_reader import RunReader, read_run
 
 _EXAMPLE = "example: accel-trainer rerun runs/first --output-dir runs/first-again"
 _DIFFERENT = 1
 _POLL_S = 0.2
+_LOSS = "train/loss"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -135,8 +138,13 @@ def _compare_weights(run: RunReader, final: tuple[int, dict[str, str]], again: R
 
 def _first_difference(run: RunReader, again: RunReader) -> str:
     """Return text that says where the logged losses first differ; empty if they do not."""
-    for old, new in zip(run.rows, again.rows, strict=False):
-        if "train/loss" in old and old["train/loss"] != new.get("train/loss"):
-            losses = f"{old['train/loss']!r} -> {new.get('train/loss')!r}"
-            return f"; the loss differs at or before step {old['optimizer_step']}: {losses}"
-    return ""
+    found = Difference.of(*at_both(*(_losses(each.folder) for each in (run, again))))
+    if found is None:
+        return ""
+    losses = "{!r} -> {!r}".format(*found.values(_LOSS))
+    return f"; the loss differs at or before step {found.step}: {losses}"
+
+
+def _losses(folder: Path) -> Rows:
+    rows = by_place(read_rows(folder))
+    return {place: {_LOSS: row[_LOSS]} for place, row in rows.items() if _LOSS in row}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ...core.run_dir import prepare_directory
 from .records import Differences
-from .sides import Retrained, Side, first_step, retrain
+from .sides import Retrained, Side, retrain
 from .traces import DataDifference
 from .within import Pair, Traced
 
@@ -43,13 +43,13 @@ class Experiment:
     def agrees(self, pair: Pair, step: int, folder: Path) -> bool:
         """Whether the sides agree up to `step` with the change."""
         if self.only_second:
-            found = first_step(pair.one, self.second(pair, folder / "second", until=step))
-            return found is None or found[0] > step
+            found = pair.one.difference_to(self.second(pair, folder / "second", until=step))
+            return found is None or found.step > step
         both = [
             retrain(self._changed(side), folder / f"{index}", until=step)
             for index, side in enumerate(pair.sides)
         ]
-        return first_step(both[0], both[1]) is None
+        return both[0].difference_to(both[1]) is None
 
     def second(self, pair: Pair, folder: Path, *, until: int) -> Retrained:
         """Train the second side with the change."""

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 
 from ...checkpoint.format import is_committed, list_checkpoints, read_manifest, step_of
 from ...core.config import flatten_config
 from ...run.config import MUTABLE_ON_RESUME
-from ..replay.proof import of_the_step
-from ..replay.replay import comparable_rows
 from ..runs.changes import Change, compare
+from ..runs.difference import Difference
+from ..runs.rows import Rows, by_place, of_the_step, read_rows, shared
 from ..runs.run_reader import RunReader
 
-_END = 2**62
 _WEIGHTS = "digest/model"
+CHECKPOINT = "checkpoint"
 # Mutable settings that change the order of sums, and so the last bits.
 _ORDER_OF_SUMS = (
     "batch.per_device_batch_size",
@@ -75,41 +74,25 @@ def _decides(name: str) -> bool:
     return not name.startswith((*MUTABLE_ON_RESUME, *_LOGGING))
 
 
-@dataclass(frozen=True)
-class RowDifference:
-    """The first rows of the same step that differ."""
-
-    step: int
-    event: str
-    names: list[str]
-    """The numbers and digests that differ, digests first."""
-    values: tuple[Any, Any]
-    """Those of the first name."""
-    last_equal: int
-    """The last step before it with equal digests or checkpoints; 0: the start."""
-
-
-Rows = Mapping[tuple[str, int], Mapping[str, Any]]
-
-
-def rows_of(folder: Path, *, after: int = 0, until: int = _END) -> Rows:
-    """Return the rows of a run folder by event and step, without speeds."""
-    found = comparable_rows(folder, after=after, until=until)
-    return {(row["event"], row["optimizer_step"]): row for row in found}
-
-
-def first_difference(first: Rows, second: Rows) -> RowDifference | None:
+def first_difference(first: Rows, second: Rows) -> Difference | None:
     """Return the first difference of numbers that both have; None if there is none."""
-    last_equal = 0
-    for event, step in sorted(first.keys() & second.keys(), key=lambda key: (key[1], key[0])):
-        one, other = first[event, step], second[event, step]
-        names = [name for name in _by_weight(one.keys() & other.keys()) if one[name] != other[name]]
-        if names:
-            values = (one[names[0]], other[names[0]])
-            return RowDifference(step, event, names, values, last_equal)
-        if _WEIGHTS in one and _WEIGHTS in other:
-            last_equal = step
-    return None
+    return Difference.of(*(dict(sorted(rows.items())) for rows in shared(first, second)))
+
+
+def names_by_weight(found: Difference) -> list[str]:
+    """Return what differs, digests first."""
+    return sorted(found.names, key=lambda name: (not name.startswith("digest/"), name))
+
+
+def last_equal(first: Rows, second: Rows, *, before: int) -> int:
+    """Return the last step before another at which both have digests of the weights; 0: none."""
+    both = set(steps_with_digests(first)) & set(steps_with_digests(second))
+    return max((step for step in both if step < before), default=0)
+
+
+def steps_with_digests(rows: Rows) -> list[int]:
+    """Return the steps at which there are digests of the weights."""
+    return [step for (step, _), row in rows.items() if _WEIGHTS in row]
 
 
 def rows_of_both(first: RunReader, second: RunReader, *, until: int) -> tuple[Rows, Rows]:
@@ -118,16 +101,11 @@ def rows_of_both(first: RunReader, second: RunReader, *, until: int) -> tuple[Ro
     A training row is about the steps since the row before it. If the runs have such rows at other
     steps, only what is about the step itself is left.
     """
-    rows = [rows_of(run.folder, until=until) for run in (first, second)]
-    steps = [[step for event, step in each if event == "train"] for each in rows]
+    one, other = (by_place(read_rows(run.folder, after=0, until=until)) for run in (first, second))
+    steps = [[step for step, event in rows if event == "train"] for rows in (one, other)]
     if steps[0] == steps[1]:
-        return rows[0], rows[1]
-    only = [{key: of_the_step(row) for key, row in each.items()} for each in rows]
-    return only[0], only[1]
-
-
-def _by_weight(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=lambda name: (not name.startswith("digest/"), name))
+        return one, other
+    return of_the_step(one), of_the_step(other)
 
 
 def checkpoints_by_step(run: Path) -> dict[int, Path]:
@@ -141,6 +119,11 @@ def compare_checkpoints(first: Path, second: Path) -> Iterator[tuple[int, bool]]
     mine, theirs = checkpoints_by_step(first), checkpoints_by_step(second)
     for step in sorted(mine.keys() & theirs.keys()):
         yield step, _hashes(mine[step]) == _hashes(theirs[step])
+
+
+def of_checkpoints(step: int) -> Difference:
+    """Return the difference of two checkpoints, of which more is not known."""
+    return Difference(step, CHECKPOINT, {CHECKPOINT: "one"}, {CHECKPOINT: "other"})
 
 
 def _hashes(checkpoint: Path) -> dict[str, str]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...checkpoint.format import step_of
-from ...core.filesystem import read_lines
 from ..replay.replay import STEP_DIGESTS, STOP, Replay, errors_of_failures
-from .records import RowDifference, compare_checkpoints, first_difference, rows_of
+from ..runs.difference import Difference
+from ..runs.rows import Rows, by_place, read_digests, read_rows, shared
+from .records import compare_checkpoints, first_difference, of_checkpoints
 
 
 @dataclass(frozen=True)
@@ -63,39 +62,22 @@ class Retrained:
 
     side: Side
     folder: Path
-    steps: Mapping[int, Mapping[str, Any]]
-    from_record: RowDifference | None
+    steps: Rows
+    from_record: Difference | None
     """The first row that is not as the run has recorded it; None: it repeats the run."""
+
+    def difference_to(self, other: Retrained) -> Difference | None:
+        """Return the first step of both after which digests differ."""
+        return Difference.of(*shared(self.steps, other.steps))
 
 
 def retrain(side: Side, folder: Path, *, until: int) -> Retrained:
     """Train a side up to step `until`, and compare it with what its run has recorded."""
     side.train(folder, until=until, callbacks=(STEP_DIGESTS,))
     run = side.replay.run.folder
-    rows = [rows_of(each, after=side.begin, until=until) for each in (run, folder)]
-    found = first_difference(rows[0], rows[1])
+    rows = [by_place(read_rows(each, after=side.begin, until=until)) for each in (run, folder)]
+    found = first_difference(*rows)
     for step, is_equal in compare_checkpoints(run, folder):
         if found is None and not is_equal:
-            found = RowDifference(step, "checkpoint", ["checkpoint"], (None, None), 0)
-    return Retrained(side, folder, _digests_in(folder), found)
-
-
-def first_step_of(folders: Sequence[Path]) -> int | None:
-    """Return the first step after which two replays with digests differ."""
-    one, other = map(_digests_in, folders)
-    steps = sorted(one.keys() & other.keys())
-    return next((step for step in steps if one[step] != other[step]), None)
-
-
-def _digests_in(folder: Path) -> dict[int, dict[str, Any]]:
-    rows = map(json.loads, read_lines(folder / "steps.jsonl"))
-    return {row.pop("optimizer_step"): row for row in rows}
-
-
-def first_step(one: Retrained, other: Retrained) -> tuple[int, list[str]] | None:
-    """Return the first step of both after which digests differ, and the parts that do."""
-    for step in sorted(one.steps.keys() & other.steps.keys()):
-        mine, theirs = one.steps[step], other.steps[step]
-        if parts := [name for name in mine if mine[name] != theirs.get(name)]:
-            return step, parts
-    return None
+            found = of_checkpoints(step)
+    return Retrained(side, folder, read_digests(folder), found)

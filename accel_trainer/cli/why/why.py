@@ -9,22 +9,27 @@ from pathlib import Path
 from ...core.errors import ConfigError, shortened
 from ..replay.replay import Replay, environment_changes, replay_folder
 from ..runs.changes import Change
+from ..runs.difference import Difference
+from ..runs.rows import by_place, read_rows
 from ..runs.run_reader import RunReader, read_run
 from .causes import Cause, explain, order_of_sums
 from .finding import Finding
 from .records import (
+    CHECKPOINT,
     Differences,
-    RowDifference,
     checkpoints_by_step,
     compare_checkpoints,
     count_tensors,
     differences,
     first_difference,
+    last_equal,
     last_step,
-    rows_of,
+    names_by_weight,
+    of_checkpoints,
     rows_of_both,
+    steps_with_digests,
 )
-from .sides import Retrained, Side, first_step, retrain
+from .sides import Retrained, Side, retrain
 from .within import Pair, trace_step
 
 Say = Callable[[str], None]
@@ -142,7 +147,8 @@ def _from_files(
 ) -> tuple[int, int] | None:
     """Return the stretch in which the runs begin to differ: after a step, up to a step."""
     limit = min(last_step(first), last_step(second)) if until is None else until
-    found = first_difference(*rows_of_both(first, second, until=limit))
+    rows = rows_of_both(first, second, until=limit)
+    found = first_difference(*rows)
     equal = {0}
     for step, is_equal in compare_checkpoints(first.folder, second.folder):
         if step > limit or (found is not None and step > found.step):
@@ -150,22 +156,25 @@ def _from_files(
         if is_equal:
             equal.add(step)
         elif found is None or step < found.step:
-            found = RowDifference(step, "checkpoint", ["checkpoint"], (None, None), 0)
+            found = of_checkpoints(step)
             break
     if found is None:
         story(_tell_equal(first, second, limit, max(equal)))
         return None
-    after = max(found.last_equal, *(each for each in equal if each < found.step))
+    if found.event != CHECKPOINT:
+        equal.add(last_equal(*rows, before=found.step))
+    after = max(step for step in equal if step < found.step)
     before = f"equal up to step {after}, " if after else ""
     story(f"from their files: {before}{_tell_row(found)}")
     return after, found.step
 
 
-def _tell_row(found: RowDifference) -> str:
-    if found.event == "checkpoint":
+def _tell_row(found: Difference) -> str:
+    if found.event == CHECKPOINT:
         return f"other tensors in the checkpoints of step {found.step}"
-    names = shortened(found.names, most=_MAX_NAMES)
-    first, second = found.values
+    by_weight = names_by_weight(found)
+    names = shortened(by_weight, most=_MAX_NAMES)
+    first, second = found.values(by_weight[0])
     values = "" if isinstance(first, str) else f" ({first} and {second})"
     return f"other {names}{values} in the {found.event} row of step {found.step}"
 
@@ -202,9 +211,7 @@ def _repeats_itself(
     replay = Replay.of(run, recipes[0] if recipes else None)
     _tell_approximate(story, run.name, run)
     end = last_step(run)
-    with_digests = [
-        step for (_, step), row in sorted(rows_of(run.folder).items()) if "digest/model" in row
-    ]
+    with_digests = steps_with_digests(by_place(read_rows(run.folder, after=0)))
     limit = min(until or (with_digests[0] if with_digests else end), end)
     side = Side(f"{run.name} from the start", replay, after=0)
     _tell_cost(story, [side], limit)
@@ -232,7 +239,7 @@ def _unrepeatable(story: Story, one: Retrained, until: int, folder: Path) -> Fin
     story(f"{side.name} does not repeat itself: {_tell_row(one.from_record)}")
     _tell_cost(story, [side], until)
     other = retrain(side, folder / f"{side.name}-again".replace(" ", "-"), until=until)
-    if first_step(one, other) is not None:
+    if one.difference_to(other) is not None:
         story("two replays of it differ, too; they are compared from here on")
         return _within(story, Pair("one run twice", one, other), folder)
     story("two replays of it agree with each other, but not with the record")
@@ -278,11 +285,11 @@ def _past_rounding(story: Story, pair: Pair, until: int, folder: Path) -> tuple[
     """
     assert pair.changes is not None
     experiment = order_of_sums(pair.changes)
-    if experiment is None or first_step(pair.one, pair.other) is None:
+    if experiment is None or pair.one.difference_to(pair.other) is None:
         return pair, None
     _tell_cost(story, [pair.other.side], until)
     alike = experiment.second(pair, folder / "alike", until=until)
-    if first_step(pair.one, alike) is None:
+    if pair.one.difference_to(alike) is None:
         story(f"with {experiment.title}, both agree")
         return pair, experiment.cause
     story(f"with {experiment.title}, both still differ: compared like that from here on")
@@ -291,12 +298,12 @@ def _past_rounding(story: Story, pair: Pair, until: int, folder: Path) -> tuple[
 
 def _within(story: Story, pair: Pair, folder: Path, *, known: Cause | None = None) -> Finding:
     """Name the first step, part, operator and number that differ, and the cause."""
-    found = first_step(pair.one, pair.other)
+    found = pair.one.difference_to(pair.other)
     if found is None:
         story("the replays agree after every step: only what is evaluated or logged differs")
         return Finding(is_equal=False, cause="evaluation", text=story.text)
-    step, parts = found
-    equal = [name for name in pair.one.steps[step] if name not in parts]
+    step, parts = found.step, found.names
+    equal = [name for name in found.one if name not in parts]
     also = f", {', '.join(equal)} not" if equal else ""
     story(f"the first difference is after step {step}: {', '.join(parts)} differ{also}")
     if known is not None and not pair.has_equal_batches:

@@ -9,10 +9,12 @@ from pathlib import Path
 from ...core.errors import shortened
 from ...core.run_dir import prepare_directory
 from ..replay.replay import STEP_DIGESTS
+from ..runs.difference import Difference
+from ..runs.rows import read_digests, shared
 from .element import Element, first_element
 from .finding import Finding, ModuleState
 from .records import Differences
-from .sides import Retrained, Side, first_step_of
+from .sides import Retrained, Side
 from .traces import (
     DataDifference,
     TraceDifference,
@@ -131,8 +133,9 @@ def trace_step(sides: tuple[Side, Side], step: int, folder: Path) -> Traced:
         )
         for index, side in enumerate(sides)
     ]
-    if (earlier := first_step_of(folders)) is not None and earlier < step:
-        return trace_step(sides, earlier, folder / "earlier")
+    earlier = Difference.of(*shared(*map(read_digests, folders)))
+    if earlier is not None and earlier.step < step:
+        return trace_step(sides, earlier.step, folder / "earlier")
     rows = [read_trace(each) for each in folders]
     found = compare_traces(rows[0], rows[1])
     element = None

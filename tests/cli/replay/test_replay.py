@@ -16,9 +16,9 @@ from accel_trainer.cli.replay.replay import (
     STEP_DIGESTS,
     STOP,
     Replay,
-    comparable_rows,
     environment_changes,
 )
+from accel_trainer.cli.runs.rows import read_rows
 from accel_trainer.cli.runs.run_reader import RunReader, read_run
 from accel_trainer.core.errors import OutputError
 
@@ -50,7 +50,7 @@ def test_a_replay_begins_at_the_nearest_checkpoint_and_repeats_the_rows(
     replayed = tmp_path / "replayed"
     start = Replay.of(run, None).train(replayed, until=6, callbacks=(STEP_DIGESTS, STOP))
     assert start == 4
-    rows = [[*comparable_rows(each, after=4, until=6)] for each in (run.folder, replayed)]
+    rows = [read_rows(each, after=4, until=6) for each in (run.folder, replayed)]
     assert rows[0] == rows[1] != []
     steps = [json.loads(line) for line in (replayed / "steps.jsonl").read_text().splitlines()]
     assert [step["optimizer_step"] for step in steps] == [5, 6]
