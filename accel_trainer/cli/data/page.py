@@ -12,27 +12,15 @@ from torch import Tensor
 from ...core.errors import DataError
 from ...vision import EvalTransform, PhotoSplit
 from ...vision.sources.photo_splits import PhotoSplits
+from ..common.page import write_html
 
 _MAX_CLASSES = 100
 _NUM_PER_CLASS = 6
 
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta name="generator" content="accel-trainer">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark }}
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }}
-h2 {{ font-size: 1rem; margin: 1.5rem 0 .4rem }}
-div {{ display: flex; flex-wrap: wrap; gap: .5rem }}
-img {{ width: 10rem; border-radius: 4px }}
-</style>
-<h1>{title}</h1>
-<p>The first photos of each class as the model sees them in evaluation: a centre crop of {crop:.1%} of the shorter side,
-resized to {size} x {size} pixels. {note}</p>
-{classes}
-</html>
-"""  # noqa: E501  # a rule of CSS a line
+_STYLE = """
+div { display: flex; flex-wrap: wrap; gap: .5rem }
+img { width: 10rem; border-radius: 4px }
+"""
 
 
 def draw_page(source: str, found: PhotoSplits, transform: EvalTransform) -> str:
@@ -46,13 +34,13 @@ def draw_page(source: str, found: PhotoSplits, transform: EvalTransform) -> str:
         sections.append(f"{heading}\n<div>{''.join(pictures)}</div>")
     num_more = len(found.class_names) - _MAX_CLASSES
     note = f"{num_more:,} more classes are not shown." if num_more > 0 else ""
-    return _PAGE.format(
-        title=escape(source),
-        crop=transform.crop_ratio,
-        size=transform.size,
-        note=note,
-        classes="\n".join(sections),
+    lead = (
+        "The first photos of each class as the model sees them in evaluation: a centre crop of "
+        f"{transform.crop_ratio:.1%} of the shorter side, resized to {transform.size} x "
+        f"{transform.size} pixels. {note}"
     )
+    body = "\n".join([f"<p>{lead}</p>", *sections])
+    return write_html(source, body, style=_STYLE, width_rem=72)
 
 
 def _picture(split: PhotoSplit, index: int, transform: EvalTransform) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from ..common.page import write_html, write_table
 from ..runs.run_reader import RunReader
 from .finding import Finding, ModuleState
 
@@ -14,44 +15,25 @@ _HEIGHT = 180
 _COLORS = ("var(--a)", "var(--b)")
 _INDENT_EM = 1.4
 
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta name="generator" content="accel-trainer">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; --a: light-dark(#2563c9, #7aa7ff); --b: light-dark(#c4571b, #ff9d5c);
-  --line: light-dark(#d9d9de, #3b3b42); --muted: light-dark(#62626b, #a2a2ad);
-  --first: light-dark(#b3261e, #ff8f85); }}
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; }}
-h1 {{ font-size: 1.4rem; }} h2 {{ font-size: 1.05rem; margin: 2rem 0 .5rem; }}
-svg {{ width: 100%; height: auto; overflow: visible; }} polyline {{ fill: none; stroke-width: 2; }}
-text {{ font-size: 11px; fill: var(--muted); }}
-pre {{ white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }}
-table {{ border-collapse: collapse; width: 100%; font-size: 14px; }}
-th, td {{ text-align: left; font-weight: 400; padding: .15rem .5rem; border-bottom: 1px solid var(--line); }}
-thead th {{ color: var(--muted); }} thead th:first-child {{ padding-left: 0; }} .other {{ color: var(--b); }}
-.first {{ color: var(--first); font-weight: 650; }}
-</style>
-<h1>{title}</h1>
-{lead}
-{curves}
-{modules}
-<h2>What was found</h2>
-<pre>{text}</pre>
-</html>
-"""  # noqa: E501  # a rule of CSS a line
+_STYLE = """
+:root { --a: light-dark(#2563c9, #7aa7ff); --b: light-dark(#c4571b, #ff9d5c);
+  --first: light-dark(#b3261e, #ff8f85); }
+svg { width: 100%; height: auto; overflow: visible; } polyline { fill: none; stroke-width: 2; }
+text { font-size: 11px; fill: var(--muted); }
+thead th:first-child { padding-left: 0; } .other { color: var(--b); }
+.first { color: var(--first); font-weight: 650; }
+"""
 
 
 def draw_page(finding: Finding, runs: Sequence[RunReader]) -> str:
     """Return the page as HTML, without scripts and links."""
     names = " and ".join(run.name for run in runs)
-    return _PAGE.format(
-        title=escape(f"{names}: {'equal' if finding.is_equal else 'where they begin to differ'}"),
-        lead=_lead(finding),
-        curves=_curves(finding, runs),
-        modules=_modules(finding.modules) if finding.modules else "",
-        text=escape(finding.text),
-    )
+    title = f"{names}: {'equal' if finding.is_equal else 'where they begin to differ'}"
+    parts = [_lead(finding), _curves(finding, runs)]
+    if finding.modules:
+        parts.append(_modules(finding.modules))
+    parts.append(f"<h2>What was found</h2>\n<pre>{escape(finding.text)}</pre>")
+    return write_html(title, "\n".join(parts), style=_STYLE, width_rem=46)
 
 
 def _lead(finding: Finding) -> str:
@@ -110,14 +92,13 @@ def _x(step: int, first: int, last: int) -> float:
 
 
 def _modules(modules: Sequence[ModuleState]) -> str:
-    rows = [
+    rows = (
         f'<tr><th scope="row" style="padding-left: {_INDENT_EM * _depth(each):.1f}em">'
         f"{escape(each.name.rpartition('.')[2] or 'the model itself')}</th>"
         f"{_cell(each, 'forward')}{_cell(each, 'backward')}</tr>"
         for each in modules
-    ]
-    head = "<thead><tr><th>module</th><th>forward</th><th>backward</th></tr></thead>"
-    return f"<h2>Modules in the step</h2>\n<table>{head}<tbody>{''.join(rows)}</tbody></table>"
+    )
+    return f"<h2>Modules in the step</h2>\n{write_table(('module', 'forward', 'backward'), rows)}"
 
 
 def _depth(module: ModuleState) -> int:
