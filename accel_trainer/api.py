@@ -22,6 +22,7 @@ from .core.train_state import TrainState
 from .core.types import (
     Batch,
     EvalLoader,
+    Gradients,
     Loader,
     Metric,
     StepBatch,
@@ -82,6 +83,7 @@ __all__ = [
     "EvaluateMetric",
     "Evaluator",
     "ExitCode",
+    "Gradients",
     "Loader",
     "MeanLoss",
     "MeanNumber",

@@ -245,6 +245,7 @@ def ours(
         Path(tempfile.mkdtemp()) / "c", config=CheckpointConfig(), header={}
     )
     train_config = TrainerConfig(num_epochs=1, monitor="eval/loss", monitor_mode="min")
+    activity = Activity()
     assembly = assemble(
         train_config,
         strategy=DataParallelStrategy(accelerator, seed=0),
@@ -254,12 +255,11 @@ def ours(
         parts={"model": model},
         train_set=loader,
         checkpointer=checkpointer,
+        activity=activity,
     )
-    activity = Activity()
     trainer = Trainer(
         train_config,
         assembly,
-        task=task,
         loader=loader,
         evaluators={
             "": Evaluator(loader, task=task, metrics=[MeanLoss()], accelerator=accelerator)

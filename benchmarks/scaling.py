@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from accel_trainer import BatchConfig, RuntimeConfig, launch
 from accel_trainer.core.buffers import BufferHistory
+from accel_trainer.core.types import StepSums
 from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.collectives import shutdown, sum_pairwise
-from accel_trainer.training.strategy.base import StepSums
 from accel_trainer.training.strategy.exact import ExactStrategy
 from accel_trainer.vision import (
     AugmentConfig,

@@ -329,9 +329,9 @@ PROMISES = [
     # --- a run that goes wrong stops, saves or says so ---
     Promise(
         STOPPED,
-        "NonfiniteGuard.must_skip",
+        "OptimizerStep._is_bad",
         "return False",
-        "tests/training/test_nonfinite_guard.py",
+        "tests/training/test_nonfinite_report.py",
     ),
     Promise(
         STOPPED,
@@ -351,8 +351,8 @@ PROMISES = [
     ),
     Promise(
         STOPPED,
-        "repeated_for_check",
-        "yield batch",
+        "check_repeats",
+        "return run()",
         "tests/training/test_step_check.py",
     ),
     Promise(

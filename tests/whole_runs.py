@@ -271,7 +271,7 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_metric_of_evaluate_is_the_same_on_every_process",
         "test_a_metric_of_torchmetrics_adds_up_over_joined_processes",
     ),
-    "training/test_nonfinite_guard.py": (
+    "training/test_nonfinite_report.py": (
         "test_a_run_with_skipped_steps_resumes_at_every_step_to_the_same_bytes",
         "test_a_skipped_step_leaves_no_trace_and_training_goes_on[1:]",
         "test_replay_repeats_the_step_and_does_not_change_the_run",

@@ -159,6 +159,7 @@ def train(
     schedule: Schedule | None = None,
     net: Callable[[], nn.Module] | None = None,
     fit: Callable[[Trainer], RunResult] = Trainer.fit,
+    trainer_class: type[Trainer] = Trainer,
 ) -> RunResult:
     """Train the small net, or another; called in every process of a launch.
 
@@ -209,6 +210,7 @@ def train(
             optimizer=optimizer,
             schedule=schedule,
             callbacks=callbacks,
+            trainer_class=trainer_class,
         )
         return fit(trainer)
 

@@ -89,8 +89,9 @@ class BufferHistory:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        places = list(buffer_places(model).values())
-        self._copies = deque([BufferCopy(places), BufferCopy(places)])  # The newer one is first.
+        self._places = list(buffer_places(model).values())
+        # The newer one is first.
+        self._copies = deque([BufferCopy(self._places), BufferCopy(self._places)])
 
     @property
     def saved(self) -> list[Tensor]:
@@ -102,6 +103,10 @@ class BufferHistory:
         if self.saved:  # a step of a tiny model without buffers is 2 % shorter
             self._copies.rotate()
             self._copies[0].take()
+
+    def copy_current(self) -> BufferCopy:
+        """Return a further copy of the buffers, as they are now."""
+        return BufferCopy(self._places)
 
     def restore(self, *, steps_ago: int = 0) -> None:
         """Restore the buffers from before the current step, or (`steps_ago=1`) the previous one.

@@ -10,11 +10,12 @@ from typing import Any, Literal, Protocol
 
 from accelerate import Accelerator
 from torch import nn
+from torch.optim import Optimizer
 
 from .history import read_history
 from .log import Log
 from .train_state import BestCheckpoint, TrainState
-from .types import Loader, StepReport
+from .types import Batch, Gradients, Loader, StepOutput, StepReport, Task
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,14 @@ class TrainerView(Protocol):
     def model(self) -> nn.Module:
         """The plain model, to be read or watched by hooks of torch, not to be changed."""
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, to be read only."""
+
+    @property
+    def task(self) -> Task:
+        """The task, to be read only."""
+
     def digests(self) -> dict[str, str]:
         """Return a digest of each part that a checkpoint stores, such as `model` and `optimizer`.
 
@@ -114,9 +123,11 @@ class Callback:
     with `trainer.log`, and change the entries of `trainer.metadata`, but must not assign to the
     trainer's attributes.
 
-    `on_fit_start` is called first. Then `on_step_end` follows every step, `on_evaluate_end` every
-    evaluation, `on_epoch_end` every epoch, and `on_checkpoint` every checkpoint. The last call is
-    `on_fit_end`, or `on_error` after an exception.
+    `on_fit_start` is called first. In a step, `before_micro_batch` and `on_micro_batch` come with
+    each micro-batch of this process, and `before_update` once; `on_step_end` follows every step,
+    `on_evaluate_end` every evaluation, `on_epoch_end` every epoch. `before_save` and
+    `on_checkpoint` come with every checkpoint. The last call is `on_fit_end`, or `on_error` after
+    an exception.
 
     Every checkpoint stores what `state_dict` returns, under the name of the class and the
     callback's number among the callbacks of that class. An exception in a hook ends the run with an
@@ -125,6 +136,24 @@ class Callback:
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Called before the first step; `trainer.state` is where the run starts or resumes."""
+
+    def before_micro_batch(self, trainer: TrainerView, batch: Batch) -> None:
+        """Called before the forward of a micro-batch, which is on the device.
+
+        Processes may have different numbers of samples in it, but have equally many micro-batches.
+        """
+
+    def on_micro_batch(self, trainer: TrainerView, batch: Batch, output: StepOutput) -> None:
+        """Called after the forward and before the backward; `output` has no graph.
+
+        Keep what is needed until `on_step_end`, where a state that all processes share may change.
+        """
+
+    def before_update(self, trainer: TrainerView, gradients: Gradients) -> None:
+        """Called before the weights change, with the gradients of the whole step, not yet clipped.
+
+        They are to be read only; override `train_step` of the trainer to change them.
+        """
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Called after optimizer step `report.optimizer_step`.
@@ -139,6 +168,12 @@ class Callback:
         """Called after an epoch and its evaluation, if any.
 
         `trainer.state.epoch` already counts the epoch as finished.
+        """
+
+    def before_save(self, trainer: TrainerView) -> None:
+        """Called before the state is copied for a checkpoint, of which it must not change a value.
+
+        A run that is killed saves more often than one that is not.
         """
 
     def on_checkpoint(self, trainer: TrainerView, name: str) -> None:

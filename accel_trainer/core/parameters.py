@@ -15,13 +15,13 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def stepped_parameters(model: nn.Module, optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters that `optimizer` steps, in the order of `model`.
+def stepped_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the parameters that `optimizer` steps by name, in the order of `model`.
 
     It is the same on all processes, which that of the optimizer need not be.
     """
     stepped = set(parameters_of(optimizer))
-    return [parameter for parameter in model.parameters() if parameter in stepped]
+    return {name: each for name, each in model.named_parameters() if each in stepped}
 
 
 @contextmanager

@@ -23,7 +23,9 @@ _MULTIPLIER_1 = 0x7FEB352D
 _MULTIPLIER_2 = 0x846CA68B
 _MASK = 0xFFFFFFFF
 _CPU = torch.device("cpu")
-_EVALUATION = 0x6576616C  # Larger than any process index, which is the key of training.
+# Larger than any process index, which is the key of training.
+_EVALUATION = 0x6576616C
+_UPDATE = 0x75706474
 
 
 def _mix(x: N) -> N:
@@ -79,6 +81,11 @@ def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:
 def seed_evaluation(seed: int, first_sample: int, device: torch.device) -> None:
     """Seed Python, numpy and torch for the evaluation batch that begins with `first_sample`."""
     seed_generators(fold_in(seed, _EVALUATION, first_sample), device)
+
+
+def seed_update(seed: int, optimizer_step: int, device: torch.device) -> None:
+    """Seed Python, numpy and torch for the update of the weights after `optimizer_step`."""
+    seed_generators(fold_in(seed, _UPDATE, optimizer_step), device)
 
 
 def seed_generators(key: int, device: torch.device = _CPU) -> None:

@@ -165,6 +165,62 @@ class StepOutput(NamedTuple):
         loss_sum = loss_sum.masked_fill(num_items == 0, 0)
         return cls(loss_sum, outputs, num_items, numbers, is_per_sample=False)
 
+    def detached(self) -> StepOutput:
+        """Return the same numbers without their graph."""
+        return StepOutput(*recursively_apply(Tensor.detach, tuple(self)))
+
+
+class StepSums(NamedTuple):
+    """The numbers of a StepOutput, each summed over the samples to a tensor [] without its graph.
+
+    `num_items` is None if the task does not count items.
+    """
+
+    loss: Tensor
+    numbers: Mapping[str, Tensor]
+    num_items: Tensor | None
+
+    @classmethod
+    def of(cls, output: StepOutput) -> StepSums:
+        """Return the sums of what a task returned."""
+        numbers = {name: values.detach().sum() for name, values in output.numbers.items()}
+        num_items = None if output.num_items is None else output.num_items.detach().sum()
+        return cls(output.losses.detach().sum(), numbers, num_items)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gradients(Mapping[str, "Tensor | None"]):
+    """The gradients of an optimizer step, by the names of the model's parameters.
+
+    They are those of the mean loss over the step batch of all processes, without loss scaling, the
+    same on each process; with shards, each process has its part of them. None: the loss of no
+    sample depends on the parameter. The other attributes are of this process: `losses` has the sum
+    [] of each micro-batch, and `sample_ids` its samples, int64 [B].
+    """
+
+    tensors: Mapping[str, Tensor | None]
+    sums: StepSums
+    step_batch: StepBatch
+    losses: Sequence[Tensor]
+    sample_ids: Sequence[Tensor]
+
+    def __getitem__(self, name: str) -> Tensor | None:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Gradients:
+        """Return the gradients with `change` applied to each that there is."""
+        changed = {
+            name: None if tensor is None else change(tensor)
+            for name, tensor in self.tensors.items()
+        }
+        return replace(self, tensors=changed)
+
 
 class StepReport(NamedTuple):
     """The report of one optimizer step. Tensors stay on the device: reading one is a host sync.

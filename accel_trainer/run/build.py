@@ -172,11 +172,11 @@ def build_trainer(
         parts=parts,
         train_set=train_set,
         checkpointer=checkpointer,
+        activity=run.activity,
     )
     trainer = trainer_class(
         run.config.trainer,
         assembly,
-        task=task,
         loader=data.train,
         evaluators=evaluators,
         schedule=optimization.schedule,

@@ -9,6 +9,7 @@ from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
 from ..core.errors import ConfigError
 from ..core.types import Task
+from ..training.callback_runner import HOOKS
 
 _NEEDED = {
     "run": ("config",),
@@ -59,7 +60,7 @@ def check_part(name: str, part: Any) -> None:
         raise ConfigError("CONFIG", "task= has train_step, which nothing calls: name it step")
     if name == "callbacks":
         for method in dir(part):
-            if method.startswith("on_") and not hasattr(Callback, method):
+            if method.startswith(HOOKS) and not hasattr(Callback, method):
                 fact = f"callbacks= has {type(part).__name__}.{method}, which nothing calls"
                 raise ConfigError("CONFIG", f"{fact}: name it as a hook of Callback, or otherwise")
 

@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 
 from ..checkpoint.manager import Checkpointer
 from ..checkpoint.state_dict import training_state
-from ..core.buffers import BufferHistory
+from ..core.activity import Activity
 from ..core.registry import Registry
 from ..core.types import Task
 from ..optim.ema import Ema
 from ..optim.optimizers import make_ready
 from .config import TrainerConfig
-from .nonfinite_guard import NonfiniteGuard
+from .nonfinite_report import NonfiniteReport
 from .rehearsal import Rehearsal
 from .step import OptimizerStep
 from .strategy.base import Strategy
@@ -29,6 +29,7 @@ class Assembly(NamedTuple):
     """The plain model."""
     step: OptimizerStep
     average: Ema | None
+    nonfinite: NonfiniteReport
     states: Registry
     """The parts of a checkpoint that belong to the model and its optimizer."""
     rehearsal: Rehearsal
@@ -45,6 +46,7 @@ def assemble(
     parts: Mapping[str, object],
     train_set: object,
     checkpointer: Checkpointer,
+    activity: Activity,
 ) -> Assembly:
     """Return the parts that train `model`, placed by `strategy`, and store it. **Collective.**
 
@@ -64,25 +66,25 @@ def assemble(
         average = Ema(model, copied, decay=config.ema_decay)
     # 3. The optimizer is made ready, which may depend on shards.
     make_ready(optimizer)
-    # 4. Buffers and guard belong to the plain model, whose tensors `prepare` has placed; the step
-    # trains the wrapped one.
-    buffers = BufferHistory(model)
-    guard = NonfiniteGuard(
+    # 4. Gradients, buffers and the average belong to the plain model, whose tensors `prepare` has
+    # placed; the step trains the wrapped one.
+    report = NonfiniteReport(
         strategy,
         may_skip=config.on_nonfinite == "skip",
         model=model,
-        optimizer=optimizer,
-        buffers=buffers,
         task=task,
         folder=checkpointer.run_folder,
     )
     step = OptimizerStep(
         strategy,
+        task=task,
+        model=model,
         wrapped_model=wrapped_model,
         optimizer=optimizer,
-        buffers=buffers,
-        guard=guard,
+        report=report,
+        activity=activity,
         max_grad_norm=config.max_grad_norm,
+        check_every_n_steps=config.check_every_n_steps,
     )
     # 5. What the run starts with is recorded before anything is restored or trained.
     states = training_state(model, optimizer, copied, strategy.accelerator.scaler)
@@ -94,4 +96,4 @@ def assemble(
         accelerator=strategy.accelerator,
         checkpointer=checkpointer,
     )
-    return Assembly(model, step, average, states, rehearsal, checkpointer)
+    return Assembly(model, step, average, report, states, rehearsal, checkpointer)

@@ -22,18 +22,30 @@ Watch = Callable[[str, Callback], AbstractContextManager[object]]
 
 _NO_CONTEXT = nullcontext()
 
+HOOKS = ("before_", "on_")
+"""How the names of hooks begin."""
+
 
 class CallbackRunner:
     """Calls hooks. An error in one ends the run: no process may skip a hook that is collective."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = named(callbacks)
+        self._listeners = {
+            hook: {name: each for name, each in self._callbacks.items() if _listens(each, hook)}
+            for hook in dir(Callback)
+            if hook.startswith(HOOKS)
+        }
+
+    def has_listeners(self, hook: str) -> bool:
+        """Whether some callback overrides `hook`."""
+        return bool(self._listeners[hook])
 
     def notify(
         self, hook: str, trainer: TrainerView, *arguments: Any, watch: Watch | None = None
     ) -> None:
         """Call `hook` of every callback, each in a context that `watch` returns for it."""
-        for name, callback in self._callbacks.items():
+        for name, callback in self._listeners[hook].items():
             try:
                 with watch(f"{name}.{hook}", callback) if watch else _NO_CONTEXT:
                     getattr(callback, hook)(trainer, *arguments)
@@ -87,6 +99,11 @@ class CallbackRunner:
                 "it is lost",
                 name,
             )
+
+
+def _listens(callback: Callback, hook: str) -> bool:
+    method = getattr(callback, hook, None)  # of an object that need not be a Callback
+    return method is not None and getattr(method, "__func__", method) is not getattr(Callback, hook)
 
 
 def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:

@@ -2,159 +2,240 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from ..core.activity import Activity
 from ..core.buffers import BufferHistory
 from ..core.errors import ConfigError
 from ..core.parameters import stepped_parameters
 from ..core.shards import local_part
+from ..core.timing import Stopwatch
 from ..core.train_state import TrainState
-from ..core.types import Batch, StepBatch, Task
+from ..core.types import Batch, Gradients, StepBatch, StepSums, Task
 from ..distributed.collectives import differing_lines
-from .nonfinite_guard import NonfiniteGuard, PendingUpdate
+from ..distributed.streams import has_streams, record_events
+from .nonfinite_report import NonfiniteReport, PendingUpdate
 from .recomputation import Recomputation
-from .strategy.base import StepSums, Strategy
+from .step_check import check_repeats
+from .strategy.base import Strategy
 from .task_output import check_output
+
+Notify = Callable[..., None]
+"""Calls the hook that the first argument names, with the other arguments."""
 
 _NO_CONTEXT = nullcontext()
 # A gradient that overflows even below this scale is NaN or inf, not a float16 overflow.
 _MIN_LOSS_SCALE = 1e-3
 
 
-class OptimizerStep:
-    """Takes the steps of a run: `begin`, `accumulate` for each micro-batch, then `finish`.
+class StepUpdate(NamedTuple):
+    """What `apply_gradients` did: the norm [] before clipping, None without clipping.
 
-    `wrapped_model` is what `strategy.prepare` returned. accelerate's wrappers of `backward` and of
-    the optimizer would only call torch's and the GradScaler's methods, as is done here, and take
-    half as long as the step of a tiny model (accelerate 1.15).
+    `was_skipped`: a gradient was NaN or inf, or overflowed in fp16, and the weights stayed.
+    """
+
+    grad_norm: Tensor | None
+    was_skipped: bool
+
+
+class Forwards(NamedTuple):
+    """What the forwards of a step returned, by micro-batch: their sums, and their samples [B]."""
+
+    sums: list[StepSums]
+    sample_ids: list[Tensor]
+
+
+class OptimizerStep:
+    """Takes the steps of a run: `compute_gradients`, perhaps more than once, `apply_gradients`.
+
+    `wrapped_model` is what `strategy.prepare` returned for `model`. accelerate's wrapper of the
+    optimizer would only call torch's and the GradScaler's methods, as is done here, and takes
+    nearly as long as the step of a tiny model (accelerate 1.15).
+
+    An update by a gradient that is NaN or inf is not applied. The host waits for the flag that says
+    so only if it must: on an accelerator with streams and with a fused optimizer, the check is
+    deferred unless the run may skip steps. The optimizer's kernel then reads the flag on the device
+    (`found_inf`) and does not apply a bad update, and the host reads the flag one step later.
     """
 
     def __init__(
         self,
         strategy: Strategy,
         *,
+        task: Task,
+        model: nn.Module,
         wrapped_model: nn.Module,
         optimizer: Optimizer,
-        buffers: BufferHistory,
-        guard: NonfiniteGuard,
+        report: NonfiniteReport,
+        activity: Activity,
         max_grad_norm: float | None,
+        check_every_n_steps: int | None,
     ) -> None:
         self.strategy = strategy
         self.wrapped_model = wrapped_model
-        self._accelerator = strategy.accelerator
-        self.buffers = buffers
-        self.guard = guard
+        self.optimizer = optimizer
+        self._report = report
+        self.data_wait = Stopwatch()
+        self.task = task
+        self._accelerator = accelerator = strategy.accelerator
+        self._model = model
+        self._buffers = BufferHistory(model)
+        self._activity = activity
         self._max_grad_norm = max_grad_norm
-        self._parameters = stepped_parameters(wrapped_model, optimizer)
+        self._check_every_n_steps = check_every_n_steps
+        self._parameters = stepped_parameters(model, optimizer)
+        self._recomputation = Recomputation(wrapped_model)
+        self._position: TrainState | None = None
+        """Where the step begins whose gradients have been computed; None after their update."""
         # What the task returns besides losses; None before the first step.
         self._form: set[str] | None = None
-        self.optimizer = optimizer
-        self._recomputation = Recomputation(wrapped_model)
+        # Stays 1 until it is reset: while the check is deferred, no later update is applied either.
+        self._found = torch.zeros((), dtype=torch.float32, device=accelerator.device)
+        self._one = torch.ones_like(self._found)
+        self._may_defer = (
+            not report.may_skip
+            and all(group.get("fused") for group in optimizer.param_groups)
+            and has_streams(accelerator.device)
+            and not strategy.has_collective_forward
+        )
+        self._pending: tuple[PendingUpdate, Tensor, Callable[[], None]] | None = None
 
-    def begin(self, position: TrainState, step_batch: StepBatch) -> None:
-        """Begin the step after `position`: save the buffers, which forwards change.
+    # --- the gradients ---
 
-        **Collective** with shards.
-        """
-        self._position = position
-        self._step_batch = step_batch
-        self._loss_gradient = self.strategy.gradient_factor / step_batch.num_samples
-        self._micro_sums: list[StepSums] = []
-        self.strategy.begin(self.buffers)
-        self.buffers.save()
+    def compute_gradients(
+        self, position: TrainState, step_batch: StepBatch, notify: Notify | None
+    ) -> Gradients:
+        """Return the gradients of the step after `position`, and leave none in the parameters.
 
-    def accumulate(self, task: Task, batch: Batch) -> None:
-        """Run the forward and the backward of the next micro-batch. **Collective** in the last.
+        **Collective. Host sync** with `--check-every`.
+
+        Each call of a step starts from the buffers at its beginning, and the first call decides
+        which ones it ends with. The generators of all processes are the same afterwards.
 
         Raises:
-            ConfigError: the task returned something else than a StepOutput.
+            ConfigError: the task returned something else than a StepOutput, or counts items, or has
+                a number, only sometimes; or it is called twice in a step with loss scaling.
         """
-        index = len(self._micro_sums)
-        num_samples = len(batch)
-        is_last = index == len(self._step_batch.micro_batches) - 1
-        accelerator = self._accelerator
-        self.strategy.begin_forward(self._position.optimizer_step, index)
-        with _NO_CONTEXT if is_last else accelerator.no_sync(self.wrapped_model):
-            with accelerator.autocast() if accelerator.native_amp else _NO_CONTEXT:
-                output = task.step(self.wrapped_model, batch.at(self._step_batch.position))
-            check_output(output, num_samples, has_graph=True)
-            self._micro_sums.append(StepSums.of(output))
-            losses = output.losses
-            del output  # so that the backward can use the memory of what only metrics read
-            self._backward(losses)
-        self.strategy.end_backward(num_samples)
+        is_repeated = position == self._position
+        self._position = position
+        if is_repeated:
+            self._refuse_loss_scaling()
+            after_first = self._buffers.copy_current()
+            self._restart()
+            forwards = self._run(step_batch, notify)
+        else:
+            self.strategy.begin(self._buffers)
+            self._buffers.save()
+            every = self._check_every_n_steps
+            if every is not None and (position.optimizer_step + 1) % every == 0:
+                # A loader may give each micro-batch only once.
+                step_batch = step_batch._replace(micro_batches=[*step_batch.micro_batches])
+                forwards = self._run_checked(step_batch)
+            else:
+                forwards = self._run(step_batch, notify)
+        sums = self._reduce(forwards.sums, step_batch)
+        # Does nothing without loss scaling.
+        self._accelerator.unscale_gradients()
+        gradients = self._take_gradients()
+        if is_repeated:
+            after_first.put_back()
+        self.strategy.seed_update(position.optimizer_step)
+        losses = [each.loss for each in forwards.sums]
+        return Gradients(gradients, sums, step_batch, losses, forwards.sample_ids)
 
-    def _backward(self, losses: Tensor) -> None:
-        """Add the gradients of `losses.sum() * gradient_factor / num_samples`.
+    def _run_checked(self, step_batch: StepBatch) -> Forwards:
+        """Run the micro-batches twice, and compare the bits. Observers do not see them."""
+        self.flush()
+        return check_repeats(
+            lambda: self._run(step_batch, None),
+            self._restart,
+            number=step_batch.position.step + 1,
+            model=self._model,
+            accelerator=self._accelerator,
+        )
+
+    def _refuse_loss_scaling(self) -> None:
+        if self._accelerator.scaler is not None:
+            raise ConfigError(
+                "TRAINER",
+                "compute_gradients is called twice in a step, which does not work with "
+                "--mixed-precision fp16: use bf16",
+            )
+
+    def _restart(self) -> None:
+        """Go back to the beginning of the step, but for the weights."""
+        self._buffers.restore()
+        self.strategy.begin(self._buffers)
+
+    def _run(self, step_batch: StepBatch, notify: Notify | None) -> Forwards:
+        """Run the forward and the backward of each micro-batch. **Collective.**"""
+        forwards = Forwards([], [])
+        num_left = len(step_batch.micro_batches)
+        for batch in self.data_wait.around(step_batch.micro_batches):
+            self._activity.num_forwards += 1
+            num_left -= 1
+            batch = batch.at(step_batch.position)
+            if notify is not None:
+                notify("before_micro_batch", batch)
+            self.strategy.begin_forward(step_batch.position.step, len(forwards.sums))
+            factor = self.strategy.gradient_factor / step_batch.num_samples
+            with self._accelerator.no_sync(self.wrapped_model) if num_left else _NO_CONTEXT:
+                forwards.sums.append(self._run_micro_batch(batch, factor, notify))
+            self.strategy.end_backward(len(batch))
+            forwards.sample_ids.append(batch.sample_ids)
+        return forwards
+
+    def _run_micro_batch(self, batch: Batch, factor: float, notify: Notify | None) -> StepSums:
+        """Add the gradients of `losses.sum() * factor`. **Collective** in the last of a step.
 
         The backward starts from the factor of each loss: computing the product and its backward
         would add 7 % to the step of a tiny model.
         """
+        accelerator = self._accelerator
+        with accelerator.autocast() if accelerator.native_amp else _NO_CONTEXT:
+            output = self.task.step(self.wrapped_model, batch)
+        check_output(output, len(batch), has_graph=True)
+        sums = StepSums.of(output)
+        if notify is not None:
+            notify("on_micro_batch", batch, output.detached())
+        losses = output.losses
+        del output  # so that the backward can use the memory of what only metrics read
         # Not kept for the next step: a hook on the losses may change it in place.
-        gradient = torch.full_like(losses, self._loss_gradient)
-        if self._accelerator.scaler is not None:
-            losses = self._accelerator.scaler.scale(losses)
-        with self._recomputation.undone(self.buffers.saved):
-            torch.autograd.backward(losses, gradient)
+        gradient = torch.full_like(losses, factor)
+        with self._recomputation.undone(self._buffers.saved):
+            accelerator.backward(losses, gradient=gradient)
+        return sums
 
-    def finish(self) -> tuple[StepSums, Tensor | None, bool]:
-        """Update the weights, unless the gradient is NaN or inf.
-
-        **Collective. Host sync** with loss scaling.
-
-        Return the sums to report, the norm [] before clipping (None without clipping), and whether
-        the step was skipped: the weights did not change then.
-
-        Raises:
-            ConfigError: the task counts items, or has a number, only sometimes.
-            DivergedError: a gradient is NaN or inf, and the run must end.
-        """
-        sums = self._reduce()
-        grad_norm = None
-        if self._max_grad_norm is not None:
-            parameters = self.wrapped_model.parameters()
-            norm = self._accelerator.clip_grad_norm_(parameters, self._max_grad_norm)
-            grad_norm = local_part(norm)
-        losses = [each.loss for each in self._micro_sums]
-        update = PendingUpdate(self._position, self._step_batch, losses)
-        if self._accelerator.scaler is not None:
-            was_skipped = self._step_scaled(update, self._accelerator.scaler)
-        else:
-            was_skipped = self.guard.must_skip(update, grad_norm)
-            if not was_skipped:
-                self.optimizer.step()
-        # As `zero_grad` does, without its profiler hooks, which add 7 % to the step of a tiny
-        # model.
-        for parameter in self._parameters:
-            parameter.grad = None
-        return sums, grad_norm, was_skipped
-
-    def _reduce(self) -> StepSums:
+    def _reduce(self, micro_sums: list[StepSums], step_batch: StepBatch) -> StepSums:
         """Complete the gradients of the step, and return the sums to report. **Collective.**
 
         Backward has divided the gradients by the number of samples. If the task counts items, whose
         number is known only after the forwards, they are divided by the items of all processes
         instead. A step may have no item, if every token is padding.
         """
-        self._check_form()
-        sums, num_items = self.strategy.finish(self._micro_sums)
+        self._check_form(micro_sums)
+        sums, num_items = self.strategy.finish(micro_sums)
         if num_items is None:
             return sums
-        # Not in bfloat16, which cannot represent 257. The guard finds the NaN of a negative number.
-        num_items = num_items.to(torch.promote_types(self._parameters[0].dtype, torch.float))
+        # Not in bfloat16, which cannot represent 257. The check finds the NaN of a negative number.
+        dtype = next(iter(self._parameters.values())).dtype
+        num_items = num_items.to(torch.promote_types(dtype, torch.float))
         divisor = num_items.masked_fill(num_items == 0, 1).masked_fill(num_items < 0, torch.nan)
-        ratio = self._step_batch.num_samples / divisor
-        for parameter in self._parameters:
+        ratio = step_batch.num_samples / divisor
+        for parameter in self._parameters.values():
             if parameter.grad is not None:
                 local_part(parameter.grad).mul_(ratio)
         return sums
 
-    def _check_form(self) -> None:
+    def _check_form(self, micro_sums: list[StepSums]) -> None:
         """Raise ConfigError if the task counts items, or has a number, only sometimes.
 
         **Collective. Host sync**, in the first step, which also refuses negative and NaN counts.
@@ -163,13 +244,13 @@ class OptimizerStep:
         """
         forms = {
             ", ".join(["num_items"] * (each.num_items is not None) + [*each.numbers]) or "none"
-            for each in self._micro_sums
+            for each in micro_sums
         }
         differing = []
         if self._form is None:
             self._form = forms
-            for each in self._micro_sums:
-                # In later steps, the guard finds the NaN of the gradient.
+            for each in micro_sums:
+                # In later steps, the check finds the NaN of the gradient.
                 if each.num_items is not None and not each.num_items >= 0:  # negative, or NaN
                     raise ConfigError(
                         "NUM_ITEMS",
@@ -185,6 +266,48 @@ class OptimizerStep:
                 "return the same for all, num_items 0 where there are none",
             )
 
+    def _take_gradients(self) -> dict[str, Tensor | None]:
+        gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
+        # As `zero_grad` does, without its profiler hooks, which add 7 % to the step of a tiny
+        # model.
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        return gradients
+
+    # --- the update ---
+
+    def apply_gradients(self, position: TrainState, gradients: Gradients) -> StepUpdate:
+        """Update the weights after `position`, unless a gradient is NaN or inf. **Collective.**
+
+        **Host sync** with loss scaling, and unless the check is deferred.
+
+        Raises:
+            DivergedError: a gradient is NaN or inf, and the run must end.
+        """
+        self._position = None
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients[name]
+        grad_norm = None
+        if self._max_grad_norm is not None:
+            grad_norm = local_part(self._clip(self._max_grad_norm))
+        update = PendingUpdate(position, gradients.step_batch, gradients.losses)
+        if self._accelerator.scaler is not None:
+            was_skipped = self._step_scaled(update, self._accelerator.scaler)
+        else:
+            was_skipped = self._is_bad(update, grad_norm)
+            if not was_skipped:
+                self.optimizer.step()
+        self._take_gradients()
+        return StepUpdate(grad_norm, was_skipped)
+
+    def _clip(self, max_norm: float) -> Tensor:
+        """Return the norm [] before clipping."""
+        parameters = self.wrapped_model.parameters()
+        # accelerate's function would unscale the gradients a second time.
+        is_scaled = self._accelerator.scaler is not None
+        clip = clip_grad_norm_ if is_scaled else self._accelerator.clip_grad_norm_
+        return clip(parameters, max_norm)
+
     def _step_scaled(self, update: PendingUpdate, scaler: GradScaler) -> bool:
         """Step the optimizer with loss scaling; return whether the step was skipped.
 
@@ -196,9 +319,66 @@ class OptimizerStep:
         scaler.update()
         if scaler.get_scale() >= scale:
             return False
-        self.buffers.restore()
+        self._buffers.restore()
         # NaN or inf in a loss of some process, which no loss scale fixes.
         is_bad = ~torch.isfinite(torch.stack([*update.losses])).all()
         if self._accelerator.reduce(is_bad.float()) > 0 or scaler.get_scale() < _MIN_LOSS_SCALE:
-            self.guard.report(update)
+            self._report(update)
         return True
+
+    def _is_bad(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
+        """Return whether a gradient is NaN or inf, and the optimizer must not be called.
+
+        **Host sync**, unless the check is deferred.
+
+        A deferred check always returns False: the optimizer is to be called, and does not apply a
+        bad update. What this call raises is then about the step before.
+        """
+        found = self._find_nonfinite(grad_norm)
+        if self._may_defer:
+            self.optimizer.found_inf = found  # type: ignore[attr-defined]  # as GradScaler does
+            self.flush(steps_ago=1)
+            flag = self._found.to("cpu", non_blocking=True, copy=True)
+            self._pending = (update, flag, record_events(self._found.device))
+            return False
+        if not found:
+            return False
+        self._found.zero_()
+        self._undo(update)
+        return True
+
+    def _find_nonfinite(self, grad_norm: Tensor | None) -> Tensor:
+        """Return a flag [] on the device: 1 if a gradient is NaN or inf.
+
+        All processes find the same without communication, since gradients were averaged over them.
+        The flag also stays 1 after a bad update that has not been reported yet.
+        """
+        # The norm is NaN or inf if any gradient is.
+        if grad_norm is None:
+            parameters = self._parameters.values()
+            gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
+        else:
+            gradients = [grad_norm]
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
+        return self.strategy.is_on_any_process(self._found)
+
+    def flush(self, *, steps_ago: int = 0) -> None:
+        """Wait for the flag of a deferred check, if one is pending, and read it.
+
+        `steps_ago` is 1 if the step after the checked one has begun.
+
+        Raises:
+            DivergedError: the update was bad.
+        """
+        pending = self._pending
+        self._pending = None
+        if pending is not None:
+            update, flag, wait = pending
+            wait()
+            if flag:
+                self._undo(update, steps_ago=steps_ago)
+
+    def _undo(self, update: PendingUpdate, *, steps_ago: int = 0) -> None:
+        """Undo what the forwards of a bad step changed, and report it. **Collective.**"""
+        self._buffers.restore(steps_ago=steps_ago)
+        self._report(update)

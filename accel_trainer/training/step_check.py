@@ -1,23 +1,22 @@
-"""`--check-every`: some steps are computed twice before their update, and the bits are compared."""
+"""`--check-every`: the gradients of some steps are computed twice, and the bits are compared."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 from ..core.errors import ExitCode, ProcessError
 from ..core.tensor_memory import sum_of_bits
-from ..core.types import StepBatch
 from ..core.user_code import PeerFailed
 
-if TYPE_CHECKING:
-    from .step import OptimizerStep
+T = TypeVar("T")
 
 _REPLACE = "test or replace the device, then start the same command again"
 _REPEAT = (
@@ -27,34 +26,33 @@ _REPEAT = (
 )
 
 
-def repeated_for_check(
-    number: int, step: OptimizerStep, model: nn.Module, batch: StepBatch, *, every: int | None
-) -> Iterator[StepBatch]:
-    """Yield the `batch` of step `number` each time that it is to be computed: once.
+def check_repeats(
+    run: Callable[[], T],
+    restart: Callable[[], None],
+    *,
+    number: int,
+    model: nn.Module,
+    accelerator: Accelerator,
+) -> T:
+    """Run the micro-batches of step `number` twice, and return what the last run did.
 
-    After `every` steps it is twice, and a third time if some process then got other bits: all
-    randomness of a forward is seeded by the step and the micro-batch, so a step repeats itself.
-    **Collective. Host sync** then; the micro-batches are kept, since a loader may give each once.
+    **Collective. Host sync.** All randomness of a forward is seeded by the step and the
+    micro-batch, so a step repeats itself. If some process got other bits, it runs a third time.
+    `restart` is called in between.
 
     Raises:
         ProcessError: this process got other bits. The third time, torch has refused operations
             without a deterministic kernel (RuntimeError).
         PeerFailed: another process got other bits.
     """
-    if every is None or number % every:
-        yield batch
-        return
-    step.guard.flush()
-    batch = batch._replace(micro_batches=[*batch.micro_batches])
-    first = yield from _attempt(model, batch)
-    step.buffers.restore()
-    second = yield from _attempt(model, batch)
-    accelerator = step.strategy.accelerator
+    _, first = _run_marked(run, model)
+    restart()
+    result, second = _run_marked(run, model)
     if not accelerator.reduce(torch.tensor(float(first != second), device=accelerator.device)):
-        return
-    step.buffers.restore()
+        return result
+    restart()
     torch.use_deterministic_algorithms(True)
-    third = yield from _attempt(model, batch)
+    _, third = _run_marked(run, model)
     if first == second:
         raise PeerFailed("another process did not repeat its bits")
     name = next(name for name in first if first[name] != second[name])
@@ -68,8 +66,8 @@ def repeated_for_check(
     )
 
 
-def _attempt(model: nn.Module, batch: StepBatch) -> Generator[StepBatch, None, Counter[str]]:
-    """Yield the step to compute; return sums of bits that show what was computed. **Host sync.**
+def _run_marked(run: Callable[[], T], model: nn.Module) -> tuple[T, Counter[str]]:
+    """Return also sums of bits that show what was computed. **Host sync.**
 
     They are those of the gradients, before these are averaged over the processes, in the order of
     backward, and then of the buffers and parameters.
@@ -85,7 +83,7 @@ def _attempt(model: nn.Module, batch: StepBatch) -> Generator[StepBatch, None, C
             if parameter.requires_grad:
                 hook = partial(mark, f"the gradient of {name}")
                 hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
-        yield batch
+        result = run()
     for name, tensor in (*model.named_buffers(), *model.named_parameters()):
         marks[name] = int(sum_of_bits(tensor))
-    return marks
+    return result, marks

@@ -15,10 +15,9 @@ from ..core.digest import digest_of
 from ..core.errors import ConfigError
 from ..core.learning_rate import Schedule, set_learning_rate
 from ..core.log import Log
-from ..core.timing import Stopwatch
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.training_mode import set_training_mode
-from ..core.types import Loader, Position, StepBatch, StepReport, Task
+from ..core.types import Gradients, Loader, Position, StepBatch, StepReport
 from ..core.user_code import PeerFailed
 from ..fault_tolerance.preemption import StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights
@@ -29,7 +28,6 @@ from .evaluation_file import read_details, write_details
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed, group_of, nonfinite_loss
 from .metrics import describe_tensor
 from .progress import Progress
-from .step_check import repeated_for_check
 
 if TYPE_CHECKING:
     from .assembly import Assembly
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _NO_CONTEXT = nullcontext()
-_READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model"}
+_READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model", "optimizer", "task"}
 
 
 class Trainer:
@@ -52,7 +50,6 @@ class Trainer:
         config: TrainerConfig,
         assembly: Assembly,
         *,
-        task: Task,
         loader: Loader,
         evaluators: Mapping[str, Evaluator],
         schedule: Schedule,
@@ -67,12 +64,13 @@ class Trainer:
         self.model = assembly.model
         self._config = config
         self._step = assembly.step
-        self._optimizer = assembly.step.optimizer
+        self.optimizer = assembly.step.optimizer
+        self.task = assembly.step.task
         self._average = assembly.average
+        self._nonfinite = assembly.nonfinite
         self._states = assembly.states
         self._rehearsal = assembly.rehearsal
         self._checkpointer = assembly.checkpointer
-        self._task = task
         self._evaluators = evaluators
         self._final_test = final_test
         self._run_folder = self._checkpointer.run_folder
@@ -80,8 +78,10 @@ class Trainer:
         self._progress = Progress(config, metrics)
         self._stop_flag = stop_flag
         self._activity = activity
-        self._data_wait = Stopwatch()
         self._callback_runner = CallbackRunner(callbacks)
+        self._has_step_observers = any(
+            map(self._callback_runner.has_listeners, ("before_micro_batch", "on_micro_batch"))
+        )
         self.log = Log(self._run_folder, activity, self.accelerator.is_main_process)
         self._saved_best: BestCheckpoint | None = None
         self.metadata: dict[str, Any] = {}
@@ -148,7 +148,7 @@ class Trainer:
         max_steps = self._config.max_steps
         left = None if max_steps is None else max_steps - state.optimizer_step
         step_batches = islice(self.loader.step_batches(state.epoch, state.step_in_epoch), left)
-        for step_batch in self._data_wait.around(step_batches):
+        for step_batch in self._step.data_wait.around(step_batches):
             before = self.state.optimizer_step
             is_rehearsed = self._rehearsal.num_steps_left > 0
             with self._rehearsal.watching_step() if is_rehearsed else _NO_CONTEXT:
@@ -162,9 +162,10 @@ class Trainer:
             if (num_steps := self.state.optimizer_step - before) != 1:
                 raise ConfigError(
                     "TRAINER",
-                    f"train_step called super().train_step {num_steps} times for a step batch: "
-                    "call it once. For larger batches use --accumulate; to train networks in turn, "
-                    "choose one by batch.position.step",
+                    f"train_step took {num_steps} steps for a step batch: call apply_gradients or "
+                    "super().train_step once. For several backward passes call compute_gradients "
+                    "more than once; for larger batches use --accumulate; to train networks in "
+                    "turn, choose one by batch.position.step",
                 )
             self._notify("on_step_end", report)
             if is_rehearsed and not report.was_skipped:
@@ -185,37 +186,64 @@ class Trainer:
     def train_step(self, step_batch: StepBatch) -> StepReport:
         """Take one optimizer step by the mean loss over the step batch of all processes.
 
-        **Collective.**
+        **Collective.** Override it to change the algorithm.
+        """
+        return self.apply_gradients(self.compute_gradients(step_batch))
+
+    def compute_gradients(self, step_batch: StepBatch) -> Gradients:
+        """Return the gradients of the mean loss over the step batch of all processes.
+
+        **Collective. Host sync** with `--check-every`.
+
+        `.grad` is None afterwards, and each process has the same generators: noise that is added to
+        the gradients is the same everywhere. `train_step` may call it more than once, such as at
+        changed weights, which it restores itself: all forwards start from the same buffers and draw
+        the same random numbers, and the first call decides which buffers the step ends with.
+
+        Raises:
+            ConfigError: the task does not return what a step needs, or a second call would need
+                loss scaling.
+        """
+        notify = self._notify if self._has_step_observers else None
+        step_batch = step_batch._replace(position=self.position)
+        return self._step.compute_gradients(self.state, step_batch, notify)
+
+    def apply_gradients(self, gradients: Gradients) -> StepReport:
+        """Update the weights and their average, and move to the next position.
+
+        **Collective. Host sync** with loss scaling. Call it once in a step.
+
+        Raises:
+            ConfigError: `gradients` are not of this step.
+            DivergedError: a gradient is NaN or inf, and the run must end.
         """
         state = self.state
-        step = self._step
-        learning_rate = self.learning_rate_at(state.optimizer_step)
-        set_learning_rate(self._optimizer, learning_rate)
-        step_batch = step_batch._replace(position=self.position)
-        every = self._config.check_every_n_steps
         number = state.optimizer_step + 1
-        for attempt in repeated_for_check(number, step, self.model, step_batch, every=every):
-            step.begin(state, attempt)
-            sample_ids = []
-            for batch in self._data_wait.around(attempt.micro_batches):
-                self._activity.num_forwards += 1
-                sample_ids.append(batch.sample_ids)
-                step.accumulate(self._task, batch)
-        sums, grad_norm, was_skipped = step.finish()
-        self._move_to(state.after_step(step_batch.num_samples))
+        if (place := gradients.step_batch.position.step + 1) != number:
+            raise ConfigError(
+                "TRAINER",
+                f"apply_gradients got the gradients of step {place} in step {number}: "
+                "call it once in each step, with what compute_gradients returned",
+            )
+        learning_rate = self.learning_rate_at(state.optimizer_step)
+        set_learning_rate(self.optimizer, learning_rate)
+        self._notify("before_update", gradients)
+        grad_norm, was_skipped = self._step.apply_gradients(state, gradients)
+        num_samples = gradients.step_batch.num_samples
+        self._move_to(state.after_step(num_samples))
         if self._average is not None and not was_skipped:
             self._average.update(optimizer_step=number)
         return StepReport(
             optimizer_step=number,
             epoch=state.epoch,
             learning_rate=learning_rate,
-            loss_sum=sums.loss,
-            sums=sums.numbers,
-            num_samples=step_batch.num_samples,
+            loss_sum=gradients.sums.loss,
+            sums=gradients.sums.numbers,
+            num_samples=num_samples,
             grad_norm=grad_norm,
             was_skipped=was_skipped,
-            num_items=sums.num_items,
-            sample_ids=sample_ids,
+            num_items=gradients.sums.num_items,
+            sample_ids=gradients.sample_ids,
         )
 
     def evaluate(self) -> dict[str, Any]:
@@ -228,7 +256,7 @@ class Trainer:
         """
         models = [self.model] if self._average is None else [self.model, self._average.model]
         metrics: dict[str, Any] = {}
-        with self._activity.during("evaluation"), evaluation_weights(self._optimizer):
+        with self._activity.during("evaluation"), evaluation_weights(self.optimizer):
             for set_name, evaluator in self._evaluators.items():
                 for model in models:
                     group = group_of(set_name, is_average=model is not self.model)
@@ -255,10 +283,11 @@ class Trainer:
         """Pass a checkpoint of the current position to the writer. **Collective.**"""
         self._stop_flag.is_save_agreed = False
         self._saved_best = self.best
-        self._step.guard.flush()
+        self._step.flush()
         with self._activity.during("disk"):
             self._checkpointer.wait()
         with self._activity.during("save"):
+            self._notify("before_save")
             self._rehearsal.check_tensors()
             pieces = self.state_dict()
             if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
@@ -281,7 +310,7 @@ class Trainer:
         self._progress.load_state_dict(progress, changes=changes)
         self._move_to(self.state)
         self._saved_best = self.best
-        self._step.guard.skipped_steps = progress["skipped_steps"]
+        self._nonfinite.skipped_steps = progress["skipped_steps"]
         self._callback_runner.load_state_dict(progress["callbacks"])
         self.log.pending = progress.get("log", {})  # not in older versions
         if self.accelerator.is_main_process:
@@ -302,7 +331,7 @@ class Trainer:
         """
         progress = {
             **self._progress.state_dict(),
-            "skipped_steps": self._step.guard.skipped_steps,
+            "skipped_steps": self._nonfinite.skipped_steps,
             "callbacks": self._callback_runner.state_dict(),
             "log": self.log.settle(),
         }
@@ -328,7 +357,7 @@ class Trainer:
     @property
     def data_wait_s(self) -> float:
         """Seconds that training has waited for data in this attempt."""
-        return self._data_wait.seconds
+        return self._step.data_wait.seconds
 
     @property
     def is_finished(self) -> bool:

@@ -286,7 +286,7 @@ def test_an_evaluation_names_its_own_flag_and_costs_no_step(tmp_path: Path) -> N
 
 class CrampedUpdate(Callback):
     def on_fit_start(self, trainer: Trainer) -> None:
-        trainer._optimizer.register_step_pre_hook(lambda *unused: run_out())
+        trainer.optimizer.register_step_pre_hook(lambda *unused: run_out())
 
 
 def ask_numpy_for_too_much() -> None:

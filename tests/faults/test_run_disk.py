@@ -264,7 +264,7 @@ def test_a_new_run_starts_with_the_weights_of_another_and_nothing_else(
     class Look(Callback):
         def on_fit_start(self, trainer: Trainer) -> None:
             assert (trainer.state.optimizer_step, trainer.best) == (0, None)
-            momenta = [state["momentum_buffer"] for state in trainer._optimizer.state.values()]
+            momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
             assert not any(momentum.any() for momentum in momenta)
             started.append(
                 {name: value.clone() for name, value in trainer.model.state_dict().items()}

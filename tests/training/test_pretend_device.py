@@ -29,7 +29,7 @@ from recipes import cifar
 
 from .. import processes, workload
 from ..variants import slow
-from . import test_nonfinite_guard
+from . import test_nonfinite_report
 from .test_exactness import final_files, largest_difference
 
 on_each_accelerator = pytest.mark.parametrize(
@@ -153,21 +153,21 @@ def test_dropout_is_the_same_after_a_resume(tmp_path: Path, accelerator: str) ->
 
 
 def meet_a_bad_sample(folder: Path) -> None:
-    watcher = test_nonfinite_guard.Watcher()
+    watcher = test_nonfinite_report.Watcher()
     with pytest.raises(DivergedError):
-        test_nonfinite_guard.run(
+        test_nonfinite_report.run(
             folder, policy="stop", watcher=watcher, checkpoint=CheckpointConfig()
         )
-    (record,) = test_nonfinite_guard.records(folder)
+    (record,) = test_nonfinite_report.records(folder)
     step = record["optimizer_step"]
-    assert record["nonfinite_sample_ids"] == [test_nonfinite_guard.BAD]
+    assert record["nonfinite_sample_ids"] == [test_nonfinite_report.BAD]
     assert len(watcher.reports) == step, "it was found in the step after it"
     is_weight = re.compile(r"(model|optimizer)\.(?!.*(running|num_batches))").match
     before, after = (
         {name: tensor for name, tensor in watcher.after[moment].items() if is_weight(name)}
         for moment in (step - 1, step)
     )
-    assert test_nonfinite_guard.are_equal(before, after)
+    assert test_nonfinite_report.are_equal(before, after)
 
 
 @on_each_accelerator

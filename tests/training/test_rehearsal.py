@@ -559,13 +559,14 @@ class OwnCentre(Net):
 
 
 class Langevin(SGD):
-    """Adds noise of torch's generator, which differs between processes."""
+    """Adds noise of a generator that differs between processes."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         super().step()
         for parameter in (each for group in self.param_groups for each in group["params"]):
-            parameter.add_(torch.randn_like(parameter), alpha=0.01)
+            own = torch.Generator().manual_seed(torch.distributed.get_rank())
+            parameter.add_(torch.randn(parameter.shape, generator=own), alpha=0.01)
 
 
 def check_processes_differ(folder: Path) -> None:

@@ -47,7 +47,7 @@ def test_hooks_see_each_step_of_a_run(
 
     class Watch(Callback):
         def on_fit_start(self, trainer: Trainer) -> None:
-            handles.append(watch(trainer._optimizer, seen))
+            handles.append(watch(trainer.optimizer, seen))
 
     result = workload.train(workload.make_config(tmp_path), callbacks=(Watch(),))
     handles[0].remove()

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,10 +11,11 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from accel_trainer.core.buffers import BufferHistory
+from accel_trainer.core.activity import Activity
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.train_state import TrainState
 from accel_trainer.core.types import Batch, StepBatch, StepOutput, Task, eval_step_of
+from accel_trainer.training.nonfinite_report import NonfiniteReport
 from accel_trainer.training.step import OptimizerStep
 from accel_trainer.training.strategy.data_parallel import DataParallelStrategy
 from accel_trainer.training.task_output import check_output
@@ -169,15 +170,19 @@ LABELS = torch.randint(12, (7,), generator=torch.Generator().manual_seed(1))
 TOKENS = torch.tensor([[1, 3, 0], [2, 0, 0], [0, 0, 0], [3, 3, 1], [0, 1, 0], [0, 0, 0], [2, 2, 2]])
 
 
-def make_step(model: nn.Module) -> OptimizerStep:
+def make_step(task: Task, model: nn.Module) -> OptimizerStep:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    strategy = DataParallelStrategy(Accelerator(cpu=True), seed=0)
     return OptimizerStep(
-        DataParallelStrategy(Accelerator(cpu=True), seed=0),
+        strategy,
+        task=task,
+        model=model,
         wrapped_model=model,
         optimizer=optimizer,
-        buffers=BufferHistory(model),
-        guard=Mock(must_skip=lambda *unused: False),
+        report=NonfiniteReport(strategy, may_skip=False, model=model, task=task, folder=Path()),
+        activity=Activity(),
         max_grad_norm=None,
+        check_every_n_steps=None,
     )
 
 
@@ -188,12 +193,11 @@ def step_of(
     torch.manual_seed(0)
     model = nn.Linear(5, 12).to(dtype)
     inputs = torch.randn(7, 5, dtype=torch.float64).to(dtype)
-    step = make_step(model)
+    step = make_step(task, model)
     batches = [Batch(inputs[ids], targets[ids], torch.tensor([*ids])) for ids in parts]
-    step.begin(TrainState(), StepBatch(batches, 7))
-    for batch in batches:
-        step.accumulate(task, batch)
-    sums, _, _ = step.finish()
+    gradients = step.compute_gradients(TrainState(), StepBatch(batches, 7), None)
+    step.apply_gradients(TrainState(), gradients)
+    sums = gradients.sums
     return model, float(sums.loss), 7 if sums.num_items is None else float(sums.num_items)
 
 

@@ -90,6 +90,7 @@ def make_trainer(
 ) -> Trainer:
     """Return a trainer without a run, which evaluates nothing."""
     task = ClassificationTask()
+    activity = Activity()
     assembly = assemble(
         config,
         strategy=DataParallelStrategy(accelerator, seed=5),
@@ -99,16 +100,16 @@ def make_trainer(
         parts={"model": model},
         train_set=loader,
         checkpointer=Checkpointer(folder, config=CheckpointConfig(), header={}),
+        activity=activity,
     )
     return Trainer(
         config,
         assembly,
-        task=task,
         loader=loader,
         evaluators={"": Evaluator(loader, task=task, metrics=[], accelerator=accelerator)},
         schedule=learning_rate_at,
         stop_flag=StopFlag(),
-        activity=Activity(),
+        activity=activity,
     )
 
 

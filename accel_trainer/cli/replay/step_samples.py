@@ -17,8 +17,7 @@ from torch import Tensor
 from accel_trainer.core.callback import Callback, TrainerView
 from accel_trainer.core.digest import flatten
 from accel_trainer.core.filesystem import create_file
-from accel_trainer.core.types import Batch, StepReport
-from accel_trainer.training.step import OptimizerStep
+from accel_trainer.core.types import Batch, StepOutput, StepReport
 from accel_trainer.vision.png import to_png
 
 STEP = "ACCEL_TRAINER_SAMPLES_STEP"
@@ -32,40 +31,19 @@ class StepSamples(Callback):
     are one: the PNG in base64, from black for `low` to white for `high`.
     """
 
-    def on_fit_start(self, trainer: TrainerView) -> None:
-        """Watch the batches and losses of each step."""
-        self._batches: list[Batch] = []
-        self._losses: list[Tensor] = []
-        begin, accumulate = OptimizerStep.begin, OptimizerStep.accumulate
-        backward = OptimizerStep._backward
+    def __init__(self) -> None:
+        self._seen: list[tuple[Batch, Tensor]] = []
 
-        def watched_begin(step: OptimizerStep, *arguments: Any) -> None:
-            self._batches.clear()
-            self._losses.clear()
-            begin(step, *arguments)
-
-        def watched_accumulate(step: OptimizerStep, task: Any, batch: Batch) -> None:
-            self._batches.append(batch)
-            accumulate(step, task, batch)
-
-        def watched_backward(step: OptimizerStep, losses: Tensor) -> None:
-            self._losses.append(losses.detach())
-            backward(step, losses)
-
-        # Callbacks do not see the losses of each sample: a replay may look where training may not.
-        OptimizerStep.begin = watched_begin  # type: ignore[method-assign,assignment]
-        OptimizerStep.accumulate = watched_accumulate  # type: ignore[method-assign,assignment]
-        OptimizerStep._backward = watched_backward  # type: ignore[method-assign,assignment]
+    def on_micro_batch(self, trainer: TrainerView, batch: Batch, output: StepOutput) -> None:
+        """Keep the batch and its losses until the end of the step."""
+        self._seen.append((batch, output.losses))
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Write the file after the step. **Host sync.**"""
+        seen, self._seen = self._seen, []
         if report.optimizer_step != int(os.environ[STEP]):
             return
-        samples = [
-            sample
-            for batch, losses in zip(self._batches, self._losses, strict=True)
-            for sample in _describe(batch, losses)
-        ]
+        samples = [sample for batch, losses in seen for sample in _describe(batch, losses)]
         path = trainer.log.folder / f"samples-{trainer.accelerator.process_index}.json"
         create_file(path, [json.dumps(samples).encode()])
 

@@ -34,9 +34,8 @@ from accel_trainer.core.callback import Callback, TrainerView
 from accel_trainer.core.digest import flatten
 from accel_trainer.core.filesystem import create_file
 from accel_trainer.core.shards import local_part
-from accel_trainer.core.types import Batch, StepReport
+from accel_trainer.core.types import Batch, Gradients, StepOutput, StepReport
 from accel_trainer.data import workers
-from accel_trainer.training.step import OptimizerStep
 from accel_trainer.training.unsaved_state import mark_unsaved
 
 STEP = "ACCEL_TRAINER_TRACE_STEP"
@@ -53,20 +52,53 @@ class Trace(Callback):
     """
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Watch the steps, and the modules of the model, on the main process."""
+        """Watch the modules of the model and the samples, on the main process."""
         self._recorder = None
         if trainer.accelerator.is_main_process:
             self._recorder = Recorder(trainer, int(os.environ[STEP]))
             self._recorder.watch()
+            self._recorder.begin()
+
+    def before_micro_batch(self, trainer: TrainerView, batch: Batch) -> None:
+        """Record the batch; what comes next is the forward."""
+        if self._recorder is not None:
+            self._recorder.begin_forward(batch)
+
+    def on_micro_batch(self, trainer: TrainerView, batch: Batch, output: StepOutput) -> None:
+        """Record the losses; what comes next is the backward."""
+        if self._recorder is not None:
+            self._recorder.begin_backward(output.losses)
+
+    def before_update(self, trainer: TrainerView, gradients: Gradients) -> None:
+        """Record the gradients; what comes next is the update."""
+        if self._recorder is not None:
+            self._recorder.begin_update(gradients)
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Write the file after the step, and after the hooks of the user's callbacks."""
         if self._recorder is not None and report.optimizer_step == self._recorder.step:
             self._recorder.end(trainer.log.folder)
+        self._begin()
+
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+        """Forget what the evaluation before the step has computed."""
+        self._begin()
+
+    def on_checkpoint(self, trainer: TrainerView, name: str) -> None:
+        """Forget what was computed for the checkpoint before the step."""
+        self._begin()
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Forget what the user's callbacks have computed before the step."""
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._recorder is not None:
+            self._recorder.begin()
 
 
 class Recorder:
-    """Collects the rows of a step; it is told where the step is by watched functions."""
+    """Collects the rows of a step; its methods say where the step is."""
 
     def __init__(self, trainer: TrainerView, step: int) -> None:
         self.step = step
@@ -92,31 +124,36 @@ class Recorder:
     # --- where the step is ---
 
     def watch(self) -> None:
-        """Call the methods below before what they are named after."""
-        _before(OptimizerStep, "begin", self._begin)
-        _before(OptimizerStep, "accumulate", self._accumulate)
-        _before(OptimizerStep, "_backward", self._backward)
-        _before(OptimizerStep, "finish", self._finish)
-        _after(OptimizerStep, "accumulate", self._end_backward)
-        _after(OptimizerStep, "finish", self._end_update)
+        """Watch the modules, and the samples that this process reads."""
         _before(workers._SeededSamples, "__getitem__", self._begin_sample)
         _after(workers._SeededSamples, "__getitem__", self._end_sample)
         if not self._is_compiled:
             register_module_forward_pre_hook(self._enter_module)
             register_module_forward_hook(self._leave_module, always_call=True)
 
-    def _begin(self, step: OptimizerStep, position: Any, *_: Any) -> None:
-        if position.optimizer_step != self.step - 1:
+    @property
+    def is_recording(self) -> bool:
+        """Whether what happens now belongs to the step, and not to an evaluation before it."""
+        return self.is_on and (self.phase != "data" or self._trainer.model.training)
+
+    def begin(self) -> None:
+        """Record the state, and from here on all operators, if the step comes next."""
+        if self._trainer.state.optimizer_step != self.step - 1:
             return
+        self._watching.close()
+        self._rows.clear()
+        self.is_on = False
         self.phase = "before the step"
-        self._record_state(step)
+        self._record_state()
         self.is_on = True
         self.phase = "data"
         self._watching.enter_context(self._mode)
 
-    def _accumulate(self, step: OptimizerStep, task: Any, batch: Batch) -> None:
+    def begin_forward(self, batch: Batch) -> None:
+        """Record the batch."""
         if not self.is_on:
             return
+        task = self._trainer.task
         for name, value in vars(task).items() if hasattr(task, "__dict__") else ():
             if isinstance(value, nn.Module):
                 for path, module in value.named_modules(prefix=f"task.{name}"):
@@ -126,24 +163,19 @@ class Recorder:
         if self._is_compiled:
             self._watching.close()
 
-    def _backward(self, step: OptimizerStep, losses: Tensor) -> None:
+    def begin_backward(self, losses: Tensor) -> None:
+        """Record the losses."""
         if self.is_on:
             self._paused(lambda: self.record("loss", "the losses", outputs=[losses]))
             self.phase = "backward"
 
-    def _end_backward(self, *_: Any) -> None:
-        if self.is_on:
-            self.phase = "data"
-            if self._is_compiled:
-                self._watching.enter_context(self._mode)
-
-    def _finish(self, step: OptimizerStep) -> None:
+    def begin_update(self, gradients: Gradients) -> None:
+        """Record the gradients."""
         if self.is_on:
             self.phase = "update"
-            self._paused(self._record_gradients)
-
-    def _end_update(self, *_: Any) -> None:
-        self.phase = "after the update"
+            self._paused(lambda: self._record_gradients(gradients))
+            if self._is_compiled:
+                self._watching.enter_context(self._mode)
 
     def end(self, folder: Path) -> None:
         """Stop recording, and write the rows."""
@@ -157,13 +189,13 @@ class Recorder:
             create_file(folder / "kept.txt", [repr(self._kept).encode()])
 
     def _enter_module(self, module: nn.Module, inputs: Any) -> None:
-        if self.is_on:
+        if self.is_recording:
             self._modules.append(self._names.get(id(module), type(module).__name__))
             if self.phase == "before the forward" and module is self._trainer.model:
                 self.phase = "forward"
 
     def _leave_module(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self.is_on and self._modules:
+        if self.is_recording and self._modules:
             self._modules.pop()
             if self.phase == "forward" and module is self._trainer.model:
                 self.phase = "loss"
@@ -218,21 +250,21 @@ class Recorder:
             return UNINITIALISED
         return hash_of(value)
 
-    def _record_state(self, step: OptimizerStep) -> None:
+    def _record_state(self) -> None:
         model = self._trainer.model
         tensors = [*model.named_parameters(), *model.named_buffers()]
         for name, tensor in tensors:
             self._owned[_memory_of(tensor)] = name
             self.record("state", name, outputs=[tensor])
-        for name, value in flatten(step.optimizer.state_dict(), "optimizer").items():
+        for name, value in flatten(self._trainer.optimizer.state_dict(), "optimizer").items():
             if isinstance(value, Tensor):
                 self._owned.setdefault(_memory_of(value), name)
             self.record("state", name, outputs=[value])
         reader = getattr(self._trainer.loader, "_reader", None)
         parts = {
             "model": model,
-            "optimizer": step.optimizer,
-            "task": getattr(self._trainer, "_task", None),
+            "optimizer": self._trainer.optimizer,
+            "task": self._trainer.task,
             "dataset": getattr(reader, "dataset", None),
         }
         for name, mark in mark_unsaved(parts, model=model).items():
@@ -255,21 +287,21 @@ class Recorder:
             self.record("batch", name, outputs=[leaves[name]])
 
     def _begin_sample(self, reader: Any, place: tuple[int, int, int | None]) -> None:
-        if self.is_on and get_worker_info() is None:
+        if self.is_recording and get_worker_info() is None:
             self._modules.append(f"sample {place[1]}")
 
     def _end_sample(self, reader: Any, place: tuple[int, int, int | None], read: Any) -> None:
-        if self.is_on and get_worker_info() is None:
+        if self.is_recording and get_worker_info() is None:
             self._modules.pop()
             sample_id, sample = read
             leaves = [leaf for leaf in tree_leaves(sample) if leaf is not None]
             name = f"sample {sample_id}"
             self._paused(lambda: self.record("sample", name, outputs=leaves))
 
-    def _record_gradients(self) -> None:
-        for name, parameter in self._trainer.model.named_parameters():
-            if parameter.grad is not None:
-                self.record("gradient", name, outputs=[parameter.grad])
+    def _record_gradients(self, gradients: Gradients) -> None:
+        for name, gradient in gradients.items():
+            if gradient is not None:
+                self.record("gradient", name, outputs=[gradient])
 
     # --- operators ---
 
@@ -337,7 +369,7 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if not self._recorder.is_on or func.namespace == "profiler":
+        if not self._recorder.is_recording or func.namespace == "profiler":
             return func(*args, **(kwargs or {}))
         return self._recorder.operator(func, args, kwargs or {})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -11,32 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...core.buffers import BufferHistory
-from ...core.rng import fold_in, seed_generators
+from ...core.rng import fold_in, seed_generators, seed_update
 from ...core.tensor_memory import copy_model
-from ...core.types import StepOutput
+from ...core.types import StepSums
 from ...distributed.collectives import SINGLE_PROCESS, Peers
 from ...distributed.placement import place_model
 
 if TYPE_CHECKING:
     from ...distributed.accelerator import RuntimeConfig
-
-
-class StepSums(NamedTuple):
-    """The numbers of a StepOutput, each summed over the samples to a tensor [] without its graph.
-
-    `num_items` is None if the task does not count items.
-    """
-
-    loss: Tensor
-    numbers: Mapping[str, Tensor]
-    num_items: Tensor | None
-
-    @classmethod
-    def of(cls, output: StepOutput) -> StepSums:
-        """Return the sums of what a task returned."""
-        numbers = {name: values.detach().sum() for name, values in output.numbers.items()}
-        num_items = None if output.num_items is None else output.num_items.detach().sum()
-        return cls(output.losses.detach().sum(), numbers, num_items)
 
 
 class Strategy:
@@ -56,6 +38,7 @@ class Strategy:
         self.accelerator = accelerator
         # An average divides the sum over the processes by their number.
         self.gradient_factor = accelerator.num_processes
+        self._seed = seed
         self._forward_key = fold_in(seed, accelerator.process_index)
 
     # --- the model and its state ---
@@ -100,7 +83,10 @@ class Strategy:
     # --- a step ---
 
     def begin(self, buffers: BufferHistory) -> None:
-        """Begin a step, just before `buffers` are saved. **Collective** with shards."""
+        """Begin the micro-batches of a step, whose `buffers` are those at its beginning.
+
+        **Collective** with shards.
+        """
 
     def begin_forward(self, optimizer_step: int, index: int) -> None:
         """Seed what is random in the forward of micro-batch `index` of this process.
@@ -126,6 +112,10 @@ class Strategy:
         if sums.num_items is None:
             return sums, None
         return sums, self.accelerator.reduce(sums.num_items, reduction="sum")
+
+    def seed_update(self, optimizer_step: int) -> None:
+        """Seed what is random in the update after `optimizer_step`, the same on all processes."""
+        seed_update(self._seed, optimizer_step, self.accelerator.device)
 
     def is_on_any_process(self, flag: Tensor) -> Tensor:
         """Return a flag [] that is above 0 on all processes if `flag` is on any of them.

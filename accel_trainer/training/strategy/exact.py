@@ -15,8 +15,9 @@ from ...core.errors import ConfigError
 from ...core.pairwise import PairwiseSum, sum_rows
 from ...core.parameters import stepped_parameters
 from ...core.rng import fold_in
+from ...core.types import StepSums
 from ...distributed.collectives import broadcast_from_main, exchange_flattened, sum_pairwise
-from .base import StepSums, Strategy, add_up
+from .base import Strategy, add_up
 
 
 class ExactStrategy(Strategy):
@@ -67,7 +68,7 @@ class ExactStrategy(Strategy):
         # A forward may update a copy of the weights before it reads them: in the first step that
         # copy does not change yet.
         self._num_checks_left = 2
-        self._parameters = stepped_parameters(model, optimizer)
+        self._parameters = [*stepped_parameters(model, optimizer).values()]
         self._places = buffer_places(model)
         buffers = self._buffers()
         self._counters = [
@@ -92,7 +93,7 @@ class ExactStrategy(Strategy):
         return model
 
     def begin(self, buffers: BufferHistory) -> None:
-        """Begin a step, just before `buffers` are saved."""
+        """Begin the micro-batches of a step, which all start from these `buffers`."""
         self._history = buffers
         self._tree = PairwiseSum()
         self._has_gradient = [False] * len(self._parameters)

@@ -32,7 +32,8 @@ from accel_trainer import (
 )
 from accel_trainer.checkpoint.serialization import encode
 from accel_trainer.cli.runs import replay
-from accel_trainer.training.nonfinite_guard import NonfiniteGuard, skips_too_often
+from accel_trainer.training.nonfinite_report import skips_too_often
+from accel_trainer.training.step import OptimizerStep
 
 from .. import processes, workload
 from ..changing_net import ChangingNet
@@ -186,7 +187,7 @@ class Poison(Callback):
             return
         group, _, name = self.what.partition(" ")
         if group == "optimizer":
-            momenta = [state["momentum_buffer"] for state in trainer._optimizer.state.values()]
+            momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
             momenta[0][0] = float("nan")
             return
         assert trainer._average is not None
@@ -222,7 +223,7 @@ def test_a_state_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(
 def test_weights_that_a_guard_let_pass_are_in_no_checkpoint_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NonfiniteGuard, "must_skip", lambda *unused: False)
+    monkeypatch.setattr(OptimizerStep, "_is_bad", lambda *unused: False)
     with pytest.raises(DivergedError, match="CKPT_NONFINITE"):
         run(tmp_path, policy="stop")
     assert newest_and_finite(tmp_path) < "step-0000000005"
@@ -369,7 +370,7 @@ def test_replay_repeats_the_step_and_does_not_change_the_run(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     recipe.write_text(
         "from recipes import cifar\n"
-        "from tests.training.test_nonfinite_guard import Poisoned\n"
+        "from tests.training.test_nonfinite_report import Poisoned\n"
         "cifar.ImageClassificationTask = lambda config, **counts: Poisoned(1000)\n"
         "cifar.main(cifar.train, cifar.Config, description='poisoned')\n"
     )
