@@ -423,7 +423,6 @@ RULES = {
             "cli.chaos.command",
             "cli.chaos.disk",  # half of what it stands in for
             "cli.chaos.runs",
-            "cli.chaos.start",
             "cli.recipe.forks",  # asks for its path
             "cli.recipe.dry_run",
             "cli.lr_find",
@@ -502,13 +501,12 @@ RULES = {
             "distributed",
             "cli.recipe.main",
             "cli.recipe.exit",
+            "cli.recipe.start",
             "run.preflight",
             "run.provenance",  # records it
             "run.started",  # where the list of starts lies
             "run.extra_callbacks",  # no config may name a program
             "cli.launch",
-            "cli.replay.step_samples",  # the step, from the command that replays it
-            "cli.why.trace",  # the step to record, from the command that replays it
             "cli.common.processes",
             "cli.doctor.findings",
             "cli.recipe.dry_run",  # hands it to the processes that it starts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,10 +16,11 @@ from ..run.config import RecipeConfig
 from .common.output import tell
 from .common.own_files import refuse_other_file
 from .common.parser import CommandParser
-from .common.processes import forward_signals, start_recipe
+from .common.processes import train
 from .common.recipes import find_config_class
 from .flags.fields import config_fields
 from .flags.parser import parse_config
+from .recipe.start import Start
 from .report.figures import save_picture
 from .runs.run_reader import read_run
 
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _refuse_own_flags(config_class, flags, [*ramp, "--output-dir"])
     parse_config(config_class, [*flags, *ramp], description="")
     importlib.import_module("matplotlib.figure")  # if it is missing, nothing is trained in vain
-    losses = _measure([recipe, *flags, *ramp], options.num_processes)
+    losses = _measure(recipe, [*flags, *ramp], options.num_processes)
     test = analyze([options.lowest * growth**step for step in range(len(losses))], losses)
     _draw(test, options.png)
     tell("\n".join([*_verdict(test), f"the curve is in {options.png}"]))
@@ -141,20 +141,12 @@ def _ramp(lowest: float, growth: float, num_steps: int) -> list[str]:
     return [str(word) for flag in flags.items() for word in flag]
 
 
-def _measure(command: Sequence[str], num_processes: int) -> list[float]:
+def _measure(recipe: str, flags: Sequence[str], num_processes: int) -> list[float]:
     """Return the loss of each step of a run in a temporary folder, then NaN if the run diverged."""
     with tempfile.TemporaryDirectory(prefix="lr-find-") as temporary:
         folder = Path(temporary) / "run"
-        command = [*command, "--output-dir", str(folder)]
-        with (
-            forward_signals() as received,
-            start_recipe(
-                command, num_processes=num_processes, output=subprocess.DEVNULL
-            ) as process,
-        ):
-            code = process.wait()
-        if received:
-            raise KeyboardInterrupt
+        flags = [*flags, "--output-dir", str(folder)]
+        code = train(Start(recipe=recipe, flags=flags, num_processes=num_processes))
         if code not in (ExitCode.DONE, ExitCode.DIVERGED):
             raise OutputError("LR_FIND", f"the run ended with exit code {code}, see above")
         if not (folder / "config.yaml").exists():

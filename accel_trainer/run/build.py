@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ from ..training.trainer import Trainer
 from .agreement import check_same_everywhere
 from .config import decisive_values
 from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, fingerprint_of
-from .dry_run import UnsavedStateRecorder
+from .extra_callbacks import Observer, extra_callbacks
 from .final_test import FinalTest
 from .observers import build_callbacks
 from .optimization import Optimization, describe_length, plan_optimization
@@ -105,7 +106,12 @@ def build_trainer(
     callbacks = check_parts("callbacks", callbacks)
     noted = copy_metadata(metadata)
     export_config = copy_metadata(export_config, "export_config")
-    data = build_data(run, train_set, eval_sets, test_set, options)
+    extra = extra_callbacks()
+    observers = [each for each in extra if isinstance(each, Observer)]
+    build: Callable[..., RunData] = build_data
+    for each in observers:
+        build = partial(each.build_data, build)
+    data = build(run, train_set, eval_sets, test_set, options)
     check_coupling(task, data.plan)
     run.activity.couples_batch = getattr(task, "couples_batch", False)
     metrics_of = choose_metrics(metrics, task, data)
@@ -146,9 +152,10 @@ def build_trainer(
     parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
     parts |= {"schedule": schedule, "collate": options.collate}
     parts |= named(callbacks)
+    for each in observers:
+        each.see_parts(parts)
     if run.config.run.dry_run:
         data = data.limited(run)
-        callbacks = [*callbacks, UnsavedStateRecorder(run.folder, parts)]
     all_callbacks = build_callbacks(
         run,
         banner=_banner(run, data.train, model, optimization, header),
@@ -156,7 +163,7 @@ def build_trainer(
         num_eval_samples=data.eval_loaders[0].num_samples,
         export_config=export_config,
         onnx=onnx,
-        callbacks=callbacks,
+        callbacks=[*callbacks, *extra],
     )
 
     # 7. The trainer is assembled, which wraps the model.

@@ -1,24 +1,16 @@
-"""What `--dry-run` changes in a run: it evaluates fewer samples, and records unsaved state."""
+"""What `--dry-run` changes in a run: it evaluates fewer samples."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from operator import itemgetter
-from pathlib import Path
-from typing import Any
 
 from accelerate import Accelerator
 
-from ..core.callback import Callback, TrainerView
-from ..core.json_files import write_json
-from ..core.types import Batch, EvalLoader, StepReport
-from ..training.unsaved_state import mark_unsaved
+from ..core.types import Batch, EvalLoader
 
-NUM_STEPS = 3  # before the resume, and again after it
 MAX_EVAL_SAMPLES = 512
-UNSAVED_FILE = "unsaved.json"
 
 
 class FewSamples:
@@ -50,30 +42,3 @@ def limit_evaluation(loader: EvalLoader, accelerator: Accelerator) -> EvalLoader
     if is_ours and num_local and loader.num_samples > MAX_EVAL_SAMPLES:
         return FewSamples(loader, num_local, accelerator)
     return loader
-
-
-class UnsavedStateRecorder(Callback):
-    """Writes hashes of state that no checkpoint holds, when a dry run ends and when it resumes."""
-
-    def __init__(self, folder: Path, parts: Mapping[str, Any]) -> None:
-        self._folder = folder
-        self._parts = parts
-
-    def on_fit_start(self, trainer: TrainerView) -> None:
-        """Record the state that a resume begins with."""
-        if trainer.state.optimizer_step:
-            self._record(trainer)
-
-    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """Record the state that an interruption loses."""
-        if report.optimizer_step == NUM_STEPS:
-            self._record(trainer)
-
-    def _record(self, trainer: TrainerView) -> None:
-        if not trainer.accelerator.is_main_process:
-            return
-        marks = mark_unsaved(self._parts, model=self._parts["model"])
-        hashes = {
-            name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in marks.items()
-        }
-        write_json(self._folder / UNSAVED_FILE, hashes)

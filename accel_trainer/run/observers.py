@@ -15,7 +15,6 @@ from ..callbacks.result import ResultWriter
 from ..callbacks.trackers import Trackers
 from ..core.callback import Callback
 from ..core.config import config_to_dict
-from .extra_callbacks import extra_callbacks
 from .session import Run
 
 
@@ -77,4 +76,4 @@ def build_callbacks(
         own += [exporter, result]
     if run.config.run.profile and is_main:
         own.append(Profile(run.folder / "profile", config=config, show=progress.write))
-    return [*own, *callbacks, *extra_callbacks(), log, *trackers]
+    return [*own, *callbacks, log, *trackers]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from accel_trainer.cli.common.processes import start_recipe
+from accel_trainer.cli.recipe.start import Start
 from accel_trainer.run.started import started_folder
 from tests.cli.conftest import run_command
 from tests.variants import slow
@@ -254,6 +255,7 @@ def test_a_launcher_imports_nothing_from_the_current_folder(
 ) -> None:
     (tmp_path / "torch.py").write_text("open('ran', 'w')")
     monkeypatch.chdir(tmp_path)
-    process = start_recipe(["no-such-recipe.py"], num_processes=2, output=subprocess.DEVNULL)
+    start = Start(recipe="no-such-recipe.py", num_processes=2)
+    process = start_recipe(start, output=subprocess.DEVNULL)
     assert process.wait() != 0
     assert not (tmp_path / "ran").exists()

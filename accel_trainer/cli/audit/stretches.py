@@ -100,12 +100,8 @@ def check_stretch(
     what = f"steps {stretch.start + 1} to {stretch.end}"
     start = replay.checkpoint_at(stretch.start)
     try:
-        replay.train(
-            folder,
-            until=stretch.end,
-            after=stretch.start,
-            callbacks=(),
-            flags=("--trainer.max-time-s", "None"),
+        replay.with_flags(["--trainer.max-time-s", "None"]).train(
+            folder, until=stretch.end, after=stretch.start, callbacks={}
         )
     except ReplayError as error:
         # A run that still trains may have removed the checkpoint.

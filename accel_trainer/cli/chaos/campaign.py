@@ -14,7 +14,7 @@ from ..runs.run_reader import read_run
 from .explain import Departure, explain, files_below, own_numbers_that_vary, touched_files
 from .faults import Plan, shorter, simpler
 from .runs import Ending, Starts, run_all, survive
-from .start import Start
+from .start import Attempt
 
 _LIMIT_S = 600.0
 _MAX_TRIES = 24
@@ -35,12 +35,12 @@ class Recipe:
     at_once: int
     stops: Sequence[int]
 
-    def start(self, name: str) -> Start:
-        """Return the start of a run in the folder `name`."""
-        return Start(
+    def start(self, name: str) -> Attempt:
+        """Return the first start of a run in the folder `name`."""
+        return Attempt(
             recipe=self.path,
             flags=self.flags,
-            folder=str(self.folder / name),
+            folder=self.folder / name,
             num_steps=self.num_steps,
             num_processes=self.num_processes,
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...core.errors import OneLineError
 from ..recipe.forks import new_process_context
-from ..replay.replay import Replay, errors_of_failures
+from ..replay.replay import STOP, Replay
 from ..runs.run_reader import read_run
 from ..why.why import why
 from .campaign import Recipe, Verdict
@@ -76,9 +76,8 @@ def _find(
     os.environ.update(environment)
     base = reference.folder / "all-checkpoints"
     with redirect_stderr(io.StringIO()), suppress(OneLineError, OSError, KeyboardInterrupt):
-        with errors_of_failures() as errors:
-            replay = Replay.of(read_run(reference.run), recipe)
-            replay.train(base, until=step, flags=_KEEP_ALL, errors=errors)
+        replay = Replay.of(read_run(reference.run), recipe).with_flags(_KEEP_ALL)
+        replay.train_silently(base, until=step, after=step - 1, callbacks=STOP)
         found = why(base, recipes=[recipe], until=step, keep=reference.folder / "why")
         if found.step is not None and found.cause is not None:
             # With faults, the cause is known: what they change, or what a resume loses.

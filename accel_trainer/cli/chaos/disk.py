@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core import filesystem
+from .faults import Fault
 
 _NEEDS_ROOM = ("make_directory", "create", "write")
 
@@ -98,14 +99,15 @@ def _nothing() -> None:
 
 
 class FaultyDisk(InterceptedDisk):
-    """Does what it is told to do with the changes in `folder`; all is well until then.
+    """Does what it is told to do with the changes in `folder`; all is well until `fault` comes.
 
     `num_left`: after this many changes, SIGKILL ends the process in the middle of the next one.
     None: never. `is_full`: there is no space for anything new.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.num_left: int | None = None
+    def __init__(self, folder: Path, fault: Fault) -> None:
+        self.fault = fault
+        self.num_left = int(fault.value) if (fault.kind, fault.step) == ("write", 0) else None
         self.is_full = False
         self._folder = folder
 

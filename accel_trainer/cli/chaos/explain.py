@@ -80,10 +80,8 @@ _CAUSES = {
 
 def _first_lost(one: Path, other: Path) -> list[str]:
     """Return the names of what differed at the first step at which anything did."""
-    for notes in sorted(one.glob("*")):
-        if (other / notes.name).is_dir() and (lost := lost_state(notes, other / notes.name)):
-            return lost
-    return []
+    found = (lost_state(notes, other / notes.name) for notes in sorted(one.iterdir()))
+    return next(filter(None, found), [])
 
 
 def _why_not_repeated(one: Path, other: Path, lost: list[str], touched: Collection[str]) -> str:

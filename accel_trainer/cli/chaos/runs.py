@@ -18,14 +18,14 @@ from typing import Any, Generic, TypeVar
 from ...checkpoint.format import list_checkpoints
 from ...core.errors import ExitCode
 from ...distributed.accelerator import uses_cpu
-from ..common.processes import recipe_command
+from ..common.processes import command_of, environment_of
 from ..recipe.forks import new_process_context
 from .faults import Fault, Plan
-from .start import Start, begin, to_json
+from .start import Attempt, begin
 
 T = TypeVar("T")
 
-Starts = Generator[Start, int | None, T]
+Starts = Generator[Attempt, int | None, T]
 """Yields a start, and is sent its exit code: negative for a signal, None if it did not end."""
 
 _POLL_S = 0.2
@@ -76,9 +76,9 @@ class _Life(Generic[T]):
     is_late: bool = False
 
 
-def survive(first: Start, plan: Plan) -> Starts[Ending]:
+def survive(first: Attempt, plan: Plan) -> Starts[Ending]:
     """Start a run again and again, with a fault of the plan each time, until it is done."""
-    ending = Ending(plan, Path(first.folder))
+    ending = Ending(plan, first.folder)
     start = first
     for number, fault in enumerate((*plan, None)):
         code = yield replace(start, fault=fault)
@@ -113,7 +113,7 @@ def _last_line(ending: Ending) -> str:
     return said_by(ending).rpartition("\n")[2].removeprefix("accel_trainer: ")
 
 
-def _after(fault: Fault, first: Start) -> Start:
+def _after(fault: Fault, first: Attempt) -> Attempt:
     """Return the next start, after doing to the run's folder what the fault does there."""
     if fault.kind == "damage":
         damage_newest(first.run, random.Random(fault.value))
@@ -197,26 +197,25 @@ def run_all(
             life.process.join()
 
 
-def _live(starts: Starts[T], start: Start, limit_s: float) -> _Life[T]:
+def _live(starts: Starts[T], start: Attempt, limit_s: float) -> _Life[T]:
     """Begin a start."""
     process = new_process_context().Process(target=begin, args=_arguments(start))
     process.start()
     return _Life(process, starts, time.monotonic() + limit_s)
 
 
-def _arguments(start: Start) -> tuple[Any, ...]:
+def _arguments(attempt: Attempt) -> tuple[Any, ...]:
     """Return the arguments of `begin`."""
-    folder = Path(start.folder)
-    start.notes.mkdir(parents=True, exist_ok=True)
-    number = 1 + len(list(folder.glob("start-*.err")))
-    environment = dict(os.environ)
+    attempt.notes.mkdir(parents=True, exist_ok=True)
+    number = 1 + len(list(attempt.folder.glob("start-*.err")))
+    start = attempt.start()
+    environment = environment_of(start, os.environ)
     if uses_cpu():
         environment["ACCELERATE_USE_CPU"] = "true"
     command = None
-    if start.num_processes > 1 or start.is_in_new_python:
-        module = ["-m", begin.__module__, to_json(start)]
-        command = recipe_command(module, num_processes=start.num_processes, environment=environment)
-    return start, command, log_of(folder, number), Path.cwd(), environment
+    if attempt.num_processes > 1 or attempt.is_in_new_python:
+        command = command_of(start, environment)
+    return start, command, log_of(attempt.folder, number), Path.cwd(), environment
 
 
 def _end(process: BaseProcess) -> None:

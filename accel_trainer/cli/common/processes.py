@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from types import FrameType
 from typing import IO, Any
 
 from ...core.platform import RUN_SIGNALS, STOP_SIGNALS
+from ...run.extra_callbacks import START_VARIABLE
+from ..recipe.start import Start
 
 # Without -P, `python -m` would import modules of the current folder, such as its torch.py.
 _SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
@@ -29,37 +33,63 @@ _LAUNCH = (
 )
 
 
-def start_recipe(
-    command: Sequence[str],
+def train(
+    start: Start,
     *,
-    num_processes: int = 1,
-    variables: Mapping[str, str] | None = None,
-    output: IO[Any] | int | None = None,
-    errors: IO[Any] | int | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start a recipe with its flags; call it inside `forward_signals`.
+    errors: IO[Any] | None = None,
+    received: list[int] | None = None,
+) -> int:
+    """Train without showing what the recipe prints on stdout, and return its exit code.
 
-    The recipe ends when this process ends. `variables` are added to the environment, and `output`
-    and `errors` receive stdout and stderr (None: they go where this process's do).
+    `errors` receives stderr; None: it goes where this process's does. Several threads can train at
+    once, inside one `forward_signals` whose list of signals is `received`; None: this call forwards
+    them.
+
+    Raises:
+        KeyboardInterrupt: a signal to stop came.
     """
-    environment = {**os.environ, "ACCEL_TRAINER_LAUNCHER": str(os.getpid()), **(variables or {})}
+    with (
+        forward_signals() if received is None else nullcontext(received) as stopped,
+        start_recipe(start, output=subprocess.DEVNULL, errors=errors) as process,
+    ):
+        code = process.wait()
+    if stopped:
+        raise KeyboardInterrupt
+    return code
+
+
+def start_recipe(
+    start: Start, *, output: IO[Any] | int | None = None, errors: IO[Any] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a recipe in new processes; call it inside `forward_signals`.
+
+    The recipe ends when this process ends. `output` and `errors` receive stdout and stderr (None:
+    they go where this process's do).
+    """
+    environment = environment_of(start, os.environ)
+    environment["ACCEL_TRAINER_LAUNCHER"] = str(os.getpid())
     return subprocess.Popen(
-        recipe_command(command, num_processes=num_processes, environment=environment),
-        env=environment,
-        stdout=output,
-        stderr=errors,
+        command_of(start, environment), env=environment, stdout=output, stderr=errors
     )
 
 
-def recipe_command(
-    command: Sequence[str], *, num_processes: int, environment: Mapping[str, str]
-) -> list[str]:
+def environment_of(start: Start, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with the variables of a start, and with what it has besides."""
+    kept = {name: value for name, value in environment.items() if name != START_VARIABLE}
+    more = dict(start.variables)
+    if start.changes or start.callbacks:  # otherwise, it is only its command
+        more[START_VARIABLE] = json.dumps(asdict(start))
+    return {**kept, **more}
+
+
+def command_of(start: Start, environment: Mapping[str, str]) -> list[str]:
     """Return the words that start a recipe in an environment: Python, or a launcher, before it."""
-    if num_processes == 1:
-        return [sys.executable, *command]
+    words = [start.recipe, *start.flags]
+    if start.num_processes == 1:
+        return [sys.executable, *words]
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
-    count = ["--num_processes", str(num_processes), "--mixed_precision", precision]
-    return [sys.executable, *_LAUNCH, *count, *command]
+    count = ["--num_processes", str(start.num_processes), "--mixed_precision", precision]
+    return [sys.executable, *_LAUNCH, *count, *words]
 
 
 @contextmanager

@@ -20,8 +20,7 @@ from ..replay.replay import STEP_DIGESTS, STOP, Replay
 from ..runs.difference import Difference
 from ..runs.recorded_start import flags_with
 from ..runs.rows import Rows, at_both, by_place, read_digests, read_rows
-
-_RATES = Path(__file__).with_name("rates.py")
+from . import rates
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class Trials:
                     folder,
                     until=self.until,
                     after=self._after,
-                    callbacks=(STEP_DIGESTS, _RATES, STOP),
+                    callbacks={**STEP_DIGESTS, rates.__file__: {}, **STOP},
                     errors=errors,
                     received=received,
                 )
@@ -142,8 +141,8 @@ class Trials:
                 error = said.rpartition("\n")[2] or "it failed"
             return Trial(
                 steps=_steps_in(folder),
-                rates=(rates := _rates_in(folder)),
-                end=min(len(rates), config["trainer"].get("max_steps") or len(rates)),
+                rates=(found := _rates_in(folder)),
+                end=min(len(found), config["trainer"].get("max_steps") or len(found)),
                 error=error,
             )
 
@@ -155,7 +154,7 @@ class Trials:
         flags = flags_with(path, num_threads=threads)
         if self.is_resumed and names:
             flags += ["--allow-change", *sorted(names)]
-        return replace(self.replay, flags=flags)
+        return replace(self.replay, start=replace(self.replay.start, flags=flags))
 
 
 def mixed(

@@ -26,7 +26,7 @@ from ..common.recipes import find_config_class
 from ..flags.parser import parse_config
 from .measure import Measured, TrialFailed, measure
 from .steps import RunPlan, plan_run, without_open_settings
-from .trial import NUM_FIRST_STEPS
+from .timer import NUM_FIRST_STEPS
 
 _EXAMPLE = (
     "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --hours 0.5"

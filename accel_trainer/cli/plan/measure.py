@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +11,26 @@ from tempfile import TemporaryDirectory
 from ...core.batch_plan import BatchPlan
 from ...core.errors import OutputError
 from ...core.json_files import read_json_object
-from ..common.processes import forward_signals, start_recipe
+from ..common.processes import train
+from ..recipe.start import Start
 from ..runs.run_reader import read_run
 from .steps import RunPlan
-from .trial import NUM_FIRST_STEPS, Times, Trial
+from .timer import NUM_FIRST_STEPS, TIMER, Times
 
 _MAX_BYTES = 2**20
+_NEVER = 10**9
+# It evaluates and saves only at the end.
+_CHANGES = {
+    "run.resume": "never",
+    "run.track": (),
+    "run.profile": False,
+    "run.quiet": True,
+    "run.dry_run": False,
+    "trainer.max_time_s": None,
+    "trainer.evaluate_every": f"{_NEVER}epochs",
+    "checkpoint.every_n_steps": None,
+    "checkpoint.every_n_epochs": _NEVER,
+}
 
 
 class TrialFailed(Exception):
@@ -65,28 +78,28 @@ def measure(recipe: Path, flags: Sequence[str], *, num_processes: int, seconds: 
         OutputError: it trained nothing.
     """
     with TemporaryDirectory(prefix="plan-") as folder:
-        trial = Trial(str(recipe), list(flags), folder, seconds, time.time())
-        with (
-            forward_signals() as stopped,
-            start_recipe(
-                trial.command, num_processes=num_processes, output=subprocess.DEVNULL
-            ) as process,
-        ):
-            code = process.wait()
+        run, file, start_time = Path(folder, "run"), Path(folder, "times.json"), time.time()
+        timer = {"file": str(file), "seconds": seconds, "start_time": start_time}
+        start = Start(
+            recipe=str(recipe),
+            flags=[*flags, "--dry-run"],  # for a recipe that does not call `main`
+            num_processes=num_processes,
+            changes={"run.output_dir": str(run), **_CHANGES},
+            callbacks={TIMER: timer},
+        )
+        code = train(start)
         end_time = time.time()
-        if stopped:
-            raise KeyboardInterrupt
         if code:
             raise TrialFailed(code)
-        if not trial.times.exists():
+        if not file.exists():
             raise OutputError("PLAN", "the recipe trained nothing: start it by itself to see why")
-        times = Times(**read_json_object(trial.times, max_bytes=_MAX_BYTES))
-        run = read_run(trial.run)
+        times = Times(**read_json_object(file, max_bytes=_MAX_BYTES))
+        phase_s = read_run(run).phase_s
         return Measured(
             batch=BatchPlan(**times.batch),
             times=times,
-            save_s=sum(run.phase_s.get(phase, 0.0) for phase in ("save", "disk"))
+            save_s=sum(phase_s.get(phase, 0.0) for phase in ("save", "disk"))
             / max(1, times.num_saves),
             end_s=end_time - times.evaluated_time + times.rest_of_test_s,
-            total_s=end_time - trial.start_time,
+            total_s=end_time - start_time,
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
@@ -20,14 +22,21 @@ from ...core.errors import CheckpointError, ConfigError
 from ...core.json_files import read_json_object
 from ...distributed.accelerator import uses_cpu
 from ...run.config import RecipeConfig
-from ...run.dry_run import NUM_STEPS
+from ...run.extra_callbacks import START_VARIABLE
 from ...training.rehearsal import first_difference
 from .exit import exit_with
 from .forks import new_process_context
+from .same_run import cause_of, difference_of_runs, lost_state, state_of
+from .start import Start
+from .started import train_as
+from .unsaved import UNSAVED, file_of
 
 C = TypeVar("C", bound=RecipeConfig)
 
 _logger = logging.getLogger(__name__)
+
+NUM_STEPS = 3
+"""Steps before the resume, and again after it."""
 
 
 def dry_run(train: Callable[[C], RunResult], config: C) -> RunResult:
@@ -44,12 +53,11 @@ def dry_run(train: Callable[[C], RunResult], config: C) -> RunResult:
     start_s = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
         whole, parts = Path(folder, "whole"), Path(folder, "parts")
-        longest = _trial(config, whole, 2 * NUM_STEPS)
-        result = _train_apart(train, longest, is_first=True)
+        result = _train_apart(train, config, _part(whole, 2 * NUM_STEPS), is_first=True)
         num_before = min(NUM_STEPS, result.position.optimizer_step // 2)
-        for max_steps in (num_before, 2 * NUM_STEPS):
-            if max_steps and result.state == "done":
-                result = _train_apart(train, _trial(config, parts, max_steps), is_first=False)
+        for until in (num_before, 2 * NUM_STEPS):
+            if until and result.state == "done":
+                result = _train_apart(train, config, _part(parts, until), is_first=False)
         if result.state == "done" and num_before and os.environ.get("RANK", "0") == "0":
             compared = _compare(whole, parts, num_before)
             seconds = time.perf_counter() - start_s
@@ -57,36 +65,47 @@ def dry_run(train: Callable[[C], RunResult], config: C) -> RunResult:
     return result
 
 
-def _trial(config: C, folder: Path, max_steps: int) -> C:
-    """Return the config of a part: all else as in the run itself."""
-    given = config.trainer.max_steps
-    saves = replace(config.checkpoint, every_n_steps=NUM_STEPS, keep_every_n_steps=NUM_STEPS)
-    return replace(
-        config,
-        run=replace(
-            config.run, output_dir=folder, resume="auto", track=(), quiet=True, dry_run=True
-        ),
-        trainer=replace(
-            config.trainer, max_steps=max_steps if given is None else min(given, max_steps)
-        ),
-        checkpoint=saves,
+def _part(folder: Path, until: int) -> Start:
+    """Return the start of a part, up to step `until`: all else is as in the run itself."""
+    notes = _notes_of(folder)
+    notes.mkdir(exist_ok=True)
+    return Start(
+        recipe=sys.argv[0],
+        changes={
+            "run.output_dir": str(folder),
+            "run.resume": "auto",
+            "run.track": (),
+            "run.quiet": True,
+            "run.dry_run": True,
+            "checkpoint.every_n_steps": NUM_STEPS,
+            "checkpoint.keep_every_n_steps": NUM_STEPS,
+        },
+        until=until,
+        callbacks={UNSAVED: {"folder": str(notes), "every": NUM_STEPS}},
     )
+
+
+def _notes_of(run: Path) -> Path:
+    """Return the folder of what a run keeps that no checkpoint holds."""
+    return run.with_name(f"{run.name}-notes")
 
 
 # --- a part, in a process of its own ---
 
 
-def _train_apart(train: Callable[[C], RunResult], config: C, *, is_first: bool) -> RunResult:
-    """Return the result of `train(config)` in a new process.
+def _train_apart(
+    train: Callable[[C], RunResult], config: C, part: Start, *, is_first: bool
+) -> RunResult:
+    """Return the result of a part in a new process.
 
     A resume gets a new interpreter: its sets have another order, as after an interruption.
     """
-    folder = config.run.output_dir
-    is_resume = folder is not None and folder.exists()
+    is_resume = Path(part.changes["run.output_dir"]).exists()
     context = multiprocessing.get_context("spawn") if is_resume else new_process_context()
     receiver, sender = context.Pipe(duplex=False)
+    environment = {**os.environ, START_VARIABLE: json.dumps(asdict(part))}
     process = context.Process(
-        target=_run_part, args=(train, config, sender, dict(os.environ), is_first)
+        target=_run_part, args=(train, config, part, sender, environment, is_first)
     )
     try:
         process.start()
@@ -110,6 +129,7 @@ def _train_apart(train: Callable[[C], RunResult], config: C, *, is_first: bool) 
 def _run_part(
     train: Callable[[C], RunResult],
     config: C,
+    part: Start,
     sender: Connection,
     environment: dict[str, str],
     is_first: bool,
@@ -121,7 +141,7 @@ def _run_part(
     )
 
     def run() -> RunResult:
-        result = train(config)
+        result = train_as(part, train, config)
         sender.send(result)
         return result
 
@@ -133,9 +153,6 @@ def _run_part(
 
 def _compare(whole: Path, parts: Path, num_before: int) -> str:
     """Return what is equal. Raises CheckpointError that names the first difference."""
-    # Here, since most starts of a recipe compare nothing.
-    from .same_run import cause_of, difference_of_runs, lost_state, state_of
-
     saved, again = (list_checkpoints(folder / "checkpoints") for folder in (whole, parts))
     # A run in one go has none after few steps.
     before = [each for each in saved if each.name.startswith(f"step-{num_before:010d}-")]
@@ -156,7 +173,8 @@ def _compare(whole: Path, parts: Path, num_before: int) -> str:
             f"a run that is stopped after {num_before} steps and resumed in a new process "
             f"differs in {path}"
         )
-        cause = cause_of(path, lost_state(whole, parts))
+        notes = (file_of(_notes_of(run), NUM_STEPS) for run in (whole, parts))
+        cause = cause_of(path, lost_state(*notes))
         raise CheckpointError("CKPT_INEXACT", f"{fact} from one that is not: {cause}")
     last = state_of(saved[-1])
     num_tensors = sum(len(piece) for name, piece in last.items() if name in ("model", "ema"))

@@ -17,8 +17,9 @@ from ...distributed.launch_env import setup_launch_env
 from ...run.config import RecipeConfig
 from ..flags.parser import parse_config
 from ..flags.short_help import short_help
-from .dry_run import dry_run
 from .exit import exit_with
+from .start import this_start
+from .started import train_as
 
 C = TypeVar("C", bound=RecipeConfig)
 
@@ -60,9 +61,14 @@ def main(
         if os.environ.get("NO_COLOR"):
             os.environ["TERM"] = "dumb"  # the only way to stop tyro from colouring --help-all
         config = parse_config(config_class, argv, description=description)
+        checked = partial(_train, train)
+        if (start := this_start()) is not None:
+            return train_as(start, checked, config)
         if config.run.dry_run:
-            return dry_run(partial(_train, train), config)
-        return _train(train, config)
+            from .dry_run import dry_run  # most starts are none, and compare nothing
+
+            return dry_run(checked, config)
+        return checked(config)
 
     exit_with(run, "--debug" in (sys.argv if argv is None else argv))
 

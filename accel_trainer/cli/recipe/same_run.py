@@ -12,7 +12,6 @@ from ...checkpoint.sharded import load_all
 from ...core.errors import listed
 from ...core.filesystem import sha256_of
 from ...core.json_files import read_json_object
-from ...run.dry_run import UNSAVED_FILE
 from ...training.rehearsal import first_difference
 from ..runs.rows import read_rows
 
@@ -51,12 +50,11 @@ def _exports_of(run: Path) -> dict[str, str]:
 def lost_state(one: Path, other: Path) -> list[str]:
     """Return the names of what no checkpoint holds and differs between two runs.
 
-    `one` and `other` are folders with the file that a dry run writes at a step, or as it resumes.
+    `one` and `other` are files of the same step that `unsaved.py` has written.
     """
-    files = [folder / UNSAVED_FILE for folder in (one, other)]
-    if not all(file.is_file() for file in files):
+    if not (one.is_file() and other.is_file()):
         return []  # a run ended before that step
-    left, found = map(read_json_object, files)
+    left, found = map(read_json_object, (one, other))
     return sorted(name for name in left if left[name] != found.get(name))
 
 

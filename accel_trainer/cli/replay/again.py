@@ -14,11 +14,11 @@ from ...core.errors import OutputError
 from ...core.filesystem import sha256_of
 from ...distributed.machine import available_cpus
 from ..common.processes import forward_signals
-from ..runs.rows import by_place, of_the_step, read_rows
+from ..runs.rows import by_place, of_the_step
 from .proof import compare
-from .replay import STOP, Replay, environment_changes, errors_of_failures
+from .replay import STOP, Callbacks, Replay, environment_changes
 from .store import Store
-from .stretches import Stretch, Trained, latest_start
+from .stretches import Logged, Stretch, latest_start
 
 _LOG_EVERY = "trainer.log_every_n_steps"
 # A replay needs no old checkpoints, and ends where the run did.
@@ -37,34 +37,31 @@ class Again:
     callbacks: Sequence[Path]
     every: int
 
-    def train(self, stretch: Stretch, folder: Path, received: list[int] | None = None) -> Trained:
+    def train(self, stretch: Stretch, folder: Path, received: list[int] | None = None) -> Logged:
         """Train a stretch in the new `folder`; `received` is for `Replay.train`.
 
         Raises:
             OutputError: the recipe failed, or something ended it before the stretch did.
         """
-        with errors_of_failures() as errors:
-            start = self.replay.train(
-                folder,
-                until=stretch.until,
-                after=latest_start(self.replay, stretch),
-                callbacks=[*self.callbacks, *([] if stretch.is_end else [STOP])],
-                flags=[*_FLAGS, *self._interval_flags()],
-                errors=errors,
-                received=received,
-            )
+        own: Callbacks = {str(path): {} for path in self.callbacks}
+        trained = self.replay.with_flags([*_FLAGS, *self._interval_flags()]).train_silently(
+            folder,
+            until=stretch.until,
+            after=latest_start(self.replay, stretch),
+            callbacks=own if stretch.is_end else {**own, **STOP},
+            received=received,
+        )
         ended = max(map(step_of, list_checkpoints(folder / "checkpoints")), default=0)
         if ended != stretch.until:
             fact = f"training again ended after step {ended}, and not after {stretch.until}"
             raise OutputError("REPLAY", f"{fact}: a callback or a signal has stopped it")
-        folders = (self.replay.run.folder, folder)
-        mine, rows = (read_rows(each, after=start, until=stretch.until) for each in folders)
+        mine, rows = trained.rows()
         recorded, again = by_place(mine), by_place(rows)
         if self.every != interval_of(self.replay):
             known = of_the_step(recorded)
             recorded = {place: known[place] for place in known if place in again and known[place]}
         kept = [row for row in rows if row["optimizer_step"] > stretch.after]
-        return Trained(stretch, kept, compare(recorded, again))
+        return Logged(stretch, kept, compare(recorded, again))
 
     def _interval_flags(self) -> list[str]:
         """Return the flags for another interval of rows than that of the run."""
@@ -90,7 +87,7 @@ def train_missing(
     *,
     jobs: int,
     folder: Path,
-    done: Callable[[Trained], None],
+    done: Callable[[Logged], None],
 ) -> None:
     """Train stretches, `jobs` at once, each in a new folder in `folder`, and store them.
 
@@ -102,13 +99,13 @@ def train_missing(
     """
     with forward_signals() as received, ThreadPoolExecutor(jobs) as threads:
 
-        def train(stretch: Stretch) -> Trained:
+        def train(stretch: Stretch) -> Logged:
             if received:
                 raise KeyboardInterrupt
             place = folder / f"steps-{stretch.after + 1}-{stretch.until}"
-            trained = again.train(stretch, place, received)
-            store.put(trained, place)
-            return trained
+            logged = again.train(stretch, place, received)
+            store.put(logged, place)
+            return logged
 
         waiting = [threads.submit(train, stretch) for stretch in stretches]
         try:
@@ -123,7 +120,7 @@ def default_jobs(replay: Replay, num_stretches: int) -> int:
     hardware = replay.run.environment["hardware"]
     if hardware["device"] != "cpu":
         return 1
-    cores = int(replay.start["num_processes"]) * int(hardware["num_threads"])
+    cores = replay.start.num_processes * int(hardware["num_threads"])
     return max(1, min(num_stretches, available_cpus() // cores))
 
 

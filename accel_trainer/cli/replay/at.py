@@ -17,7 +17,7 @@ from ...core.yaml_files import dump_yaml, read_yaml
 from ..common.output import show, tell
 from ..common.parser import CommandParser
 from ..runs.run_reader import RunReader, read_run
-from .proof import Proof, prove
+from .proof import Proof
 from .replay import Replay, note_changes
 
 _EXAMPLE = "example: accel-trainer at runs/first --step 5 --to runs/first-5"
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         replay = Replay.of(run, options.recipe)
         _announce(replay, options.step, options.to, is_quiet=options.json)
         with _made(options.to) as folder:
-            proof = _train(replay, options.step, folder)
+            proof = replay.train(folder, until=options.step).proof()
             _rename_in_config(folder / "config.yaml", options.to.resolve())
         facts = {"copied": False, **vars(proof)}
     made = _checkpoint_of(options.to, options.step)
@@ -153,12 +153,6 @@ def _announce(replay: Replay, step: int, folder: Path, *, is_quiet: bool) -> Non
         show(f"training {step - start} steps of {run.name} again, from step {start}, in {folder}")
         console.flush()
     note_changes(run)
-
-
-def _train(replay: Replay, step: int, folder: Path) -> Proof:
-    """Train up to `step` in `folder`, and compare the rows."""
-    start = replay.train(folder, until=step)
-    return prove(replay.run.folder, folder, after=start, until=step)
 
 
 def _rename_in_config(path: Path, folder: Path) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..runs.difference import Difference
-from ..runs.rows import Rows, by_place, read_rows, shared
+from ..runs.rows import Rows, shared
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,6 @@ class Proof:
         if not self.num_digests:
             return equal
         return f"{self.num_digests} of {self.num_digests} digests and {equal}"
-
-
-def prove(run: Path, replay: Path, *, after: int, until: int) -> Proof:
-    """Compare the rows of a run, by its folder, with those of its replay of some steps."""
-    folders = (run, replay)
-    return compare(*(by_place(read_rows(each, after=after, until=until)) for each in folders))
 
 
 def compare(recorded: Rows, replayed: Rows) -> Proof:

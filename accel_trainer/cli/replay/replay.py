@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -21,21 +19,22 @@ from ...core.errors import ExitCode, OutputError
 from ...core.run_dir import prepare_directory
 from ...run.extra_callbacks import VARIABLE
 from ..common.output import tell
-from ..common.processes import forward_signals, start_recipe
+from ..common.processes import train
 from ..common.scratch import scratch_folder
-from ..runs.recorded_start import (
-    recorded_flags,
-    recorded_recipes,
-    recorded_start,
-    tell_recipe,
-)
+from ..recipe.start import Start
+from ..runs.recorded_start import recorded_recipes, recorded_start, tell_recipe
+from ..runs.rows import by_place, read_rows
 from ..runs.run_reader import RunReader
+from . import step_digests, stop
+from .proof import Proof, compare
 
-_HERE = Path(__file__).parent
-STOP = _HERE / "stop.py"
-"""Callbacks that end a replay after its last step, without an evaluation."""
-STEP_DIGESTS = _HERE / "step_digests.py"
-"""Callbacks that write the digests after each step into `steps.jsonl` of the replay."""
+Callbacks = Mapping[str, Mapping[str, Any]]
+"""Files of callbacks with their arguments, as a `Start` has them."""
+
+STOP: Callbacks = {stop.__file__: {}}
+"""They end a replay after its last step, without an evaluation."""
+STEP_DIGESTS: Callbacks = {step_digests.__file__: {}}
+"""They write the digests after each step into `steps.jsonl` of the replay."""
 
 
 class ReplayError(OutputError):
@@ -43,24 +42,47 @@ class ReplayError(OutputError):
 
 
 @dataclass(frozen=True)
+class Trained:
+    """What a replay has trained: the steps after `after` up to `until`, in `folder`."""
+
+    run: Path
+    """The folder of the run that it repeats."""
+    folder: Path
+    after: int
+    until: int
+
+    def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the rows of the run and those of the replay of these steps."""
+        mine, again = (
+            read_rows(each, after=self.after, until=self.until) for each in (self.run, self.folder)
+        )
+        return mine, again
+
+    def proof(self) -> Proof:
+        """Return how they compare."""
+        return compare(*map(by_place, self.rows()))
+
+
+@dataclass(frozen=True)
 class Replay:
     """How a run is trained again: what it recorded of its start, and the recipe to run."""
 
     run: RunReader
-    recipe: Path
-    flags: Sequence[str]
-    """The settings of the run."""
-    start: Mapping[str, Any]
-    """The arguments of `start_recipe`."""
-    told: set[Path] = field(default_factory=set)
+    start: Start
+    told: set[str] = field(default_factory=set)
     """The recipes whose paths were printed."""
+
+    @property
+    def recipe(self) -> Path:
+        """The file that is run."""
+        return Path(self.start.recipe)
 
     @classmethod
     def of(cls, run: RunReader, recipe: Path | None) -> Replay:
         """Return the replay of `run` with its recorded recipe, or the one that the user names.
 
         Raises:
-            ConfigError, OutputError: as `recorded_recipes`, `recorded_flags`, `recorded_start`.
+            ConfigError, OutputError: as `recorded_recipes` and `recorded_start`.
         """
         return cls.of_each([run], [recipe])[0]
 
@@ -68,11 +90,12 @@ class Replay:
     def of_each(cls, runs: Sequence[RunReader], recipes: Sequence[Path | None]) -> list[Replay]:
         """Return the replays of several runs, each as `of` does."""
         found = zip(runs, recorded_recipes(runs, recipes), strict=True)
-        told: set[Path] = set()
-        return [
-            cls(run, recipe, recorded_flags(run), recorded_start(run), told)
-            for run, recipe in found
-        ]
+        told: set[str] = set()
+        return [cls(run, recorded_start(run, recipe), told) for run, recipe in found]
+
+    def with_flags(self, flags: Sequence[str]) -> Replay:
+        """Return the replay with `flags` after the recorded ones."""
+        return replace(self, start=replace(self.start, flags=[*self.start.flags, *flags]))
 
     def train(
         self,
@@ -80,54 +103,66 @@ class Replay:
         *,
         until: int,
         after: int | None = None,
-        callbacks: Sequence[Path] = (STOP,),
-        flags: Sequence[str] = (),
-        variables: Mapping[str, str] | None = None,
+        callbacks: Callbacks = STOP,
         errors: IO[Any] | None = None,
         received: list[int] | None = None,
-    ) -> int:
-        """Train in the new `folder` up to step `until`; return the step at which it began.
+    ) -> Trained:
+        """Train in the new `folder` up to step `until`.
 
         It begins at the newest checkpoint at or before step `after` (None: before `until`), or at
-        the start of the run. `callbacks` are files for ACCEL_TRAINER_CALLBACKS. `flags` come after
-        the recorded ones, and `variables` are added to the environment. `errors` receives stderr;
-        None: it goes where this process's does. Several threads can train at once, inside one
-        `forward_signals` whose list of signals is `received`; None: this call forwards them.
+        the start of the run. `callbacks` are those of the `Start`. `errors` receives stderr, and
+        `received` is for several threads: see `train`.
 
         Raises:
             ReplayError: the recipe failed; it has said why.
         """
-        if self.recipe not in self.told:
-            self.told.add(self.recipe)
+        if self.start.recipe not in self.told:
+            self.told.add(self.start.recipe)
             tell_recipe(self.recipe)
         checkpoint = self.checkpoint_at(until - 1 if after is None else after)
-        command = [
-            str(self.recipe),
-            *self.flags,
-            "--output-dir",
-            str(folder),
-            "--max-steps",
-            str(until),
-            *self._origin(checkpoint),
-            "--quiet",
-            *flags,
-        ]
-        start = {**self.start, "variables": {**self.start["variables"], **(variables or {})}}
-        start["variables"][VARIABLE] = os.pathsep.join(map(str, callbacks))
-        with (
-            forward_signals() if received is None else nullcontext(received) as stopped,
-            start_recipe(command, **start, output=subprocess.DEVNULL, errors=errors) as process,
-        ):
-            code = process.wait()
-        if stopped:
-            raise KeyboardInterrupt
+        place = ["--output-dir", str(folder), "--max-steps", str(until)]
+        start = replace(
+            self.start,
+            flags=[*self.start.flags, *place, *self._origin(checkpoint), "--quiet"],
+            variables={**self.start.variables, VARIABLE: ""},  # not those of the user
+            callbacks=callbacks,
+        )
+        code = train(start, errors=errors, received=received)
         if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
             fact = f"training {self.run.folder} again ended with exit code {code}"
             error = ReplayError("REPLAY", f"{fact}: see its error above")
             if code in [*ExitCode]:  # not by a signal, or by another program
                 error.exit_code = ExitCode(code)
             raise error
-        return self.start_of(checkpoint)
+        return Trained(self.run.folder, folder, self.start_of(checkpoint), until)
+
+    def train_silently(
+        self,
+        folder: Path,
+        *,
+        until: int,
+        after: int,
+        callbacks: Callbacks,
+        received: list[int] | None = None,
+    ) -> Trained:
+        """Train as `train` does, and print on stderr what the recipe says only if it fails.
+
+        The warnings of a replay are those that the run has given.
+        """
+        with TemporaryFile() as errors:
+            try:
+                return self.train(
+                    folder,
+                    until=until,
+                    after=after,
+                    callbacks=callbacks,
+                    errors=errors,
+                    received=received,
+                )
+            except OutputError:
+                errors.seek(0)
+                tell(errors.read().decode(errors="replace").rstrip(), file=sys.stderr)
+                raise
 
     def checkpoint_at(self, step: int) -> Path | None:
         """Return the newest complete checkpoint of the run at or before `step`; None: no such."""
@@ -173,21 +208,6 @@ def replay_folder(keep: Path | None) -> Iterator[Path]:
         raise OutputError("OUT_DIR", f"--keep {keep} exists: name a new folder")
     else:
         yield prepare_directory(keep)
-
-
-@contextmanager
-def errors_of_failures() -> Iterator[IO[bytes]]:
-    """Yield a file for stderr of replays, which is printed if the block raises OutputError.
-
-    The warnings of a replay are those that the run has given.
-    """
-    with TemporaryFile() as errors:
-        try:
-            yield errors
-        except OutputError:
-            errors.seek(0)
-            tell(errors.read().decode(errors="replace").rstrip(), file=sys.stderr)
-            raise
 
 
 def environment_changes(run: RunReader) -> list[str]:

@@ -10,12 +10,11 @@ from typing import Any
 from ...core.filesystem import read_file
 from ...core.json_files import parse_json
 from . import step_samples
-from .proof import Proof, prove
-from .replay import STOP, Replay, errors_of_failures
+from .proof import Proof
+from .replay import STOP, Replay
 
 Sample = Mapping[str, Any]
 
-_STEP_SAMPLES = Path(step_samples.__file__)
 _MAX_BYTES = 2**31
 
 
@@ -30,22 +29,18 @@ def samples_of(
     Raises:
         OutputError: the recipe failed.
     """
-    with errors_of_failures() as errors:
-        start = replay.train(
-            folder,
-            until=until,
-            after=step - 1,
-            callbacks=[_STEP_SAMPLES, STOP],
-            variables={step_samples.STEP: str(step)},
-            errors=errors,
-        )
+    trained = replay.train_silently(
+        folder,
+        until=until,
+        after=step - 1,
+        callbacks={step_samples.__file__: {"step": step}, **STOP},
+    )
     samples = [
         sample
         for path in sorted(folder.glob("samples-*.json"))
         for sample in parse_json(read_file(path, max_bytes=_MAX_BYTES))
     ]
-    proof = prove(replay.run.folder, folder, after=start, until=until)
-    return sorted(samples, key=_by_loss), proof
+    return sorted(samples, key=_by_loss), trained.proof()
 
 
 def _by_loss(sample: Sample) -> tuple[float, int]:

@@ -1,6 +1,6 @@
 """A callback that writes the samples of one step of a replay into its folder.
 
-`ACCEL_TRAINER_SAMPLES_STEP=412` names the step, and process 0 writes `samples-0.json`, and so on.
+Process 0 writes `samples-0.json`, and so on.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,18 +19,17 @@ from accel_trainer.core.filesystem import create_file
 from accel_trainer.core.types import Batch, StepOutput, StepReport
 from accel_trainer.vision.png import to_png
 
-STEP = "ACCEL_TRAINER_SAMPLES_STEP"
-
 
 class StepSamples(Callback):
-    """Writes what each process trains on in the step: a JSON object for each sample.
+    """Writes what each process trains on in `step`: a JSON object for each sample.
 
     It has the `id`, the `loss` (None: the task has only their mean), the `target` if it is a
     number, the `dtype` and `shape` of its inputs, their `low` and `high`, and a `picture` if they
     are one: the PNG in base64, from black for `low` to white for `high`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, step: int) -> None:
+        self._step = step
         self._seen: list[tuple[Batch, Tensor]] = []
 
     def on_micro_batch(self, trainer: TrainerView, batch: Batch, output: StepOutput) -> None:
@@ -41,7 +39,7 @@ class StepSamples(Callback):
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Write the file after the step. **Host sync.**"""
         seen, self._seen = self._seen, []
-        if report.optimizer_step != int(os.environ[STEP]):
+        if report.optimizer_step != self._step:
             return
         samples = [sample for batch, losses in seen for sample in _describe(batch, losses)]
         path = trainer.log.folder / f"samples-{trainer.accelerator.process_index}.json"

@@ -12,7 +12,7 @@ from ...core import filesystem
 from ...core.json_files import read_json_object
 from ...core.run_dir import writes_to
 from .proof import Proof
-from .stretches import Stretch, Trained
+from .stretches import Logged, Stretch
 
 _STRETCHES = "stretches"
 
@@ -27,24 +27,24 @@ class Store:
     folder: Path
     key: str
 
-    def get(self, stretch: Stretch) -> Trained | None:
+    def get(self, stretch: Stretch) -> Logged | None:
         """Return a stretch with its rows; None: it is not finished."""
         path = self._path(stretch)
         if not path.exists():
             return None
         stored = read_json_object(path)
-        return Trained(stretch, stored["rows"], Proof(**stored["proof"]))
+        return Logged(stretch, stored["rows"], Proof(**stored["proof"]))
 
-    def put(self, trained: Trained, replay: Path) -> None:
+    def put(self, logged: Logged, replay: Path) -> None:
         """Store a stretch durably, with the pictures of its rows from the folder of its replay."""
-        stored = {"rows": trained.rows, "proof": asdict(trained.proof)}
+        stored = {"rows": logged.rows, "proof": asdict(logged.proof)}
         with writes_to(self.folder):
-            for picture in _pictures_in(trained.rows):
+            for picture in _pictures_in(logged.rows):
                 filesystem.make_directory(self.folder / "pictures")
                 copy = self.folder / "pictures" / picture.name
                 filesystem.replace_file(copy, filesystem.read_chunks(replay / picture))
             filesystem.make_directory(self.folder / _STRETCHES)
-            path = self._path(trained.stretch)
+            path = self._path(logged.stretch)
             filesystem.write_file_atomic(path, json.dumps(stored).encode())
 
     def _path(self, stretch: Stretch) -> Path:

@@ -24,7 +24,7 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Trained:
+class Logged:
     """A stretch that was trained again: its rows, and how they compare with those of the run."""
 
     stretch: Stretch

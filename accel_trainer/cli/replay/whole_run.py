@@ -19,7 +19,7 @@ from .again import Again, default_jobs, interval_of, train_missing
 from .proof import Proof
 from .replay import Replay, environment_changes, note_changes, replay_folder
 from .store import Store
-from .stretches import Stretch, Trained, num_steps, plan
+from .stretches import Logged, Stretch, num_steps, plan
 
 Say = Callable[[str], None]
 
@@ -141,5 +141,5 @@ def _intention(
     return f"training {steps} steps again, in {parts}{at_once}{rest}"
 
 
-def _tell(say: Say, trained: Trained) -> None:
-    say(f"steps {trained.stretch.after + 1} to {trained.stretch.until}: {trained.proof}")
+def _tell(say: Say, logged: Logged) -> None:
+    say(f"steps {logged.stretch.after + 1} to {logged.stretch.until}: {logged.proof}")

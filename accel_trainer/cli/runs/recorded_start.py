@@ -22,6 +22,7 @@ from ...distributed.machine import available_cpus
 from ...run.started import started_folder
 from ..common.output import tell
 from ..common.unknown_recipe import UnknownRecipeError
+from ..recipe.start import Start
 from .run_reader import RunReader
 
 _VARIABLES = re.compile("ACCELERATE_USE_(CPU|FSDP)|FSDP_[A-Z_]+")
@@ -41,8 +42,8 @@ read: training a run again has the defaults, whoever the run is from."""
 _MIN_ALLOWED = 8  # processes, however few cores there are
 
 
-def recorded_start(run: RunReader) -> dict[str, Any]:
-    """Return the arguments of `start_recipe` that start a run again, from its `environment.json`.
+def recorded_start(run: RunReader, recipe: Path) -> Start:
+    """Return the start of a recipe with the settings, threads and processes of a run.
 
     It starts in the current folder; a note says so if the run was started in another.
 
@@ -50,6 +51,7 @@ def recorded_start(run: RunReader) -> dict[str, Any]:
         OutputError: they are not recorded, are not what a run records, or ask for more processes
             than this machine can have.
     """
+    flags = recorded_flags(run)
     try:
         hardware = run.environment["hardware"]
         precision = run.environment["mixed_precision"]
@@ -80,7 +82,7 @@ def recorded_start(run: RunReader) -> dict[str, Any]:
     kept["ACCELERATE_MIXED_PRECISION"] = precision
     if is_on_cpu:
         kept["ACCELERATE_USE_CPU"] = "true"
-    return {"num_processes": num_processes, "variables": kept}
+    return Start(recipe=str(recipe), flags=flags, num_processes=num_processes, variables=kept)
 
 
 def recorded_recipes(runs: Sequence[RunReader], chosen: Sequence[Path | None]) -> list[Path]:

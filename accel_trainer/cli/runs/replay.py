@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.flush()
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = prepare_directory(Path(temporary) / "run")
-        replay.train(folder, until=options.step, flags=["--on-nonfinite", "skip"])
+        replay.with_flags(["--on-nonfinite", "skip"]).train(folder, until=options.step)
         record = folder / f"nonfinite-step-{options.step:010d}.json"
         if record.exists():
             _show(read_json_object(record))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ...checkpoint.format import list_checkpoints, read_manifest, step_of
@@ -19,7 +20,7 @@ from ..common.parser import CommandParser
 from ..common.processes import forward_signals, start_recipe
 from .changes import compare
 from .difference import Difference
-from .recorded_start import recorded_flags, recorded_recipes, recorded_start, tell_recipe
+from .recorded_start import recorded_recipes, recorded_start, tell_recipe
 from .rows import Rows, at_both, by_place, read_rows
 from .run_reader import RunReader, read_run
 
@@ -46,12 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = (options.output_dir or _free_folder(options.run)).resolve()
     final = _final_weights(run)  # before any work: this fails if the run has no checkpoint
     (recipe,) = recorded_recipes([run], [options.recipe])
-    command = [str(recipe), *recorded_flags(run), *_flags(run, folder)]
-    start = recorded_start(run)
+    start = recorded_start(run, recipe)
+    start = replace(start, flags=[*start.flags, *_flags(run, folder)])
     show(f"training {run.name} again in {folder}, with {recipe}")
     tell_recipe(recipe)
     console.flush()
-    with forward_signals(), start_recipe(command, **start) as process:
+    with forward_signals(), start_recipe(start) as process:
         _warn_as_it_starts(run, folder, process)
         code = process.wait()
     if code:

@@ -23,8 +23,9 @@ from ...run.config import with_defaults
 from ...vision.rules import open_settings
 from ..common.output import format_number, format_table, tell
 from ..common.parser import CommandParser
-from ..common.processes import forward_signals, recipe_command, start_recipe
+from ..common.processes import command_of, forward_signals, start_recipe
 from ..common.recipes import find_config_class
+from ..recipe.start import Start
 from ..runs.run_reader import RunReader, read_run
 from .trials import Trial, plan_trials
 
@@ -102,9 +103,10 @@ def _print_commands(recipe: Path, trials: Sequence[Trial], *, num_processes: int
     """Print a line for each run that is not finished; its words are quoted for a shell."""
     for trial in trials:
         if _finished_run(trial) is None:
-            words = [str(recipe.resolve()), *trial.flags]
-            command = recipe_command(words, num_processes=num_processes, environment=os.environ)
-            tell(shlex.join(command))
+            start = Start(
+                recipe=str(recipe.resolve()), flags=trial.flags, num_processes=num_processes
+            )
+            tell(shlex.join(command_of(start, os.environ)))
 
 
 def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list[int]:
@@ -118,11 +120,8 @@ def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list
                 continue
             log = trial.folder.with_name(f"{trial.folder.name}.log")
             tell(f"{where}: training, its output is in {log}", flush=True)
-            command = [str(recipe), *trial.flags]
-            with (
-                _open_log(log) as output,
-                start_recipe(command, num_processes=num_processes, output=output) as process,
-            ):
+            start = Start(recipe=str(recipe), flags=trial.flags, num_processes=num_processes)
+            with _open_log(log) as output, start_recipe(start, output=output) as process:
                 if received:  # perhaps before the process existed, so it was not forwarded
                     process.terminate()
                 code = process.wait()

@@ -56,15 +56,13 @@ class Experiment:
         return retrain(self._changed(pair.other.side), folder, until=until)
 
     def _changed(self, side: Side) -> Side:
-        replay = side.replay
-        if self.num_processes is not None:
-            replay = replace(replay, start={**replay.start, "num_processes": self.num_processes})
-        return replace(
-            side,
-            replay=replay,
-            flags=[*side.flags, *self.flags],
-            variables={**side.variables, **self.variables},
+        replay = side.replay.with_flags(self.flags)
+        start = replace(
+            replay.start,
+            num_processes=self.num_processes or replay.start.num_processes,
+            variables={**replay.start.variables, **self.variables},
         )
+        return replace(side, replay=replace(replay, start=start))
 
 
 def explain(say: Say, pair: Pair, traced: Traced, folder: Path) -> Cause:

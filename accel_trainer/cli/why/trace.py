@@ -1,8 +1,6 @@
 """Callbacks that record every operator of one step of a replay, with hashes of its tensors.
 
-`ACCEL_TRAINER_TRACE_STEP=412` names the step, and the rows are written into `trace.jsonl` of the
-replay. `ACCEL_TRAINER_TRACE_KEEP=57:outputs:0` also keeps a tensor, output 0 of row 57, in
-`kept.safetensors`.
+The rows are written into `trace.jsonl` of the replay.
 """
 
 from __future__ import annotations
@@ -38,8 +36,6 @@ from accel_trainer.core.types import Batch, Gradients, StepOutput, StepReport
 from accel_trainer.data import workers
 from accel_trainer.training.unsaved_state import mark_unsaved
 
-STEP = "ACCEL_TRAINER_TRACE_STEP"
-KEEP = "ACCEL_TRAINER_TRACE_KEEP"
 UNINITIALISED = "uninitialised"
 _ENGINE = str(Path(__file__).parents[2])
 _NO_CODE_OF_USERS = (sysconfig.get_paths()["stdlib"], _ENGINE, "<")
@@ -48,14 +44,19 @@ _NO_CODE_OF_USERS = (sysconfig.get_paths()["stdlib"], _ENGINE, "<")
 class Trace(Callback):
     """Records one step: the state before it, its batch, its operators, and its gradients.
 
+    `kept` is what to keep in `kept.safetensors`, such as `(57, "outputs", 0)`: output 0 of row 57.
     A compiled model is not looked into: its losses and gradients are recorded.
     """
+
+    def __init__(self, step: int, kept: tuple[int, str, int] | None = None) -> None:
+        self._step = step
+        self._kept = kept
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Watch the modules of the model and the samples, on the main process."""
         self._recorder = None
         if trainer.accelerator.is_main_process:
-            self._recorder = Recorder(trainer, int(os.environ[STEP]))
+            self._recorder = Recorder(trainer, self._step, self._kept)
             self._recorder.watch()
             self._recorder.begin()
 
@@ -100,15 +101,14 @@ class Trace(Callback):
 class Recorder:
     """Collects the rows of a step; its methods say where the step is."""
 
-    def __init__(self, trainer: TrainerView, step: int) -> None:
+    def __init__(self, trainer: TrainerView, step: int, kept: tuple[int, str, int] | None) -> None:
         self.step = step
         self.phase = "before the step"
         self.is_on = False
         self._trainer = trainer
         self._rows: list[dict[str, Any]] = []
-        kept = os.environ.get(KEEP, "").split(":")
-        self._kept_row = int(kept[0]) if kept[0] else None
-        self._kept_tensor = (kept[1], int(kept[2])) if kept[0] else None
+        self._kept_row = kept and kept[0]
+        self._kept_tensor = kept and kept[1:]
         self._kept: Any = None
         self._modules: list[str] = []
         self._names = {id(module): name for name, module in trainer.model.named_modules()}

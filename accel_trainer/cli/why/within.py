@@ -11,6 +11,7 @@ from ...core.run_dir import prepare_directory
 from ..replay.replay import STEP_DIGESTS
 from ..runs.difference import Difference
 from ..runs.rows import read_digests, shared
+from . import trace
 from .element import Element, first_element
 from .finding import Finding, ModuleState
 from .records import Differences
@@ -25,9 +26,6 @@ from .traces import (
     read_trace,
 )
 
-TRACE = Path(__file__).with_name("trace.py")
-_STEP = "ACCEL_TRAINER_TRACE_STEP"
-_KEEP = "ACCEL_TRAINER_TRACE_KEEP"
 _MAX_SAMPLES = 3
 
 
@@ -124,13 +122,9 @@ class Traced:
 def trace_step(sides: tuple[Side, Side], step: int, folder: Path) -> Traced:
     """Train both sides again, record the step, and compare."""
     prepare_directory(folder)
+    callbacks = {**STEP_DIGESTS, trace.__file__: {"step": step}}
     folders = [
-        side.train(
-            folder / f"{index}-trace",
-            until=step,
-            callbacks=(STEP_DIGESTS, TRACE),
-            variables={_STEP: str(step)},
-        )
+        side.train(folder / f"{index}-trace", until=step, callbacks=callbacks).folder
         for index, side in enumerate(sides)
     ]
     earlier = Difference.of(*shared(*map(read_digests, folders)))
@@ -157,12 +151,7 @@ def _keep(
     """Train both sides once more, and keep the value that differs."""
     kept = []
     for index, (side, row) in enumerate(zip(sides, found.rows, strict=True)):
-        wanted = f"{row['index']}:{found.place}:{found.position}"
-        side.train(
-            folder / f"{index}-keep",
-            until=step,
-            callbacks=(TRACE,),
-            variables={_STEP: str(step), _KEEP: wanted},
-        )
-        kept.append(folder / f"{index}-keep")
+        wanted = (row["index"], found.place, found.position)
+        callbacks = {trace.__file__: {"step": step, "kept": wanted}}
+        kept.append(side.train(folder / f"{index}-keep", until=step, callbacks=callbacks).folder)
     return first_element(kept[0], kept[1])

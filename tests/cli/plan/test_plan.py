@@ -15,7 +15,7 @@ from accel_trainer.cli.main import main as door
 from accel_trainer.cli.plan.command import fitting
 from accel_trainer.cli.plan.measure import Measured, measure
 from accel_trainer.cli.plan.steps import plan_run
-from accel_trainer.cli.plan.trial import Times
+from accel_trainer.cli.plan.timer import Times
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.run.config import RecipeConfig
 from recipes import cifar

@@ -48,8 +48,9 @@ def test_a_replay_begins_at_the_nearest_checkpoint_and_repeats_the_rows(
     run: RunReader, tmp_path: Path
 ) -> None:
     replayed = tmp_path / "replayed"
-    start = Replay.of(run, None).train(replayed, until=6, callbacks=(STEP_DIGESTS, STOP))
-    assert start == 4
+    callbacks = {**STEP_DIGESTS, **STOP}
+    trained = Replay.of(run, None).train(replayed, until=6, callbacks=callbacks)
+    assert trained.after == 4
     rows = [read_rows(each, after=4, until=6) for each in (run.folder, replayed)]
     assert rows[0] == rows[1] != []
     steps = [json.loads(line) for line in (replayed / "steps.jsonl").read_text().splitlines()]
@@ -71,5 +72,5 @@ def test_another_processor_gpu_or_version_is_named(run: RunReader) -> None:
 
 def test_a_replay_that_fails_says_so(run: RunReader, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="ended with exit code 64") as caught:
-        Replay.of(run, None).train(tmp_path / "failed", until=6, flags=["--seed", "5"])
+        Replay.of(run, None).with_flags(["--seed", "5"]).train(tmp_path / "failed", until=6)
     assert caught.value.exit_code == 64, "the command ends as the recipe did"

@@ -1,77 +1,37 @@
-"""A few steps and a part of an evaluation of a recipe, in a process of its own, with their times.
-
-The recipe runs as a file, as Python would run it, with all that decides how long a step takes. In
-this process, three things have another in their place: what `main` calls for `--dry-run` trains
-with shortened settings, the loaders of evaluations are timed, and a callback is added.
-"""
+"""A callback that ends a training once enough steps were timed, and writes the times of a run."""
 
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import torch
 
-from ...checkpoint.retention import load_checkpoint
-from ...core import filesystem
-from ...core.callback import Callback, RunResult, TrainerView
-from ...core.types import Batch, EvalLoader, StepReport
-from ...distributed.collectives import run_on_main
-from ...distributed.machine import peak_memory_bytes
-from ...run import build, observers
-from ...run.config import RecipeConfig
-from ...run.data import TEST_SET, RunData, build_data, fingerprint_of
-from ...run.dry_run import MAX_EVAL_SAMPLES, FewSamples
-from ...run.extra_callbacks import extra_callbacks
-from ...run.session import Run
-from ..recipe import main as recipe_main
+from accel_trainer.checkpoint.retention import load_checkpoint
+from accel_trainer.core import filesystem
+from accel_trainer.core.callback import RunResult, TrainerView
+from accel_trainer.core.types import Batch, EvalLoader, StepReport
+from accel_trainer.distributed.collectives import run_on_main
+from accel_trainer.distributed.machine import peak_memory_bytes
+from accel_trainer.run.data import TEST_SET, RunData, fingerprint_of
+from accel_trainer.run.dry_run import MAX_EVAL_SAMPLES, FewSamples
+from accel_trainer.run.extra_callbacks import Observer
+from accel_trainer.run.session import Run
 
-C = TypeVar("C", bound=RecipeConfig)
-
+TIMER = __file__
+"""This file, for the callbacks of a start."""
 NUM_FIRST_STEPS = 3
 """Steps that are not timed: they allocate, choose kernels and compile, and a run checks them."""
 _MIN_STEPS = 3
 _GROWTH = 1.25  # of the number of steps between two looks at the clock
 _NUM_EVAL_BATCHES = 2  # the first one starts data workers
-_NEVER = 10**9
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What to measure: a `recipe` with its `flags`, in `folder`, for about `seconds` of steps.
-
-    It was started at `start_time`, in seconds since 1970, as are all times here.
-    """
-
-    recipe: str
-    flags: Sequence[str]
-    folder: str
-    seconds: float
-    start_time: float
-
-    @property
-    def run(self) -> Path:
-        """The folder of the run."""
-        return Path(self.folder, "run")
-
-    @property
-    def times(self) -> Path:
-        """The file of `Times`, as JSON."""
-        return Path(self.folder, "times.json")
-
-    @property
-    def command(self) -> list[str]:
-        """The words after `python` that start it."""
-        return ["-m", type(self).__module__, json.dumps(asdict(self))]
 
 
 @dataclass(frozen=True)
@@ -98,50 +58,32 @@ class Times:
     """Of the main process, or of its GPU, as if all data were read."""
 
 
-def _run(trial: Trial) -> None:
-    """Run the recipe in this process, as `python RECIPE flags` does."""
-    timer = Timer(trial)
-    vars(recipe_main)["dry_run"] = partial(_train_shortened, trial)
-    vars(build)["build_data"] = partial(_timed_data, timer)
-    vars(observers)["extra_callbacks"] = lambda: [*extra_callbacks(), timer]
-    sys.argv = [trial.recipe, *trial.flags, "--dry-run"]
-    sys.path.insert(0, str(Path(trial.recipe).resolve().parent))
-    runpy.run_path(trial.recipe, run_name="__main__")
+class Timer(Observer):
+    """Writes `Times` as JSON into `file` once about `seconds` of steps were timed.
 
+    The process was started at `start_time`, in seconds since 1970, as are all times here.
+    """
 
-def _train_shortened(trial: Trial, train: Callable[[C], RunResult], config: C) -> RunResult:
-    """Train in the folder of the trial, and evaluate and save only at the end."""
-    return train(
-        replace(
-            config,
-            run=replace(
-                config.run,
-                output_dir=trial.run,
-                resume="never",
-                track=(),
-                profile=False,
-                quiet=True,
-                dry_run=False,
-            ),
-            trainer=replace(config.trainer, max_time_s=None, evaluate_every=f"{_NEVER}epochs"),
-            checkpoint=replace(config.checkpoint, every_n_steps=None, every_n_epochs=_NEVER),
-        )
-    )
-
-
-class Timer(Callback):
-    """Ends the training when enough steps were timed, and writes the times of a trial."""
-
-    def __init__(self, trial: Trial) -> None:
-        self._trial = trial
-        self._first_time = trial.start_time
-        self._last_time = trial.start_time
-        self._evaluated_time = trial.start_time
+    def __init__(self, file: str, seconds: float, start_time: float) -> None:
+        self._file = Path(file)
+        self._seconds = seconds
+        self._start_time = start_time
+        self._first_time = start_time
+        self._last_time = start_time
+        self._evaluated_time = start_time
         self._num_steps = 0
         self._next_look = _MIN_STEPS
         self._num_saves = 0
         self.passes: list[Pass] = []
         """Over sets of samples, since the first step."""
+
+    def build_data(self, build: Callable[..., RunData], run: Run, *sets: Any) -> RunData:
+        """Return the data of a run, whose evaluations are timed."""
+        data = build(run, *sets)
+        timed: dict[str, EvalLoader] = {
+            name: TimedLoader(name, loader, run, self) for name, loader in data.evaluation.items()
+        }
+        return replace(data, evaluation=timed)
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Look at the clock if it is time to. **Collective. Host sync** then."""
@@ -159,7 +101,7 @@ class Timer(Callback):
             self._last_time = time.time()
             self._next_look = int(_GROWTH * self._num_steps) + 1
             spent_s = self._last_time - self._first_time
-            if run_on_main(lambda: spent_s >= self._trial.seconds, trainer.accelerator):
+            if run_on_main(lambda: spent_s >= self._seconds, trainer.accelerator):
                 trainer.request_stop("the steps were timed")
 
     def on_checkpoint(self, trainer: TrainerView, name: str) -> None:
@@ -179,14 +121,14 @@ class Timer(Callback):
         # A run whose last step ends an epoch reads its last checkpoint, to see that it is valid, in
         # the writer's thread. A thread does not use memory that another one has freed.
         with ThreadPoolExecutor(1) as writer:
-            writer.submit(load_checkpoint, self._trial.run / "checkpoints").result()
+            writer.submit(load_checkpoint, result.folder / "checkpoints").result()
         peak_bytes = peak_memory_bytes(trainer.accelerator)
         if trainer.accelerator.device.type == "cpu":
             peak_bytes += _unread_bytes()
         times = Times(
             batch=asdict(trainer.loader.plan),
             device=str(trainer.accelerator.device),
-            start_s=self._first_time - self._trial.start_time,
+            start_s=self._first_time - self._start_time,
             num_steps=max(0, self._num_steps),
             steps_s=self._last_time - self._first_time,
             num_saves=self._num_saves,
@@ -196,7 +138,7 @@ class Timer(Callback):
             rest_of_test_s=sum(each.rest_s for each in self.passes if each not in evaluations),
             peak_memory_bytes=peak_bytes,
         )
-        filesystem.write_file_atomic(self._trial.times, json.dumps(asdict(times)).encode())
+        filesystem.write_file_atomic(self._file, json.dumps(asdict(times)).encode())
 
 
 def _wait_for(device: torch.device) -> None:
@@ -253,7 +195,7 @@ class TimedLoader:
         most = max(MAX_EVAL_SAMPLES, _NUM_EVAL_BATCHES * run.config.batch.eval_batch_size)
         whole = loader.num_samples // num_processes
         # Loaders of others may not share their samples out evenly.
-        is_ours = type(loader).__module__.startswith(f"{__name__.partition('.')[0]}.")
+        is_ours = type(loader).__module__.startswith("accel_trainer.")
         is_cut = whole > most and (is_ours or num_processes == 1)
         self._set_name = set_name
         self._whole = loader
@@ -279,18 +221,3 @@ class TimedLoader:
     def fingerprint(self) -> str:
         """Return that of the loader."""
         return fingerprint_of(self._whole)
-
-
-def _timed_data(timer: Timer, run: Run, *parts: Any) -> RunData:
-    """Return the data of a run, whose evaluations are timed."""
-    data = build_data(run, *parts)
-    timed: dict[str, EvalLoader] = {
-        name: TimedLoader(name, loader, run, timer) for name, loader in data.evaluation.items()
-    }
-    return replace(data, evaluation=timed)
-
-
-if __name__ == "__main__":
-    if not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]  # the current folder, of `python -m`
-    _run(Trial(**json.loads(sys.argv[1])))

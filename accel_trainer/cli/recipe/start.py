@@ -1,0 +1,40 @@
+"""A start of a recipe as data: commands write it, and the started process reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...run.extra_callbacks import START_VARIABLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A start of `recipe` with `flags`, and what no flag can say."""
+
+    recipe: str
+    flags: Sequence[str] = ()
+    num_processes: int = 1
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """They are added to the environment."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings by dotted name, which count more than flags."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Settings by dotted name that flags may leave open."""
+    until: int | None = None
+    """The step that it trains up to, at most; None: as the flags say."""
+    resume: str | None = None
+    """`auto` or `never`, unless the flags name a run to branch off from; None: as they say."""
+    callbacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Files of callbacks, and the arguments with which their classes are called."""
+    fault: Mapping[str, Any] | None = None
+    """A fault of the disk or the process that comes to it, for `accel-trainer chaos`."""
+
+
+def this_start() -> Start | None:
+    """Return the start of this process; None if a user has started it."""
+    text = os.environ.get(START_VARIABLE)
+    return Start(**json.loads(text)) if text else None

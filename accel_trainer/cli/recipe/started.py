@@ -1,0 +1,70 @@
+"""Trains a recipe as a `Start` says, which a command has made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...core import filesystem
+from ...core.callback import RunResult
+from ...run.config import RecipeConfig
+from .start import Start
+
+C = TypeVar("C", bound=RecipeConfig)
+
+
+def train_as(start: Start, train: Callable[[C], RunResult], config: C) -> RunResult:
+    """Return the result of `train` with the config as it is changed by the start."""
+    config = with_changes(config, _changes(start, config))
+    if start.fault is None:
+        return train(config)
+    assert config.run.output_dir is not None
+    with _faulty_disk(config.run.output_dir, start.fault):
+        return train(config)
+
+
+def with_changes(config: C, changes: Mapping[str, Any]) -> C:
+    """Return the config with other values, by dotted name."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        group, _, setting = name.partition(".")
+        groups.setdefault(group, {})[setting] = tuple(value) if isinstance(value, list) else value
+    return replace(
+        config,
+        **{group: replace(getattr(config, group), **values) for group, values in groups.items()},
+    )
+
+
+def at_most(until: int, config: RecipeConfig) -> int:
+    """Return the last step of a run that is to end with step `until`, or before it."""
+    given = config.trainer.max_steps
+    return until if given is None else min(given, until)
+
+
+def _changes(start: Start, config: RecipeConfig) -> dict[str, Any]:
+    changes = {**start.changes}
+    for name, value in start.defaults.items():
+        if attrgetter(name)(config) is None:
+            changes[name] = value
+    if start.until is not None:
+        changes["trainer.max_steps"] = at_most(start.until, config)
+    if start.resume is not None and config.run.resume in ("auto", "never"):
+        changes["run.resume"] = start.resume
+    return changes
+
+
+@contextmanager
+def _faulty_disk(folder: Path, fault: Mapping[str, Any]) -> Iterator[None]:
+    from ..chaos.disk import FaultyDisk  # no other start has one
+    from ..chaos.faults import Fault
+
+    before = filesystem.disk
+    filesystem.disk = FaultyDisk(folder, Fault(**fault))
+    try:
+        yield
+    finally:
+        filesystem.disk = before

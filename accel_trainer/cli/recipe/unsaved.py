@@ -1,0 +1,52 @@
+"""A callback that writes hashes of state that no checkpoint holds, for comparing two runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accel_trainer.core.callback import TrainerView
+from accel_trainer.core.json_files import write_json
+from accel_trainer.core.types import StepReport
+from accel_trainer.run.extra_callbacks import Observer
+from accel_trainer.training.unsaved_state import mark_unsaved
+
+UNSAVED = __file__
+"""This file, for the callbacks of a start."""
+
+
+def file_of(folder: Path, step: int) -> Path:
+    """Return the file of a step."""
+    return folder / f"unsaved-{step:08}.json"
+
+
+class UnsavedState(Observer):
+    """Writes them into `folder` as a run starts or resumes, and after each `every` steps."""
+
+    def __init__(self, folder: str, every: int) -> None:
+        self._folder = Path(folder)
+        self._every = every
+
+    def see_parts(self, parts: Mapping[str, Any]) -> None:
+        """Keep the objects whose state is written."""
+        self._parts = parts
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Record the state that a resume begins with."""
+        self._record(trainer)
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Record the state that an interruption loses."""
+        if report.optimizer_step % self._every == 0:
+            self._record(trainer)
+
+    def _record(self, trainer: TrainerView) -> None:
+        if not trainer.accelerator.is_main_process:
+            return
+        marks = mark_unsaved(self._parts, model=self._parts["model"])
+        hashes = {
+            name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in marks.items()
+        }
+        write_json(file_of(self._folder, trainer.state.optimizer_step), hashes)
