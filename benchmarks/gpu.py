@@ -65,7 +65,11 @@ def run_part(part: str, setting: Setting, folder: Path, *, time_s: float) -> Pag
     title, run = PARTS[part]
     started = results.environment() | gpu_environment()
     page = Page(part, title, folder, started, time.monotonic() + time_s)
-    page.attempt(part, lambda: run(page, setting))
+    page.write()
+    try:
+        run(page, setting)
+    except Exception as error:  # outside of its checks
+        page.fail(part, error)
     print((folder / f"gpu_{part}.json").resolve())
     for finding in page.findings:
         print(f"- {finding}", flush=True)
@@ -119,6 +123,7 @@ def main() -> None:
         "--every-case", action="store_true", help="with --tiny: not only the first of each list"
     )
     options = parser.parse_args()
+    started_s = time.monotonic()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not options.tiny:
         print("no GPU: nothing is measured; --tiny tries the command itself")
@@ -147,7 +152,8 @@ def main() -> None:
         # What is only tried is not kept beside what was measured.
         folder = options.to or (scratch / "results" if options.tiny else results.FOLDER / "results")
         if options.minutes is not None:
-            sys.exit(run_in_shares(options.minutes, _flags_of_parts(options, setting), folder))
+            end_s = started_s + 60 * options.minutes
+            sys.exit(run_in_shares(end_s, _flags_of_parts(options, setting), folder))
         for part in options.part:
             run_part(part, setting, folder, time_s=options.time_s)
     if not options.tiny and options.to is None:

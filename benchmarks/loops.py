@@ -31,6 +31,8 @@ class Stamped(nn.Module):
     """A model that records when each training forward begins: in CPU time, or wall time on a
     device."""
 
+    unsaved_attributes = ("begun_ns", "start")
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.inner = model

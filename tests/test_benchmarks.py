@@ -15,6 +15,7 @@ from benchmarks.__main__ import NAMES, ON_IMAGES, OURS, SHORTEST
 from benchmarks.input_pipeline import write_noise
 from benchmarks.on_gpu import copies as copied
 from benchmarks.on_gpu.page import Page
+from benchmarks.on_gpu.shares import SHARES_S, run_in_shares
 
 from . import processes
 
@@ -105,11 +106,35 @@ def test_a_check_on_a_gpu_that_fails_costs_only_itself_and_rows_are_kept(
     assert written["goals"] == [
         "**Did not hold**: a check (ValueError: no such kernel).",
         "Held: it runs.",
-        "Not tried: the last, as the time was over.",
+        "Not reached: the last.",
     ]
     assert written["tables"] == {"a table": [{"step": 1}]}
     assert "no such kernel" in capsys.readouterr().err
     assert results.section("gpu_exact", written).count("| 1 |") == 1
+
+
+def test_a_check_on_a_gpu_that_is_cut_off_is_listed_as_not_reached(tmp_path: Path) -> None:
+    page = Page("exact", "On a GPU", tmp_path, results.environment(), time.monotonic() + 60)
+    goals = []
+
+    def look() -> None:
+        goals.extend(json.loads((tmp_path / "gpu_exact.json").read_text())["goals"])
+
+    page.attempt_together({"one that ends": look})
+    assert goals == ["Not reached: one that ends."]
+    assert page.findings == []
+
+
+def test_a_first_part_on_a_gpu_that_shows_nothing_in_its_share_ends_the_others_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gpu_smoke.json").write_text('{"goals": ["Held: of an earlier run."]}')
+    assert run_in_shares(time.monotonic() + 1, ["--tiny"], tmp_path) == 1
+    summary = capfd.readouterr().out.splitlines()[-len(SHARES_S) - 2 :]
+    assert "cut off: 0 held, 1 did not" in summary[0]
+    not_run = [[part, "not", "run"] for part in [*SHARES_S][1:]]
+    assert [line.split() for line in summary[1:-2]] == not_run
+    assert summary[-2:] == ["  smoke: no result.", f"results: {tmp_path}"]
 
 
 def test_the_share_of_copies_under_compute_is_read_from_a_trace() -> None:

@@ -61,28 +61,25 @@ TIMM = (
 
 
 def run(page: Page, setting: Setting) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        num_steps = 8 if setting.is_tiny else 200
-        for case in setting.some(list(CASES)):
-            if case == "fp16" and setting.device == "cpu":
-                continue  # refused: it needs a GPU
-            folder_of = folder / case.replace(" ", "-")
-            page.attempt(
-                case, partial(compare, page, setting, folder_of, case, CASES[case], num_steps)
-            )
-        page.attempt(
-            "checkpoints while it trains",
-            partial(_save_in_training, page, setting, folder, num_steps),
-        )
-        page.attempt(
-            "--reduce exact on 1, 2 and 4 processes",
-            partial(_split, page, setting, folder, num_steps),
-        )
-    page.attempt("pixels that are copied late", partial(copies.compare_pixels, page, setting))
     for model in setting.some(OURS):
         make = partial(build_model, ModelConfig(name=model), in_channels=3, num_classes=10)
         page.attempt(model, partial(_name_operations, page, setting, model, make))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        num_steps = 8 if setting.is_tiny else 200
+        checks = {
+            "--reduce exact": partial(_split, page, setting, folder, num_steps),
+            "checkpoints while it trains": partial(
+                _save_in_training, page, setting, folder, num_steps
+            ),
+        }
+        for case in setting.some(list(CASES)):
+            if case == "fp16" and setting.device == "cpu":
+                continue  # refused: it needs a GPU
+            own = folder / case.replace(" ", "-")
+            checks[case] = partial(compare, page, setting, own, case, CASES[case], num_steps)
+        page.attempt_together(checks)
+    page.attempt("pixels that are copied late", partial(copies.compare_pixels, page, setting))
     for model in setting.some(TIMM):
         page.attempt(
             f"timm {model}",

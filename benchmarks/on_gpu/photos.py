@@ -14,11 +14,11 @@ from .runs import result, rows, train
 
 def run(page: Page, setting: Setting) -> None:
     if setting.photos is None:
-        page.findings.append("Not tried: no folder of photos was given (--photos).")
-        page.write()
+        page.miss("photos, as no folder of them was given (--photos)")
         return
     cores = os.cpu_count() or 1
-    counts = (0,) if setting.is_tiny else sorted({0, cores // 4, cores // 2, cores})
+    most_first = sorted({0, cores // 4, cores // 2, cores}, reverse=True)
+    counts = (0,) if setting.is_tiny else most_first
     for workers in counts:
         page.attempt(f"{workers} workers", partial(_train, page, setting, workers))
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
 from functools import partial
+from pathlib import Path
 
-from .. import recipe, results
+from .. import results
 from .page import Page, Setting
+from .runs import result, train
 
 CONFIGS = results.ROOT / "recipes" / "configs"
 # The config, its flags, the seeds, and the accuracy in percent that the others' time is for.
@@ -16,11 +20,12 @@ TRAININGS = (
     ("cifar10_resnet18.yaml", ("--mixed-precision", "bf16", "--epochs", "15"), 1, 94.0),
 )
 FEW = ("--model", "resnet8", "--batch-size", "64", "--global-batch-size", "64", "--max-steps", "1")
+TINY_TRAININGS = (("cifar10_resnet18.yaml", FEW, 1, 94.0),)
 
 
 def run(page: Page, setting: Setting) -> None:
-    for config, flags, num_seeds, goal in setting.some(TRAININGS):
-        for seed in range(1 if setting.is_tiny else num_seeds):
+    for config, flags, num_seeds, goal in TINY_TRAININGS if setting.is_tiny else TRAININGS:
+        for seed in range(num_seeds):
             name = " ".join((config, *flags))
             page.attempt(
                 f"{name}, seed {seed}", partial(_train, page, setting, config, flags, seed, goal)
@@ -30,21 +35,20 @@ def run(page: Page, setting: Setting) -> None:
 def _train(
     page: Page, setting: Setting, config: str, flags: tuple[str, ...], seed: int, goal: float
 ) -> None:
-    chosen = (*flags, *FEW) if setting.is_tiny else flags
-    record = recipe.train(
-        CONFIGS / config,
-        dataset=setting.dataset,
-        cache_dir=setting.cache_dir,
-        seed=seed,
-        flags=chosen,
-    )
+    chosen = ("--config", str(CONFIGS / config), "--seed", str(seed), *flags)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        start_s = time.monotonic()
+        train(setting, folder, *chosen)
+        process_s = time.monotonic() - start_s
+        record = result(folder)
     accuracy = 100 * record["metrics"]["eval/accuracy"]
     row = {
         "training": " ".join((config, *flags)),
         "seed": seed,
         "accuracy %": accuracy,
         "training s": record["samples_seen"] / record["samples_per_s"],
-        "start to end s": record["process_s"],
+        "start to end s": process_s,
         "images/s": record["samples_per_s"],
         "memory GiB": record["peak_memory_bytes"] / 2**30,
     }

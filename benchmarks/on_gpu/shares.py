@@ -14,46 +14,47 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .. import results
+from .page import FAILED, HELD, NOT_REACHED
 
-# In this order. Of eight minutes, in seconds: what is left over goes to the last part.
+# In this order. Of eight minutes, in seconds: what a part leaves is shared by those after it.
 SHARES_S = {
     "smoke": 60,
     "speed": 120,
-    "exact": 90,
-    "records": 60,
-    "photos": 60,
-    "nccl": 20,
-    "memory": 40,
-    "bits": 30,
+    "exact": 80,
+    "records": 50,
+    "photos": 50,
+    "nccl": 35,
+    "memory": 35,
+    "bits": 50,
 }
-_OF_S = sum(SHARES_S.values())
 _MARGIN = 0.9  # of its share, after which a part begins no further check
-_MAX_SHOWN = 24  # findings that did not hold: the summary stays on one screen
+_MAX_SHOWN = 24  # lines on what did not hold or was not reached: the summary stays on one screen
 
 
-def run_in_shares(minutes: float, flags: Sequence[str], folder: Path) -> int:
-    """Run the parts, each with its share of `minutes`, and print the summary.
+def run_in_shares(end_s: float, flags: Sequence[str], folder: Path) -> int:
+    """Run the parts, each with its share of the time until `end_s` of `time.monotonic`, and print
+    the summary.
 
     `flags` are those of `benchmarks.gpu` that all parts get. Return 1, after the first part, if it
     failed: nothing that follows is worth the time of a GPU then.
     """
-    end_s = time.monotonic() + 60 * minutes
     ended: dict[str, str] = {}
+    to_come_s = sum(SHARES_S.values())
     for part, share_s in SHARES_S.items():
-        is_last = part == list(SHARES_S)[-1]
-        left_s = end_s - time.monotonic()
-        limit_s = left_s if is_last else min(left_s, share_s * 60 * minutes / _OF_S)
+        limit_s = (end_s - time.monotonic()) * share_s / to_come_s
+        to_come_s -= share_s
         if limit_s > 0:
             ended[part] = _run_part(part, flags, folder, limit_s=limit_s)
-        if part == "smoke" and _red(folder, part):
+        if part == "smoke" and not _holds(folder, part):
             print(f"\nsmoke did not hold: stopping here, {end_s - time.monotonic():.0f} s saved")
             break
     print("\n".join(["", *_summary(ended, folder)]), flush=True)
-    return int(bool(_red(folder, "smoke")))
+    return int(not _holds(folder, "smoke"))
 
 
 def _run_part(part: str, flags: Sequence[str], folder: Path, *, limit_s: float) -> str:
     """Run a part in a process of its own, killed with all that it started at its end."""
+    _page_of(folder, part).unlink(missing_ok=True)  # of an earlier run
     words = [sys.executable, "-m", "benchmarks.gpu", "--part", part, "--to", str(folder)]
     words += ["--time-s", f"{_MARGIN * limit_s:.0f}", *flags]
     start_s = time.monotonic()
@@ -68,18 +69,22 @@ def _run_part(part: str, flags: Sequence[str], folder: Path, *, limit_s: float) 
     return f"{time.monotonic() - start_s:.0f} of {limit_s:.0f} s, {how}"
 
 
-def _findings(folder: Path, part: str) -> list[str]:
+def _page_of(folder: Path, part: str) -> Path:
+    return folder / f"gpu_{part}.json"
+
+
+def _holds(folder: Path, part: str) -> bool:
+    """Return whether something was found to hold, and nothing not to."""
+    return bool(_findings(folder, part, HELD)) and not _findings(folder, part, FAILED)
+
+
+def _findings(folder: Path, part: str, kind: str) -> list[str]:
+    """Return what was found of a kind, without it."""
     try:
-        found: list[str] = json.loads((folder / f"gpu_{part}.json").read_text())["goals"]
-    except FileNotFoundError:
-        return []
-    return found
-
-
-def _red(folder: Path, part: str) -> list[str]:
-    """Return what did not hold; a part without a finding did not get that far."""
-    found = _findings(folder, part)
-    return [line for line in found if "Did not hold" in line] if found else ["no result"]
+        found: list[str] = json.loads(_page_of(folder, part).read_text())["goals"]
+    except FileNotFoundError:  # it ended before its first row
+        found = [f"{FAILED}no result."]
+    return [line.removeprefix(kind) for line in found if line.startswith(kind)]
 
 
 def _summary(ended: dict[str, str], folder: Path) -> Iterator[str]:
@@ -88,12 +93,12 @@ def _summary(ended: dict[str, str], folder: Path) -> Iterator[str]:
         if part not in ended:
             yield f"{part:8} not run"
             continue
-        found = _findings(folder, part)
-        held = sum(line.startswith("Held") for line in found)
-        not_tried = sum(line.startswith("Not tried") for line in found)
-        red = _red(folder, part)
-        yield f"{part:8} {ended[part]}: {held} held, {len(red)} did not, {not_tried} not tried"
-        shown += [f"  {part}: {line.removeprefix('**Did not hold**: ')}"[:160] for line in red]
+        held, red, missed = (_findings(folder, part, kind) for kind in (HELD, FAILED, NOT_REACHED))
+        counts = f"{len(held)} held, {len(red)} did not, {len(missed)} not reached"
+        yield f"{part:8} {ended[part]}: {counts}"
+        shown += [f"  {part}: {line}"[:160] for line in red]
+        if missed:
+            shown.append(f"  {part}: not reached: {' '.join(missed)}"[:160])
     yield from shown[:_MAX_SHOWN]
     if len(shown) > _MAX_SHOWN:
         yield f"  and {len(shown) - _MAX_SHOWN} more"

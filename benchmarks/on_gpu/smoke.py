@@ -17,13 +17,19 @@ def run(page: Page, setting: Setting) -> None:
     num_steps = 8 if setting.is_tiny else 20
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        page.attempt("losses of a CPU", partial(checks.compare_losses, page, setting, folder))
-        for precision in ("bf16",) if setting.device == "cpu" else ("bf16", "fp16"):
-            page.attempt(precision, partial(_train_in, page, setting, folder, precision))
-        page.attempt("warnings", partial(checks.list_warnings, page, setting, folder))
-        flags = ("--mixed-precision", "bf16")
-        killed = partial(exact.compare, page, setting, folder / "killed", "bf16", flags, num_steps)
-        page.attempt("killed and resumed", killed)
+        bf16 = ("--mixed-precision", "bf16")
+        page.attempt_together(
+            {
+                "first steps": partial(checks.compare_first_steps, page, setting, folder),
+                "killed and resumed": partial(
+                    exact.compare, page, setting, folder / "killed", "bf16", bf16, num_steps
+                ),
+                **{
+                    precision: partial(_train_in, page, setting, folder, precision)
+                    for precision in (("bf16",) if setting.device == "cpu" else ("bf16", "fp16"))
+                },
+            }
+        )
 
 
 def _train_in(page: Page, setting: Setting, folder: Path, precision: str) -> None:
