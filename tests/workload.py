@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -160,6 +160,7 @@ def train(
     net: Callable[[], nn.Module] | None = None,
     fit: Callable[[Trainer], RunResult] = Trainer.fit,
     trainer_class: type[Trainer] = Trainer,
+    states: Any = MappingProxyType({}),
 ) -> RunResult:
     """Train the small net, or another; called in every process of a launch.
 
@@ -211,6 +212,7 @@ def train(
             schedule=schedule,
             callbacks=callbacks,
             trainer_class=trainer_class,
+            states=states,
         )
         return fit(trainer)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from os.path import commonprefix
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from ..core.registry import Registry, Stateful
 from ..core.tensor_memory import make_dense
 from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weights
 from .optimizer_state import OptimizerState
-from .sharded import load_like, load_whole
+from .sharded import load_all, load_like, load_whole
 
 # The end of the key under which torch stores what `get_extra_state` returns.
 EXTRA_STATE = "_extra_state"
@@ -145,15 +146,32 @@ class UnlistedBuffers(Stateful):
                     owner.register_buffer(attribute, whole.to(device), persistent=False)
 
 
+class OwnState(Stateful):
+    """What a user keeps: anything with `state_dict` and `load_state_dict`."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        self.is_optional = not owner.state_dict()  # nothing is stored then
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the owner's state dict."""
+        return self._owner.state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: Any) -> None:
+        """Pass the owner what it returned, with tensors on the CPU."""
+        self._owner.load_state_dict(load_all(state))
+
+
 def training_state(
     model: nn.Module,
     optimizer: Optimizer,
     average: nn.Module | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    states: Mapping[str, Any] = MappingProxyType({}),
 ) -> Registry:
     """Return the parts of a training that have state. Call it before the first step.
 
-    Parts are loaded in the order in which they stand here.
+    `states` are the user's own. Parts are loaded in the order in which they stand here.
     """
     models = {"model": model}
     parts: dict[str, Stateful] = {"model": ModelWeights(model, name="model")}
@@ -168,6 +186,9 @@ def training_state(
     if scaler is not None:
         parts["scaler"] = LossScale(scaler)
     parts["buffers"] = UnlistedBuffers(models)
+    for name, owner in states.items():
+        is_module = isinstance(owner, nn.Module)
+        parts[name] = ModelWeights(owner, name=name) if is_module else OwnState(owner)
     return Registry(parts)
 
 

@@ -49,6 +49,10 @@ class Registry:
     def __init__(self, parts: Mapping[str, Stateful]) -> None:
         self._parts = parts
 
+    def extended(self, parts: Mapping[str, Stateful]) -> Registry:
+        """Return the parts of this registry and then these."""
+        return Registry({**self._parts, **parts})
+
     def state_dict(self) -> dict[str, Any]:
         """Return the states by name, as references to live tensors and to this process's shards."""
         states = {name: part.state_dict() for name, part in self._parts.items()}

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ from .extra_callbacks import Observer, extra_callbacks
 from .final_test import FinalTest
 from .observers import build_callbacks
 from .optimization import Optimization, describe_length, plan_optimization
-from .parts import check_coupling, check_part, check_parts
+from .parts import check_coupling, check_part, check_parts, check_states
 from .restore import restore_checkpoint
 from .session import Run
 
@@ -72,6 +73,7 @@ def build_trainer(
     optimizer: Callable[[nn.Module], Optimizer] | None = None,
     schedule: Schedule | None = None,
     callbacks: Sequence[Callback] = (),
+    states: Mapping[str, Any] = MappingProxyType({}),
     metadata: Mapping[str, Any] | None = None,
     trainer_class: type[Trainer] = Trainer,
 ) -> Trainer:
@@ -89,7 +91,9 @@ def build_trainer(
     None: a hash of some samples, if the loaders have one.
     `export_config` is written beside the exported weights as JSON. `optimizer` is a function that
     builds your optimizer for the model on its device, and `schedule` a function that returns the
-    learning rate at each step; None: they follow the config. `metadata` has plain JSON values that
+    learning rate at each step; None: they follow the config. `states` are
+    objects of your own with `state_dict` and `load_state_dict`, by the names under which
+    checkpoints store them. `metadata` has plain JSON values that
     the manifest of every checkpoint stores; a run that continues keeps those of its checkpoint, and
     adds what they lack. `trainer_class` is a subclass that overrides `train_step`.
 
@@ -104,6 +108,7 @@ def build_trainer(
     # 1. Parts and data are checked first: nothing has been changed yet.
     _check_arguments(run, model, task)
     callbacks = check_parts("callbacks", callbacks)
+    check_states(states)
     noted = copy_metadata(metadata)
     export_config = copy_metadata(export_config, "export_config")
     extra = extra_callbacks()
@@ -180,6 +185,7 @@ def build_trainer(
         train_set=train_set,
         checkpointer=checkpointer,
         activity=run.activity,
+        states=states,
     )
     trainer = trainer_class(
         run.config.trainer,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..core.batch_plan import BatchPlan
@@ -20,8 +21,12 @@ _NEEDED = {
     "eval_sets": ("num_samples", "batches"),
     "test_set": ("num_samples", "batches"),
     "metrics": ("empty", "update", "compute"),
+    "states": ("state_dict", "load_state_dict"),
     "callbacks": ("on_fit_start", "on_step_end", "state_dict"),
 }
+_STATE_NAME = re.compile("[a-z][a-z0-9_]*")
+# The names of what checkpoints hold besides.
+_TAKEN = {"model", "training_weights", "optimizer", "ema", "scaler", "buffers", "trainer"}
 _VALUES = ("config", "plan", "num_samples")  # the others are methods
 
 
@@ -63,6 +68,24 @@ def check_part(name: str, part: Any) -> None:
             if method.startswith(HOOKS) and not hasattr(Callback, method):
                 fact = f"callbacks= has {type(part).__name__}.{method}, which nothing calls"
                 raise ConfigError("CONFIG", f"{fact}: name it as a hook of Callback, or otherwise")
+
+
+def check_states(states: Any) -> None:
+    """Raise ConfigError unless `states` has by name what a checkpoint can store and load."""
+    if not isinstance(states, Mapping):
+        raise ConfigError("CONFIG", 'states= is no dict: give each a name, as {"centre": centre}')
+    for name, state in states.items():
+        if not (isinstance(name, str) and _STATE_NAME.fullmatch(name)) or name in _TAKEN:
+            raise ConfigError(
+                "CONFIG",
+                f"states= has the name {name!r}: use small letters, digits and _, "
+                f"and none of {', '.join(sorted(_TAKEN))}",
+            )
+        check_part("states", state)
+        if not isinstance(found := state.state_dict(), Mapping):
+            raise ConfigError(
+                "CONFIG", f"state_dict of the state {name} returned {found!r:.40}: return a dict"
+            )
 
 
 def check_coupling(task: Task, plan: BatchPlan) -> None:

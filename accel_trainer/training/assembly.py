@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
@@ -47,6 +48,7 @@ def assemble(
     train_set: object,
     checkpointer: Checkpointer,
     activity: Activity,
+    states: Mapping[str, Any] = MappingProxyType({}),
 ) -> Assembly:
     """Return the parts that train `model`, placed by `strategy`, and store it. **Collective.**
 
@@ -87,7 +89,7 @@ def assemble(
         check_every_n_steps=config.check_every_n_steps,
     )
     # 5. What the run starts with is recorded before anything is restored or trained.
-    states = training_state(model, optimizer, copied, strategy.accelerator.scaler)
+    trained = training_state(model, optimizer, copied, strategy.accelerator.scaler, states)
     rehearsal = Rehearsal(
         model=model,
         optimizer=optimizer,
@@ -95,5 +97,6 @@ def assemble(
         train_set=train_set,
         accelerator=strategy.accelerator,
         checkpointer=checkpointer,
+        states=states,
     )
-    return Assembly(model, step, average, report, states, rehearsal, checkpointer)
+    return Assembly(model, step, average, report, trained, rehearsal, checkpointer)

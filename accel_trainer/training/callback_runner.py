@@ -86,13 +86,13 @@ class CallbackRunner:
         return states
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Restore the states that `state_dict` returned; callbacks without one stay unchanged."""
+        """Restore the states that `state_dict` returned; callbacks without one stay unchanged.
+
+        States whose callback is gone, which may only have another name, are a warning.
+        """
         for name, callback in self._callbacks.items():
             if name in states:
                 callback.load_state_dict(states[name])
-
-    def warn_of_lost(self, states: Mapping[str, Any]) -> None:
-        """Warn of states whose callback is gone, which may only have another name."""
         for name in sorted(states.keys() - self._callbacks.keys()):
             _logger.warning(
                 "the checkpoint has state of the callback %s, which this run does not have: "

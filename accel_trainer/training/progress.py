@@ -107,21 +107,22 @@ class Progress:
             "requested_stop": self.requested_stop,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:
-        """Restore what `state_dict` returned.
-
-        `changes` are the settings that have been changed on purpose since. With any, the requested
-        stop is dropped; some of them restart the epoch.
-        """
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.position = TrainState.from_dict(state["position"])
-        if RESTARTS_EPOCH & set(changes):
-            self.position = self.position._replace(step_in_epoch=0)
         self.metrics = state["metrics"]
         self.evaluated_step = state["evaluated_step"]
-        self.requested_stop = None if changes else state["requested_stop"]
+        self.requested_stop = state["requested_stop"]
         if state["best"] is not None and self._monitored is not None:
             best = BestCheckpoint(**state["best"])
             self.best = best if (best.metric, best.mode) == self._monitored else None
+
+    def go_on_with(self, changes: Collection[str]) -> None:
+        """Drop the requested stop, since settings were changed; some restart the epoch."""
+        if changes:
+            self.requested_stop = None
+        if RESTARTS_EPOCH & set(changes):
+            self.position = self.position._replace(step_in_epoch=0)
 
 
 def choose_monitor(

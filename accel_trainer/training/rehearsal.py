@@ -30,7 +30,7 @@ from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError, listed
 from ..core.parameters import parameters_of, preserved_parameters
 from ..core.rng import preserved_generators
-from ..core.shards import is_shard
+from ..core.shards import is_shard, local_part
 from ..core.tensor_memory import sum_of_bits
 from ..core.types import Batch, Metric, eval_step_of
 from ..core.user_code import describe_error
@@ -83,6 +83,7 @@ class Rehearsal:
         train_set: object,
         accelerator: Accelerator,
         checkpointer: Checkpointer,
+        states: Mapping[str, Any],
     ) -> None:
         self.num_steps_left = 2
         self._model = model
@@ -91,6 +92,8 @@ class Rehearsal:
         self._checkpointer = checkpointer
         self._parts = {name: each for name, each in parts.items() if not _is_stored(each)}
         self._train_set = train_set
+        self._states = states
+        self._weights: list[Mapping[str, int]] = []
         self._before = _identify(model)
         self._fresh_optimizer = _copy_optimizer(optimizer)
         self._marks: list[Marks] = []
@@ -110,7 +113,15 @@ class Rehearsal:
         return {**self._parts, **attributes}
 
     def _mark(self) -> Marks:
-        return mark_unsaved(self._all_parts(), model=self._model)
+        return mark_unsaved(self._all_parts(), model=self._model, stored=self._stored())
+
+    def _stored(self) -> list[object]:
+        """Return the user's states, and their tensors, which other parts may hold, too."""
+        tensors = flatten([state.state_dict() for state in self._states.values()])
+        return [
+            *self._states.values(),
+            *(each for each in tensors.values() if isinstance(each, Tensor)),
+        ]
 
     def watching_metrics(self, metrics: Iterable[Metric]) -> AbstractContextManager[None]:
         """Warn of values that the metrics change in the block, and that no checkpoint holds."""
@@ -168,7 +179,7 @@ class Rehearsal:
     def _watching_parts(
         self, parts: Mapping[str, object], what: str, fix: str
     ) -> AbstractContextManager[None]:
-        mark = partial(mark_unsaved, parts, model=self._model)
+        mark = partial(mark_unsaved, parts, model=self._model, stored=self._stored())
         fix = f"{fix}, or if no result depends on it, {_NOT_NEEDED}"
         return self._watching(what, mark, _UNSAVED, fix)
 
@@ -200,6 +211,63 @@ class Rehearsal:
             yield
         self._uses.append(use)
 
+    @contextmanager
+    def watching_gradients(self) -> Iterator[None]:
+        """Check that the micro-batches in the block leave the user's states as they are.
+
+        In the first two steps. **Host sync** then.
+
+        Raises CheckpointError for a state that has changed.
+        """
+        if not self.num_steps_left:
+            yield
+            return
+        before = self._digest_states()
+        yield
+        _refuse_changes(
+            "a micro-batch",
+            before,
+            self._digest_states(),
+            "keep what it needs in on_micro_batch, and change it in on_step_end",
+        )
+        self._weights.append(self._sum_weights())
+
+    def check_restored(self) -> None:
+        """Check that the weights are those of the step's first gradients, before its update.
+
+        In the first two steps. Raises CheckpointError if `train_step` has changed them.
+        """
+        if len(self._weights) > 1:
+            fix = "put back in train_step what it changes between two calls of compute_gradients"
+            _refuse_changes("train_step", self._weights[0], self._sum_weights(), fix)
+        self._weights.clear()
+
+    def _sum_weights(self) -> dict[str, int]:
+        return {
+            f"model.{name}": int(sum_of_bits(local_part(each)))
+            for name, each in self._model.named_parameters()
+        }
+
+    def _digest_states(self) -> dict[str, str]:
+        return {name: digest_of(state.state_dict()) for name, state in self._states.items()}
+
+    @contextmanager
+    def watching_save(self, read_state: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+        """Check that the first hooks before a save, in the block, change nothing that is saved.
+
+        **Collective** with shards. **Host sync.**
+
+        Raises CheckpointError for what has changed.
+        """
+        self._num_calls["before_save"] += 1
+        if self._num_calls["before_save"] > 2:
+            yield
+            return
+        before = _digests(read_state())
+        yield
+        fix = "change it in on_step_end, since a run that is killed saves more often"
+        _refuse_changes("before_save", before, _digests(read_state()), fix)
+
     def after_step(self, read_state: Callable[[], Mapping[str, Any]]) -> None:
         """Check the state that a checkpoint would hold, perhaps with this process's shards.
 
@@ -216,7 +284,8 @@ class Rehearsal:
             return
         state = read_state()
         if self._accelerator.num_processes > 1:
-            leaves = flatten(state["optimizer"], "optimizer")
+            shared = {name: state[name] for name in ("optimizer", *self._states) if name in state}
+            leaves = flatten(shared)
             self._check_same_everywhere(
                 [f"{path} {_describe(leaf)}" for path, leaf in leaves.items() if not is_shard(leaf)]
             )
@@ -343,8 +412,8 @@ class Rehearsal:
             # Parameters may take turns: what a step leaves of `requires_grad` is compared above.
             {name for name in unsaved if not name.endswith(".requires_grad")},
             "if --dry-run shows that it matters, keep it in a buffer of the model "
-            "(register_buffer) or in the state_dict of the optimizer or a callback; if not, "
-            + _NOT_NEEDED,
+            "(register_buffer), in the state_dict of the optimizer or a callback, or in states= of "
+            "build_trainer; if not, " + _NOT_NEEDED,
         )
 
     def _watch_reads(self, watching: ExitStack) -> None:
@@ -381,6 +450,14 @@ def _changed(before: Marks, after: Marks) -> set[str]:
         for name in before.keys() & after.keys()
         if before[name][0] == after[name][0] and before[name][1] != after[name][1]
     }
+
+
+def _refuse_changes(
+    what: str, before: Mapping[str, object], after: Mapping[str, object], fix: str
+) -> None:
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    if changed:
+        raise _inexact(f"{what} changes {listed(changed)}: {fix}")
 
 
 def _inexact(message: str) -> CheckpointError:

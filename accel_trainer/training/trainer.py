@@ -26,6 +26,7 @@ from .callback_runner import CallbackRunner
 from .config import TrainerConfig
 from .evaluation_file import read_details, write_details
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed, group_of, nonfinite_loss
+from .loop_state import LoopState
 from .metrics import describe_tensor
 from .progress import Progress
 
@@ -67,8 +68,7 @@ class Trainer:
         self.optimizer = assembly.step.optimizer
         self.task = assembly.step.task
         self._average = assembly.average
-        self._nonfinite = assembly.nonfinite
-        self._states = assembly.states
+        self._trained = assembly.states
         self._rehearsal = assembly.rehearsal
         self._checkpointer = assembly.checkpointer
         self._evaluators = evaluators
@@ -83,6 +83,8 @@ class Trainer:
             map(self._callback_runner.has_listeners, ("before_micro_batch", "on_micro_batch"))
         )
         self.log = Log(self._run_folder, activity, self.accelerator.is_main_process)
+        loop = LoopState(self._progress, assembly.nonfinite, self._callback_runner, self.log)
+        self._states = self._trained.extended({"trainer": loop})
         self._saved_best: BestCheckpoint | None = None
         self.metadata: dict[str, Any] = {}
         """Plain JSON values that every checkpoint stores; those of the main process count."""
@@ -170,7 +172,7 @@ class Trainer:
             self._notify("on_step_end", report)
             if is_rehearsed and not report.was_skipped:
                 # Before the next step, so that a run that cannot resume exactly loses no work.
-                self._rehearsal.after_step(self._local_state)
+                self._rehearsal.after_step(self._states.state_dict)
             yield report
             if self._stop_flag.poll() or self._progress.requested_stop:
                 break
@@ -206,7 +208,8 @@ class Trainer:
         """
         notify = self._notify if self._has_step_observers else None
         step_batch = step_batch._replace(position=self.position)
-        return self._step.compute_gradients(self.state, step_batch, notify)
+        with self._rehearsal.watching_gradients():
+            return self._step.compute_gradients(self.state, step_batch, notify)
 
     def apply_gradients(self, gradients: Gradients) -> StepReport:
         """Update the weights and their average, and move to the next position.
@@ -227,6 +230,7 @@ class Trainer:
             )
         learning_rate = self.learning_rate_at(state.optimizer_step)
         set_learning_rate(self.optimizer, learning_rate)
+        self._rehearsal.check_restored()
         self._notify("before_update", gradients)
         grad_norm, was_skipped = self._step.apply_gradients(state, gradients)
         num_samples = gradients.step_batch.num_samples
@@ -287,7 +291,9 @@ class Trainer:
         with self._activity.during("disk"):
             self._checkpointer.wait()
         with self._activity.during("save"):
-            self._notify("before_save")
+            if self._callback_runner.has_listeners("before_save"):
+                with self._rehearsal.watching_save(self._states.state_dict):
+                    self._notify("before_save")
             self._rehearsal.check_tensors()
             pieces = self.state_dict()
             if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
@@ -306,15 +312,10 @@ class Trainer:
                 changed then. Any other error may leave the trainer partly restored.
         """
         self._states.load_state_dict(pieces, changes=changes)
-        progress = pieces["trainer"]
-        self._progress.load_state_dict(progress, changes=changes)
+        self._progress.go_on_with(changes)
         self._move_to(self.state)
         self._saved_best = self.best
-        self._nonfinite.skipped_steps = progress["skipped_steps"]
-        self._callback_runner.load_state_dict(progress["callbacks"])
-        self.log.pending = progress.get("log", {})  # not in older versions
         if self.accelerator.is_main_process:
-            self._callback_runner.warn_of_lost(progress["callbacks"])
             with suppress(OSError, ValueError):
                 step, details = read_details(self._run_folder)
                 if step == self._progress.evaluated_step:  # the file is of the last evaluation
@@ -322,27 +323,14 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run, as references to live tensors. **Collective.**"""
-        return self._step.strategy.gather(self._local_state())
-
-    def _local_state(self) -> dict[str, Any]:
-        """Return the state, with this process's shards of what is sharded.
-
-        **Collective** if the `state_dict` of a callback is.
-        """
-        progress = {
-            **self._progress.state_dict(),
-            "skipped_steps": self._nonfinite.skipped_steps,
-            "callbacks": self._callback_runner.state_dict(),
-            "log": self.log.settle(),
-        }
-        return {**self._states.state_dict(), "trainer": progress}
+        return self._step.strategy.gather(self._states.state_dict())
 
     def digests(self) -> dict[str, str]:
         """Return a digest of each part that a checkpoint stores, such as `model` and `optimizer`.
 
         **Collective** with shards. **Host sync.**
         """
-        return {name: digest_of(state) for name, state in self._states.state_dict().items()}
+        return {name: digest_of(state) for name, state in self._trained.state_dict().items()}
 
     @property
     def state(self) -> TrainState:

@@ -8,7 +8,7 @@ import random
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -51,7 +51,9 @@ def _set_by_libraries() -> frozenset[str]:
     )
 
 
-def mark_unsaved(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, Mark]:
+def mark_unsaved(
+    parts: Mapping[str, object], *, model: nn.Module, stored: Sequence[object] = ()
+) -> dict[str, Mark]:
     """Return marks, by name, of the values that `parts` keep where no checkpoint has them.
 
     **Host sync** for tensors on a device.
@@ -64,11 +66,11 @@ def mark_unsaved(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, 
     - what functions among them, and the hooks of modules, close over,
     - globals of the files that define these classes and functions.
 
-    Left out are the model's tensors, attributes that libraries set, tensors that autograd has
-    computed, arrays that are files, and names in the `unsaved_attributes` of an object, class or
-    file, which no resume needs.
+    Left out are the model's tensors, what is `stored` otherwise, attributes that libraries set,
+    tensors that autograd has computed, arrays that are files, and names in the
+    `unsaved_attributes` of an object, class or file, which no resume needs.
     """
-    walk = _Walk(model, parts)
+    walk = _Walk(model, parts, stored)
     for name, part in parts.items():
         walk.visit(name, part)
     for function in walk.functions:  # a part that one closes over has its own name
@@ -77,11 +79,14 @@ def mark_unsaved(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, 
 
 
 class _Walk:
-    def __init__(self, model: nn.Module, parts: Mapping[str, object]) -> None:
+    def __init__(
+        self, model: nn.Module, parts: Mapping[str, object], stored: Sequence[object]
+    ) -> None:
         self._parts = parts.values()
         self.marks: dict[str, Mark] = {}
         self.functions: list[FunctionType] = []
-        self._seen = {id(tensor) for tensor in itertools.chain(model.parameters(), model.buffers())}
+        known = itertools.chain(model.parameters(), model.buffers(), stored)
+        self._seen = {id(each) for each in known}
 
     def visit(self, name: str, value: Any) -> None:
         """Mark `value`, or the values in an object. What raises when it is read is left out."""

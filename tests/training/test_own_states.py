@@ -1,0 +1,214 @@
+"""State of one's own, `build_trainer(states=...)`: stored by name, and watched at each start."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from accel_trainer import (
+    Batch,
+    BatchConfig,
+    Callback,
+    CheckpointError,
+    ConfigError,
+    StepBatch,
+    StepOutput,
+    StepReport,
+    Trainer,
+)
+
+from .. import processes, workload
+from .test_exactness import final_files
+
+
+class Centre:
+    """The running mean of the logits, from which the task pushes the logits away."""
+
+    def __init__(self) -> None:
+        self.value = torch.zeros(workload.NUM_CLASSES)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.value = state["value"]
+
+
+class Centred:
+    """Classifies logits less the centre."""
+
+    def __init__(self, centre: Centre) -> None:
+        self.centre = centre
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        logits = model(batch.inputs)
+        losses = F.cross_entropy(logits - self.centre.value, batch.targets, reduction="none")
+        return StepOutput(losses, logits)
+
+
+class MoveCentre(Callback):
+    """Moves the centre after each step, by the logits of all processes."""
+
+    def __init__(self, centre: Centre) -> None:
+        self.centre = centre
+        self.logits: list[Tensor] = []
+
+    def on_micro_batch(self, trainer: Trainer, batch: Batch, output: StepOutput) -> None:
+        self.logits.append(output.outputs)
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        mean = trainer.accelerator.reduce(torch.cat(self.logits).mean(0), reduction="mean")
+        self.logits.clear()
+        self.centre.value = self.centre.value.lerp(mean, 0.1)
+
+
+def train(folder: Path, *, max_steps: int = 6, centre: Any = None, **options: Any) -> Any:
+    centre = centre or Centre()
+    batch = BatchConfig(per_device_batch_size=8, global_batch_size=16, eval_batch_size=4)
+    config = workload.make_config(folder, batch=batch)
+    config = replace(config, trainer=replace(config.trainer, max_steps=max_steps))
+    options = {"callbacks": (MoveCentre(centre),), "states": {"centre": centre}} | options
+    workload.train(config, norm="batch", task=Centred(centre), **options)
+    return centre
+
+
+def train_on_two(folder: Path) -> None:
+    train(folder / "whole")
+    train(folder / "parts", max_steps=3)
+    train(folder / "parts")
+    assert final_files(folder / "parts") == final_files(folder / "whole")
+
+
+def test_a_state_of_ones_own_resumes_to_the_same_bytes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        whole = train(tmp_path / "whole")
+        train(tmp_path / "parts", max_steps=3)
+        resumed = train(tmp_path / "parts")
+    assert torch.equal(resumed.value, whole.value)
+    assert whole.value.any()
+    assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
+    assert "UNSAVED_STATE" not in caplog.text
+
+
+def test_a_state_that_is_not_given_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path, states={})
+    assert "UNSAVED_STATE" in caplog.text
+    assert "centre.value" in caplog.text
+
+
+def test_a_state_of_ones_own_resumes_on_two_processes(tmp_path: Path) -> None:
+    processes.run(train_on_two, tmp_path, num_processes=2, folder=tmp_path / "logs")
+
+
+def test_a_module_is_a_state_with_the_errors_of_a_model(tmp_path: Path) -> None:
+    train(tmp_path, states={"teacher": nn.Linear(3, 2)}, max_steps=3)
+    with pytest.raises(CheckpointError, match=r"CKPT_WEIGHTS.*teacher does not fit"):
+        train(tmp_path, states={"teacher": nn.Linear(3, 5)})
+
+
+def test_a_checkpoint_without_a_state_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, states={}, max_steps=3)
+    with pytest.raises(CheckpointError, match=r"CKPT_MISSING.*no centre"):
+        train(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ([Centre()], "no dict"),
+        ({"model": Centre()}, "'model'"),
+        ({"My centre": Centre()}, "'My centre'"),
+        ({"centre": object()}, "without state_dict and load_state_dict"),
+        ({"centre": Centre}, "has the class Centre"),
+    ],
+)
+def test_states_that_cannot_be_stored_are_one_line(tmp_path: Path, states: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train(tmp_path, states=states)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+# --- what the first two steps refuse ---
+
+
+class MovesInForward(Centred):
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().step(model, batch)
+        self.centre.value = self.centre.value + 0.1
+        return output
+
+
+class MovesBeforeSaves(Callback):
+    def __init__(self, centre: Centre) -> None:
+        self.centre = centre
+
+    def before_save(self, trainer: Trainer) -> None:
+        self.centre.value = self.centre.value + 0.1
+
+
+def by_micro_batch(centre: Centre) -> dict[str, Any]:
+    class Moves(MoveCentre):
+        def on_micro_batch(self, trainer: Trainer, batch: Batch, output: StepOutput) -> None:
+            self.centre.value = self.centre.value + 0.1
+
+        def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+            pass
+
+    return {"callbacks": (Moves(centre),)}
+
+
+def by_save(centre: Centre) -> dict[str, Any]:
+    return {"callbacks": (MovesBeforeSaves(centre),)}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(by_micro_batch, "a micro-batch changes centre"), (by_save, "before_save changes centre")],
+)
+def test_a_state_that_changes_at_a_wrong_time_ends_the_run(
+    tmp_path: Path, options: Callable[[Centre], dict[str, Any]], said: str
+) -> None:
+    """A step that is checked or skipped, or a save more, would change it once more."""
+    centre = Centre()
+    with pytest.raises(CheckpointError, match=rf"CKPT_INEXACT.*{said}.*on_step_end"):
+        train(tmp_path, centre=centre, **options(centre))
+
+
+def check_processes_differ(folder: Path) -> None:
+    class Differs(MoveCentre):
+        def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+            self.centre.value = self.centre.value + trainer.accelerator.process_index
+
+    centre = Centre()
+    with pytest.raises(CheckpointError, match=r"processes differ.*centre\.value"):
+        train(folder, centre=centre, callbacks=(Differs(centre),))
+
+
+def test_a_state_that_differs_by_process_ends_the_run(tmp_path: Path) -> None:
+    processes.run(check_processes_differ, tmp_path, num_processes=2, folder=tmp_path / "logs")
+
+
+class LosesItsWay(Trainer):
+    def train_step(self, step_batch: StepBatch) -> StepReport:
+        self.compute_gradients(step_batch)
+        with torch.no_grad():
+            next(self.model.parameters()).add_(0.1)
+        return self.apply_gradients(self.compute_gradients(step_batch))
+
+
+def test_weights_that_a_step_does_not_put_back_end_the_run(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"train_step changes model\..*put back"):
+        train(tmp_path, trainer_class=LosesItsWay)
