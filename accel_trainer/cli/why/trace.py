@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import get_worker_info
 
-from accel_trainer.core.callback import Callback, TrainerView
+from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.digest import flatten
 from accel_trainer.core.filesystem import create_file
 from accel_trainer.core.shards import local_part
 from accel_trainer.core.types import Batch, Gradients, StepOutput, StepReport
-from accel_trainer.data import workers
+from accel_trainer.run.extra_callbacks import Observer
 from accel_trainer.training.unsaved_state import mark_unsaved
 
 UNINITIALISED = "uninitialised"
@@ -41,7 +41,7 @@ _ENGINE = str(Path(__file__).parents[2])
 _NO_CODE_OF_USERS = (sysconfig.get_paths()["stdlib"], _ENGINE, "<")
 
 
-class Trace(Callback):
+class Trace(Observer):
     """Records one step: the state before it, its batch, its operators, and its gradients.
 
     `kept` is what to keep in `kept.safetensors`, such as `(57, "outputs", 0)`: output 0 of row 57.
@@ -49,36 +49,44 @@ class Trace(Callback):
     """
 
     def __init__(self, step: int, kept: tuple[int, str, int] | None = None) -> None:
+        self.recorder: Recorder | None = None
         self._step = step
         self._kept = kept
+        self._dataset: Any = None
+
+    def build_data(self, build: Callable[..., Any], run: Any, train_set: Any, *others: Any) -> Any:
+        """Watch the samples of a dataset; a loader has a way of its own to read them."""
+        if not hasattr(train_set, "step_batches"):
+            self._dataset = train_set
+            train_set = WatchedDataset(train_set, self)
+        return build(run, train_set, *others)
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Watch the modules of the model and the samples, on the main process."""
-        self._recorder = None
         if trainer.accelerator.is_main_process:
-            self._recorder = Recorder(trainer, self._step, self._kept)
-            self._recorder.watch()
-            self._recorder.begin()
+            self.recorder = Recorder(trainer, self._dataset, self._step, self._kept)
+            self.recorder.watch()
+            self.recorder.begin()
 
     def before_micro_batch(self, trainer: TrainerView, batch: Batch) -> None:
         """Record the batch; what comes next is the forward."""
-        if self._recorder is not None:
-            self._recorder.begin_forward(batch)
+        if self.recorder is not None:
+            self.recorder.begin_forward(batch)
 
     def on_micro_batch(self, trainer: TrainerView, batch: Batch, output: StepOutput) -> None:
         """Record the losses; what comes next is the backward."""
-        if self._recorder is not None:
-            self._recorder.begin_backward(output.losses)
+        if self.recorder is not None:
+            self.recorder.begin_backward(output.losses)
 
     def before_update(self, trainer: TrainerView, gradients: Gradients) -> None:
         """Record the gradients; what comes next is the update."""
-        if self._recorder is not None:
-            self._recorder.begin_update(gradients)
+        if self.recorder is not None:
+            self.recorder.begin_update(gradients)
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Write the file after the step, and after the hooks of the user's callbacks."""
-        if self._recorder is not None and report.optimizer_step == self._recorder.step:
-            self._recorder.end(trainer.log.folder)
+        if self.recorder is not None and report.optimizer_step == self.recorder.step:
+            self.recorder.end(trainer.log.folder)
         self._begin()
 
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
@@ -94,18 +102,21 @@ class Trace(Callback):
         self._begin()
 
     def _begin(self) -> None:
-        if self._recorder is not None:
-            self._recorder.begin()
+        if self.recorder is not None:
+            self.recorder.begin()
 
 
 class Recorder:
     """Collects the rows of a step; its methods say where the step is."""
 
-    def __init__(self, trainer: TrainerView, step: int, kept: tuple[int, str, int] | None) -> None:
+    def __init__(
+        self, trainer: TrainerView, dataset: Any, step: int, kept: tuple[int, str, int] | None
+    ) -> None:
         self.step = step
         self.phase = "before the step"
         self.is_on = False
         self._trainer = trainer
+        self._dataset = dataset
         self._rows: list[dict[str, Any]] = []
         self._kept_row = kept and kept[0]
         self._kept_tensor = kept and kept[1:]
@@ -124,9 +135,7 @@ class Recorder:
     # --- where the step is ---
 
     def watch(self) -> None:
-        """Watch the modules, and the samples that this process reads."""
-        _before(workers._SeededSamples, "__getitem__", self._begin_sample)
-        _after(workers._SeededSamples, "__getitem__", self._end_sample)
+        """Watch the modules."""
         if not self._is_compiled:
             register_module_forward_pre_hook(self._enter_module)
             register_module_forward_hook(self._leave_module, always_call=True)
@@ -260,12 +269,11 @@ class Recorder:
             if isinstance(value, Tensor):
                 self._owned.setdefault(_memory_of(value), name)
             self.record("state", name, outputs=[value])
-        reader = getattr(self._trainer.loader, "_reader", None)
         parts = {
             "model": model,
             "optimizer": self._trainer.optimizer,
             "task": self._trainer.task,
-            "dataset": getattr(reader, "dataset", None),
+            "dataset": self._dataset,
         }
         for name, mark in mark_unsaved(parts, model=model).items():
             self.record("unsaved", name, outputs=[repr(mark)[:200]])
@@ -286,17 +294,15 @@ class Recorder:
         for name in leaves.keys() - by_sample.keys():
             self.record("batch", name, outputs=[leaves[name]])
 
-    def _begin_sample(self, reader: Any, place: tuple[int, int, int | None]) -> None:
-        if self.is_recording and get_worker_info() is None:
-            self._modules.append(f"sample {place[1]}")
-
-    def _end_sample(self, reader: Any, place: tuple[int, int, int | None], read: Any) -> None:
-        if self.is_recording and get_worker_info() is None:
-            self._modules.pop()
-            sample_id, sample = read
-            leaves = [leaf for leaf in tree_leaves(sample) if leaf is not None]
-            name = f"sample {sample_id}"
-            self._paused(lambda: self.record("sample", name, outputs=leaves))
+    def read(self, dataset: Any, index: Any) -> Any:
+        """Return a sample of the dataset, and record it."""
+        name = f"sample {index}"
+        self._modules.append(name)
+        sample = dataset[index]
+        self._modules.pop()
+        leaves = [leaf for leaf in tree_leaves(sample) if leaf is not None]
+        self._paused(lambda: self.record("sample", name, outputs=leaves))
+        return sample
 
     def _record_gradients(self, gradients: Gradients) -> None:
         for name, gradient in gradients.items():
@@ -374,28 +380,30 @@ class _Operators(TorchDispatchMode):
         return self._recorder.operator(func, args, kwargs or {})
 
 
-def _before(owner: type, name: str, call: Callable[..., None]) -> None:
-    original = getattr(owner, name)
+class WatchedDataset:
+    """A dataset whose samples are recorded if this process reads them in the step."""
 
-    @wraps(original)
-    def watched(*arguments: Any) -> Any:
-        call(*arguments)
-        return original(*arguments)
+    def __init__(self, dataset: Any, trace: Trace | None) -> None:
+        self.dataset = dataset
+        self._trace = trace
 
-    setattr(owner, name, watched)
+    def __len__(self) -> int:
+        return len(self.dataset)
 
+    def __getitem__(self, index: Any) -> Any:
+        recorder = None if self._trace is None or get_worker_info() else self._trace.recorder
+        if recorder is None or not recorder.is_recording:
+            return self.dataset[index]
+        return recorder.read(self.dataset, index)
 
-def _after(owner: type, name: str, call: Callable[..., None]) -> None:
-    """Call `call` with the arguments and the result of each call."""
-    original = getattr(owner, name)
+    def __getattr__(self, name: str) -> Any:
+        # `set_epoch` is also called of datasets within datasets.
+        if name in ("dataset", "set_epoch"):
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
 
-    @wraps(original)
-    def watched(*arguments: Any) -> Any:
-        result = original(*arguments)
-        call(*arguments, result)
-        return result
-
-    setattr(owner, name, watched)
+    def __reduce__(self) -> Any:
+        return WatchedDataset, (self.dataset, None)  # for a data worker
 
 
 def _written_tensors(
