@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...core import console
-from ..common.output import format_table, show, tell
+from ..common.output import format_table, say_unless, tell
 from ..common.parser import CommandParser, at_least
 from ..common.scratch import scratch_folder
 from ..runs.run_reader import read_run, reading
@@ -47,11 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from .audit import audit  # imports torch
 
-    def say(line: str) -> None:
-        if not options.json:
-            show(line)
-            console.flush()
-
     with reading(options.run), scratch_folder("audit") as temporary:
         folder = temporary if options.keep is None else options.keep.resolve()
         verdicts, refused = audit(
@@ -61,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=options.seed,
             max_steps=options.max_steps,
             folder=folder,
-            say=say,
+            say=say_unless(options.json),
         )
     if options.json:
         tell(json.dumps([each._asdict() for each in verdicts]))

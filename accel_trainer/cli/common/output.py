@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from ...core import console
 from ...core.console import terminal_columns, wrap_lines
+
+Say = Callable[[str], None]
+"""Called with each line about the progress of a command."""
 
 # Control characters of ASCII and Latin-1, characters that change the direction of text or that
 # nobody sees, and unpaired surrogates, which cannot be printed.
@@ -42,6 +46,17 @@ def format_duration(seconds: float) -> str:
 def show(text: str) -> None:
     """Print `text`, folded to the width of a terminal."""
     tell(wrap_lines(text, terminal_columns()))
+
+
+def say(line: str) -> None:
+    """Print a line at once, folded to the width of a terminal."""
+    show(line)
+    console.flush()
+
+
+def say_unless(is_quiet: bool) -> Say:
+    """Return `say`, or for a command that prints JSON what says nothing."""
+    return (lambda line: None) if is_quiet else say
 
 
 def tell(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:

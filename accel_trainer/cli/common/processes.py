@@ -7,15 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from ...core.platform import RUN_SIGNALS, STOP_SIGNALS
 from ...run.extra_callbacks import START_VARIABLE
 from ..recipe.start import Start
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 # Without -P, `python -m` would import modules of the current folder, such as its torch.py.
 _SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
@@ -56,6 +60,31 @@ def train(
     if stopped:
         raise KeyboardInterrupt
     return code
+
+
+def train_at_once(
+    train_one: Callable[[T, list[int]], R], items: Iterable[T], *, jobs: int
+) -> Iterator[tuple[T, R]]:
+    """Yield each item with what `train_one` returns for it, as they end; at most `jobs` at once.
+
+    It is called with the item and the list for `received` of `train`.
+
+    Raises:
+        KeyboardInterrupt: a signal to stop came.
+    """
+    with forward_signals() as received, ThreadPoolExecutor(jobs) as threads:
+
+        def begin(item: T) -> tuple[T, R]:
+            if received:
+                raise KeyboardInterrupt
+            return item, train_one(item, received)
+
+        waiting = [threads.submit(begin, item) for item in items]
+        try:
+            for future in as_completed(waiting):
+                yield future.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def start_recipe(

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.config import flatten_config
 from ...core.errors import ConfigError, OutputError
+from ..common.output import Say
 from ..replay.replay import Replay, environment_changes
 from ..runs.changes import compare
+from ..runs.checkpoints import checkpoints_by_step, last_step
 from ..runs.difference import Difference
 from ..runs.rows import by_place, read_rows
 from ..runs.run_reader import RunReader
-from ..why.records import checkpoints_by_step, differences, last_step
+from ..why.records import differences
 from .search import find_changes
 from .trials import Trial, Trials, first_difference
 
-Say = Callable[[str], None]
 _MAX_STEPS = 200
 _STEPS_BEYOND = 2  # an evaluation and the end of an epoch
 # A run may continue with others, because what they decide is compared by itself or comes later:

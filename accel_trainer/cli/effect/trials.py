@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
@@ -14,7 +14,7 @@ import yaml
 
 from ...core.errors import OutputError
 from ...core.filesystem import read_chunks, write_file_atomic
-from ..common.processes import forward_signals
+from ..common.processes import train_at_once
 from ..common.scratch import scratch_folder
 from ..replay.replay import STEP_DIGESTS, STOP, Replay
 from ..runs.difference import Difference
@@ -98,18 +98,8 @@ class Trials:
             KeyboardInterrupt: a signal to stop came.
         """
         new = [each for each in dict.fromkeys(sets) if each not in self.known]
-        with (
-            scratch_folder("effect") as folder,
-            forward_signals() as received,
-            ThreadPoolExecutor(self._num_jobs) as pool,
-        ):
-
-            def train(names: frozenset[str]) -> Trial:
-                if received:
-                    raise KeyboardInterrupt
-                return self._train(names, folder, received)
-
-            self.known |= zip(new, pool.map(train, new), strict=True)
+        with scratch_folder("effect") as folder:
+            self.known |= train_at_once(partial(self._train, folder), new, jobs=self._num_jobs)
         return [self.known[each] for each in sets]
 
     @property
@@ -121,7 +111,7 @@ class Trials:
         """Return trials of another stretch of the same run."""
         return Trials(self.replay, self._values, after=after, until=until, num_jobs=self._num_jobs)
 
-    def _train(self, names: frozenset[str], place: Path, received: list[int]) -> Trial:
+    def _train(self, place: Path, names: frozenset[str], received: list[int]) -> Trial:
         config = mixed(self.replay.run.config, self._values, names)
         error = None
         with TemporaryDirectory(dir=place) as temporary, TemporaryFile() as errors:

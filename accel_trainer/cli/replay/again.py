@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +12,9 @@ from ...checkpoint.format import list_checkpoints, step_of
 from ...core.errors import OutputError
 from ...core.filesystem import sha256_of
 from ...distributed.machine import available_cpus
-from ..common.processes import forward_signals
 from ..runs.rows import by_place, of_the_step
 from .proof import compare
 from .replay import STOP, Callbacks, Replay, environment_changes
-from .store import Store
 from .stretches import Logged, Stretch, latest_start
 
 _LOG_EVERY = "trainer.log_every_n_steps"
@@ -78,41 +75,6 @@ class Again:
         hashes = [sha256_of(file) for file in files]
         deciding = json.dumps([hashes, self.every, environment_changes(replay.run)])
         return hashlib.sha256(deciding.encode()).hexdigest()[:16]
-
-
-def train_missing(
-    again: Again,
-    stretches: Iterable[Stretch],
-    store: Store,
-    *,
-    jobs: int,
-    folder: Path,
-    done: Callable[[Logged], None],
-) -> None:
-    """Train stretches, `jobs` at once, each in a new folder in `folder`, and store them.
-
-    `done` is called with each one once it is stored.
-
-    Raises:
-        OutputError: the recipe failed.
-        KeyboardInterrupt: a stop signal came. What was finished is stored.
-    """
-    with forward_signals() as received, ThreadPoolExecutor(jobs) as threads:
-
-        def train(stretch: Stretch) -> Logged:
-            if received:
-                raise KeyboardInterrupt
-            place = folder / f"steps-{stretch.after + 1}-{stretch.until}"
-            logged = again.train(stretch, place, received)
-            store.put(logged, place)
-            return logged
-
-        waiting = [threads.submit(train, stretch) for stretch in stretches]
-        try:
-            for future in as_completed(waiting):
-                done(future.result())
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def default_jobs(replay: Replay, num_stretches: int) -> int:

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.format import is_committed, list_checkpoints, step_of
-from ...core import console, filesystem
+from ...checkpoint.format import step_of
+from ...core import filesystem
 from ...core.errors import ConfigError, ExitCode, OutputError
 from ...core.run_dir import prepare_directory, writes_to
 from ...core.yaml_files import dump_yaml, read_yaml
-from ..common.output import show, tell
+from ..common.output import say, tell
 from ..common.parser import CommandParser
+from ..runs.checkpoints import checkpoints_by_step, last_step
 from ..runs.run_reader import RunReader, read_run
 from .proof import Proof
 from .replay import Replay, note_changes
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = read_run(options.run)
     _check_step(run, options.step)
     _check_new(options.to)
-    kept = None if options.again else _checkpoint_of(run.folder, options.step)
+    kept = None if options.again else checkpoints_by_step(run.folder).get(options.step)
     if kept is not None:
         with _made(options.to) as folder:
             _copy(run, kept, folder)
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             proof = replay.train(folder, until=options.step).proof()
             _rename_in_config(folder / "config.yaml", options.to.resolve())
         facts = {"copied": False, **vars(proof)}
-    made = _checkpoint_of(options.to, options.step)
+    made = checkpoints_by_step(options.to).get(options.step)
     if made is None:
         raise OutputError("REPLAY", f"{options.to} has no checkpoint of step {options.step}")
     report = {"optimizer_step": options.step, "checkpoint": str(made), **facts}
@@ -75,10 +76,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _check_step(run: RunReader, step: int) -> None:
-    checkpoints = list_checkpoints(run.folder / "checkpoints")
-    last = max(
-        [*map(step_of, checkpoints), *(row["optimizer_step"] for row in run.rows)], default=0
-    )
+    last = last_step(run)
     if not 1 <= step <= last:
         fix = f"give a step from 1 to {last}" if last else "it has not trained yet"
         raise ConfigError("STEP", f"{run.folder} has no step {step}: {fix}")
@@ -103,19 +101,6 @@ def _made(folder: Path) -> Iterator[Path]:
         _check_new(final)  # somebody may have filled it meanwhile
         with writes_to(final):
             filesystem.publish(temporary, final)
-
-
-def _checkpoint_of(folder: Path, step: int) -> Path | None:
-    """Return the newest complete checkpoint of `step`; None: there is none.
-
-    A step that ends an epoch may have two: before and after the evaluation.
-    """
-    found = [
-        path
-        for path in list_checkpoints(folder / "checkpoints")
-        if step_of(path) == step and is_committed(path)
-    ]
-    return found[-1] if found else None
 
 
 def _copy(run: RunReader, checkpoint: Path, folder: Path) -> None:
@@ -150,8 +135,7 @@ def _announce(replay: Replay, step: int, folder: Path, *, is_quiet: bool) -> Non
     run = replay.run
     start = replay.start_of(replay.checkpoint_at(step - 1))
     if not is_quiet:
-        show(f"training {step - start} steps of {run.name} again, from step {start}, in {folder}")
-        console.flush()
+        say(f"training {step - start} steps of {run.name} again, from step {start}, in {folder}")
     note_changes(run)
 
 

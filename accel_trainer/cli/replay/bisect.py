@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...core import console
 from ...core.errors import shortened
-from ..common.output import show, tell
+from ..common.output import Say, say_unless, tell
 from ..common.own_files import refuse_other_file, write_own_file
 from ..common.parser import CommandParser
 from ..runs.rows import Row, read_rows
@@ -25,7 +24,7 @@ from .proof import Proof
 from .replay import Replay, replay_folder
 from .samples import Sample, samples_of
 from .samples_page import draw_page
-from .whole_run import Say, add_job_options, folder_beside, has_state, train_again
+from .whole_run import add_job_options, folder_beside, has_state, train_again
 
 _EXAMPLE = "example: accel-trainer bisect runs/first --where 'train/loss > 0.1'"
 _NOWHERE = 1
@@ -47,13 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.page is not None:
         refuse_other_file(options.page, "--page")
     run = read_run(options.run)
+    say_it = say_unless(options.json)
     said: list[str] = []
 
     def say(line: str) -> None:
         said.append(line)
-        if not options.json:
-            show(line)
-            console.flush()
+        say_it(line)
 
     with reading(options.run), replay_folder(options.keep) as folder:
         replay = Replay.of(run, options.recipe)

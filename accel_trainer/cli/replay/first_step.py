@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..common.output import Say
 from ..runs.rows import Row
 from .again import Again
 from .condition import Condition
 from .proof import Proof
 from .replay import Replay, note_changes
 from .stretches import Stretch, num_steps
-from .whole_run import Say
 
 Numbers = Mapping[str, float]
 _NOT_FINITE = ("nan", "inf", "-inf")

@@ -7,16 +7,15 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ...core import console
 from ...core.errors import ConfigError
 from ...core.filesystem import write_file_atomic
 from ...core.run_dir import writes_to
-from ..common.output import format_table, show, tell
+from ..common.output import format_table, say_unless, show, tell
 from ..common.parser import CommandParser
 from ..runs.rows import Row
 from ..runs.run_reader import RunReader, read_run, reading
 from .replay import Replay
-from .whole_run import Say, add_job_options, folder_beside, train_again
+from .whole_run import add_job_options, folder_beside, train_again
 
 _EXAMPLE = "example: accel-trainer probe runs/first weight_norms.py"
 _DIFFERENT = 1
@@ -40,7 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         fact = f"{options.callbacks} is not a file"
         raise ConfigError("CALLBACKS", f"{fact}: give the path of a Python file of callbacks")
     run = read_run(options.run)
-    say: Say = (lambda line: None) if options.json else _say
     with reading(options.run):
         found = train_again(
             Replay.of(run, options.recipe),
@@ -51,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             last=options.until,
             jobs=options.jobs,
             keep=options.keep,
-            say=say,
+            say=say_unless(options.json),
         )
         names = _names(run, found.rows)
         if not names:
@@ -91,11 +89,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_recipe_option()
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
-
-
-def _say(line: str) -> None:
-    show(line)
-    console.flush()
 
 
 def _names(run: RunReader, rows: Iterable[Row]) -> list[str]:

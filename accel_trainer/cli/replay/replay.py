@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import torch
 
-from ...checkpoint.format import is_committed, list_checkpoints, step_of
+from ...checkpoint.format import step_of
 from ...core.errors import ExitCode, OutputError
 from ...core.run_dir import prepare_directory
 from ...run.extra_callbacks import VARIABLE
@@ -22,6 +22,7 @@ from ..common.output import tell
 from ..common.processes import train
 from ..common.scratch import scratch_folder
 from ..recipe.start import Start
+from ..runs.checkpoints import complete_checkpoints
 from ..runs.recorded_start import recorded_recipes, recorded_start, tell_recipe
 from ..runs.rows import by_place, read_rows
 from ..runs.run_reader import RunReader
@@ -166,19 +167,8 @@ class Replay:
 
     def checkpoint_at(self, step: int) -> Path | None:
         """Return the newest complete checkpoint of the run at or before `step`; None: no such."""
-        found = [path for path in self.checkpoints() if step_of(path) <= step]
+        found = [path for path in complete_checkpoints(self.run.folder) if step_of(path) <= step]
         return found[-1].resolve() if found else None
-
-    def checkpoints(self) -> list[Path]:
-        """Return the complete checkpoints of the run, in the order of their steps."""
-        found = list_checkpoints(self.run.folder / "checkpoints")
-        return [path for path in found if is_committed(path)]
-
-    @property
-    def last_step(self) -> int:
-        """The last step that the run has recorded; 0: none."""
-        steps = [int(row["optimizer_step"]) for row in self.run.rows]
-        return max([*steps, *map(step_of, self.checkpoints())], default=0)
 
     def start_of(self, checkpoint: Path | None) -> int:
         """Return the step of `checkpoint`; None: the step at which the run itself began."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...checkpoint.format import step_of
+from ..runs.checkpoints import complete_checkpoints, last_step
 from .proof import Proof
 from .replay import Replay
 
@@ -42,11 +43,11 @@ def plan(
     therefore runs past the next checkpoint up to the next row, and the following stretch counts
     only the rows after that one. `in_one`: a single stretch from the start of the run.
     """
-    end = replay.last_step
+    end = last_step(replay.run)
     last = end if last is None else min(last, end)
     begin = replay.start_of(None)
     points = [begin if in_one else max(begin, (first - 1) // every * every)]
-    for checkpoint in [] if in_one else replay.checkpoints():
+    for checkpoint in [] if in_one else complete_checkpoints(replay.run.folder):
         row = (step_of(checkpoint) // every + 1) * every
         if row < last and row - points[-1] >= max(1, (end - begin) / _MOST):
             points.append(row)

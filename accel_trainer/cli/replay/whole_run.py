@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from pathlib import Path
 
@@ -12,16 +12,17 @@ from ...core.callback import Callback
 from ...core.errors import ConfigError, UserError
 from ...core.run_dir import prepare_directory
 from ...run.extra_callbacks import callbacks_in
+from ..common.output import Say
 from ..common.parser import CommandParser
+from ..common.processes import train_at_once
+from ..runs.checkpoints import last_step
 from ..runs.rows import Row
 from ..runs.run_reader import RunReader
-from .again import Again, default_jobs, interval_of, train_missing
+from .again import Again, default_jobs, interval_of
 from .proof import Proof
 from .replay import Replay, environment_changes, note_changes, replay_folder
 from .store import Store
 from .stretches import Logged, Stretch, num_steps, plan
-
-Say = Callable[[str], None]
 
 
 def add_job_options(parser: CommandParser) -> None:
@@ -90,7 +91,15 @@ def train_again(
         say(f"{replay.run.name}{names}: {_intention(stretches, missing, steps=steps, jobs=jobs)}")
         if missing:
             note_changes(replay.run)
-        train_missing(again, missing, store, jobs=jobs, folder=replays, done=partial(_tell, say))
+
+        def train(stretch: Stretch, received: list[int]) -> Logged:
+            place = replays / f"steps-{stretch.after + 1}-{stretch.until}"
+            logged = again.train(stretch, place, received)
+            store.put(logged, place)  # here: what was finished is kept if another one fails
+            return logged
+
+        for stretch, logged in train_at_once(train, missing, jobs=jobs):
+            say(f"steps {stretch.after + 1} to {stretch.until}: {logged.proof}")
     trained = [store.get(each) for each in stretches]
     rows = [row for each in trained if each is not None for row in each.rows]
     proofs = [each.proof for each in trained if each is not None]
@@ -104,7 +113,7 @@ def _check_numbers(
     for name, value in (("--every", every), ("--jobs", jobs)):
         if value is not None and value < 1:
             raise ConfigError("USAGE", f"{name} is {value}: give 1 or more")
-    end = replay.last_step
+    end = last_step(replay.run)
     if not 1 <= (1 if first is None else first) <= (end if last is None else last) <= end:
         asked = f"steps {1 if first is None else first} to {end if last is None else last}"
         fix = f"give steps from 1 to {end}" if end else "it has not trained yet"
@@ -139,7 +148,3 @@ def _intention(
     at_once = f", {min(jobs, len(missing))} at a time" if len(missing) > 1 else ""
     rest = f"; {stored} stored" if stored else ""
     return f"training {steps} steps again, in {parts}{at_once}{rest}"
-
-
-def _tell(say: Say, logged: Logged) -> None:
-    say(f"steps {logged.stretch.after + 1} to {logged.stretch.until}: {logged.proof}")

@@ -9,9 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...core import console
 from ...core.history import is_number
-from ..common.output import format_number, show, tell
+from ..common.output import format_number, say_unless, show, tell
 from ..common.parser import CommandParser
 from .changes import RESULTS, Change, compare
 from .run_reader import RunReader, read_run, reading
@@ -69,11 +68,6 @@ def _show_effect(first: RunReader, second: RunReader, options: Namespace) -> int
     from ..effect.effect import find_effects  # imports torch
     from ..effect.text import lines_of
 
-    def say(line: str) -> None:
-        if not options.json:
-            show(line)
-            console.flush()
-
     with reading(options.run, options.other):
         found = find_effects(
             first,
@@ -81,7 +75,7 @@ def _show_effect(first: RunReader, second: RunReader, options: Namespace) -> int
             recipe=options.recipe,
             until=options.until,
             num_jobs=options.jobs,
-            say=say,
+            say=say_unless(options.json),
         )
     if options.json:
         tell(json.dumps(asdict(found)))

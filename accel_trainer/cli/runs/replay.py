@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core import console
 from ...core.errors import ExitCode
 from ...core.json_files import read_json_object
 from ...core.run_dir import prepare_directory
-from ..common.output import show, tell
+from ..common.output import say, tell
 from ..common.parser import CommandParser
 from ..replay.replay import Replay
 from .run_reader import read_run
@@ -36,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_recipe_option()
     options = parser.parse_args(argv)
     replay = Replay.of(read_run(options.run), options.recipe)
-    show(f"repeating step {options.step} with {replay.recipe}")
-    console.flush()
+    say(f"repeating step {options.step} with {replay.recipe}")
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = prepare_directory(Path(temporary) / "run")
         replay.with_flags(["--on-nonfinite", "skip"]).train(folder, until=options.step)

@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...checkpoint.format import list_checkpoints, read_manifest, step_of
-from ...core import console
 from ...core.errors import CheckpointError, ExitCode
-from ..common.output import show, tell
+from ..common.output import say, tell
 from ..common.parser import CommandParser
 from ..common.processes import forward_signals, start_recipe
 from .changes import compare
@@ -49,9 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     (recipe,) = recorded_recipes([run], [options.recipe])
     start = recorded_start(run, recipe)
     start = replace(start, flags=[*start.flags, *_flags(run, folder)])
-    show(f"training {run.name} again in {folder}, with {recipe}")
+    say(f"training {run.name} again in {folder}, with {recipe}")
     tell_recipe(recipe)
-    console.flush()
     with forward_signals(), start_recipe(start) as process:
         _warn_as_it_starts(run, folder, process)
         code = process.wait()

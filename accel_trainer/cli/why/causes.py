@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...core.run_dir import prepare_directory
+from ..common.output import Say
 from .records import Differences
 from .sides import Retrained, Side, retrain
 from .traces import DataDifference
 from .within import Pair, Traced
 
-Say = Callable[[str], None]
 _MAX_SETTINGS = 8
 _OF_WORKERS = (
     "a race of the data workers, or random numbers that depend on the worker: without workers, the "

@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...core import console
-from ..common.output import show, tell
+from ..common.output import say_unless, tell
 from ..common.own_files import refuse_other_file, write_own_file
 from ..common.parser import CommandParser, at_least
 from ..runs.run_reader import read_run, reading
@@ -53,17 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from .why import why  # imports torch
 
-    def say(line: str) -> None:
-        show(line)
-        console.flush()
-
     with reading(*options.run):
         found = why(
             *options.run,
             recipes=options.recipe,
             until=options.until,
             keep=options.keep,
-            say=(lambda line: None) if options.json else say,
+            say=say_unless(options.json),
         )
     if options.page is not None:
         from .page import draw_page

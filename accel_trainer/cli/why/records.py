@@ -8,10 +8,11 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from ...checkpoint.format import is_committed, list_checkpoints, read_manifest, step_of
+from ...checkpoint.format import read_manifest
 from ...core.config import flatten_config
 from ...run.config import MUTABLE_ON_RESUME
 from ..runs.changes import Change, compare
+from ..runs.checkpoints import checkpoints_by_step
 from ..runs.difference import Difference
 from ..runs.rows import Rows, by_place, of_the_step, read_rows, shared
 from ..runs.run_reader import RunReader
@@ -108,12 +109,6 @@ def rows_of_both(first: RunReader, second: RunReader, *, until: int) -> tuple[Ro
     return of_the_step(one), of_the_step(other)
 
 
-def checkpoints_by_step(run: Path) -> dict[int, Path]:
-    """Return the complete checkpoints of a run by their steps."""
-    found = list_checkpoints(run / "checkpoints")
-    return {step_of(path): path for path in found if is_committed(path)}
-
-
 def compare_checkpoints(first: Path, second: Path) -> Iterator[tuple[int, bool]]:
     """Yield each step at which both runs have a checkpoint, and whether all tensors are equal."""
     mine, theirs = checkpoints_by_step(first), checkpoints_by_step(second)
@@ -140,9 +135,3 @@ def count_tensors(checkpoint: Path) -> int:
         with safe_open(path, "np") as file:
             names |= {(piece, name) for name in file.keys()}  # noqa: SIM118  # not iterable
     return len(names)
-
-
-def last_step(run: RunReader) -> int:
-    """Return the last step that the run has recorded."""
-    steps = [int(row["optimizer_step"]) for row in run.rows]
-    return max([*steps, *checkpoints_by_step(run.folder)], default=0)

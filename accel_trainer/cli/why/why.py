@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ...core.errors import ConfigError, shortened
+from ..common.output import Say
 from ..replay.replay import Replay, environment_changes, replay_folder
 from ..runs.changes import Change
+from ..runs.checkpoints import checkpoints_by_step, last_step
 from ..runs.difference import Difference
 from ..runs.rows import by_place, read_rows
 from ..runs.run_reader import RunReader, read_run
@@ -17,13 +19,11 @@ from .finding import Finding
 from .records import (
     CHECKPOINT,
     Differences,
-    checkpoints_by_step,
     compare_checkpoints,
     count_tensors,
     differences,
     first_difference,
     last_equal,
-    last_step,
     names_by_weight,
     of_checkpoints,
     rows_of_both,
@@ -32,7 +32,6 @@ from .records import (
 from .sides import Retrained, Side, retrain
 from .within import Pair, trace_step
 
-Say = Callable[[str], None]
 _MAX_VALUE = 60
 _MAX_TRACES = 3
 _MAX_NAMES = 3
