@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ MANIFEST = "manifest.json"
 COMMIT = "COMMIT"
 CHECKPOINT_NAME = re.compile(r"step-\d{10}-epoch-\d{5}")
 
-Files = dict[str, bytes]
+Files = dict[str, bytes | bytearray]
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _write(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
     return {"bytes": sum(map(len, chunks)), "sha256": sha256.hexdigest()}
 
 
-def _commit_mark(manifest: bytes) -> bytes:
+def _commit_mark(manifest: bytes | bytearray) -> bytes:
     return hashlib.sha256(manifest).hexdigest().encode() + b"\n"
 
 
@@ -167,12 +168,14 @@ def read_files(path: Path) -> Files:
     Only the headers of files with slices are read. Raises CheckpointError naming a damaged file.
     """
     files, manifest = read_manifest(path)
-    for name, entry in manifest["files"].items():
-        files[name] = read_listed_file(path / name, entry)
-    return files
+    listed = manifest["files"]
+    # Hashing takes most of the time, and leaves the interpreter to other threads.
+    with ThreadPoolExecutor() as pool:
+        read = pool.map(lambda name: read_listed_file(path / name, listed[name]), listed)
+        return {**files, **dict(zip(listed, read, strict=True))}
 
 
-def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes:
+def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes | bytearray:
     """Return the bytes of a file, verified against its `entry` in the manifest.
 
     The size is checked first. Only the header of a file with slices is read. Raises CheckpointError
@@ -186,8 +189,9 @@ def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes:
         raise damaged(
             path, f"the manifest says {size} bytes, but only {free} bytes of memory are free"
         )
-    data = _read(path, max_bytes=size)
-    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+    with _damaged_if_unreadable(path):
+        data, sha256 = filesystem.read_hashed(path, max_bytes=size)
+    if sha256 != entry["sha256"]:
         raise damaged(path, "its sha256 is not the one in the manifest")
     return data
 
@@ -224,7 +228,7 @@ def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
     """
     if path.is_symlink() or not path.is_dir():
         raise damaged(path, "not a directory")
-    files = {name: _read(path / name, max_bytes=MAX_BYTES) for name in (COMMIT, MANIFEST)}
+    files: Files = {name: _read(path / name, max_bytes=MAX_BYTES) for name in (COMMIT, MANIFEST)}
     if files[COMMIT] != _commit_mark(files[MANIFEST]):
         raise damaged(path / MANIFEST, "its sha256 is not the one in COMMIT")
     manifest = parse_json(files[MANIFEST])
@@ -245,7 +249,13 @@ def _name_of(manifest: dict[str, Any]) -> str:
 
 
 def _read(path: Path, *, max_bytes: int) -> bytes:
-    try:
+    with _damaged_if_unreadable(path):
         return filesystem.read_file(path, max_bytes=max_bytes)
+
+
+@contextmanager
+def _damaged_if_unreadable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error

@@ -231,10 +231,31 @@ def open_file(path: Path) -> BinaryIO:
 def read_file(path: Path, *, max_bytes: int) -> bytes:
     """Return the bytes of a regular file. Raises OSError, also if it is larger than `max_bytes`."""
     with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            raise OSError(errno.EFBIG, f"{size} bytes, more than {max_bytes}", str(path))
-        return file.read(size)
+        return file.read(_size_of(file, path, max_bytes))
+
+
+def read_hashed(path: Path, *, max_bytes: int) -> tuple[bytearray, str]:
+    """Return the bytes of a regular file and their SHA-256. Raises OSError, as `read_file` does.
+
+    Each part is hashed while it is in the processor's cache.
+    """
+    with open_file(path) as file:
+        data = bytearray(_size_of(file, path, max_bytes))
+        digest = hashlib.sha256()
+        for start in range(0, len(data), _CHUNK_BYTES):
+            part = memoryview(data)[start : start + _CHUNK_BYTES]
+            num_read: int = file.readinto(part)  # type: ignore[attr-defined]  # missing in its stubs
+            if num_read < len(part):
+                raise OSError(errno.EIO, "it became shorter while it was read", str(path))
+            digest.update(part)
+    return data, digest.hexdigest()
+
+
+def _size_of(file: BinaryIO, path: Path, max_bytes: int) -> int:
+    size = os.fstat(file.fileno()).st_size
+    if size > max_bytes:
+        raise OSError(errno.EFBIG, f"{size} bytes, more than {max_bytes}", str(path))
+    return size
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:

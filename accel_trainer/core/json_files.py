@@ -21,7 +21,9 @@ def dump_json(value: object, *, indent: int | None = None) -> bytes:
     return data
 
 
-def parse_json(data: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+def parse_json(
+    data: bytes | bytearray, object_hook: Callable[[dict[str, Any]], Any] | None = None
+) -> Any:
     """Return the value in `data`, as `json.loads` does. Raises ValueError if it is not JSON."""
     try:
         # From bytes, Python would guess the encoding.

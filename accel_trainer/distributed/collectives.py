@@ -84,7 +84,7 @@ def _send_from_main(flat: Tensor) -> Tensor:
     return flat
 
 
-def broadcast_bytes(data: bytes | None, accelerator: Accelerator) -> bytes:
+def broadcast_bytes(data: bytes | bytearray | None, accelerator: Accelerator) -> bytes | bytearray:
     """Return the main process's `data` on every process. **Collective. Host sync.**"""
     if accelerator.num_processes == 1:
         return data or b""
@@ -136,8 +136,8 @@ def _reraise(captured: list[Any]) -> Any:
 
 
 def broadcast_files(
-    files: Mapping[str, bytes] | None, accelerator: Accelerator
-) -> dict[str, bytes]:
+    files: Mapping[str, bytes | bytearray] | None, accelerator: Accelerator
+) -> dict[str, bytes | bytearray]:
     """Return the main process's files, contents by name, on every process.
 
     **Collective.** No shared disk is needed.
