@@ -152,7 +152,8 @@ class Callback:
     def before_update(self, trainer: TrainerView, gradients: Gradients) -> None:
         """Called before the weights change, with the gradients of the whole step, not yet clipped.
 
-        They are to be read only; override `train_step` of the trainer to change them.
+        They are to be read only; override `train_step` of the trainer to change them. A group's
+        `learning_rate_scale`, by which the optimizer's learning rate is multiplied, may be set.
         """
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:

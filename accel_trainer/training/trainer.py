@@ -228,10 +228,10 @@ class Trainer:
                 f"apply_gradients got the gradients of step {place} in step {number}: "
                 "call it once in each step, with what compute_gradients returned",
             )
-        learning_rate = self.learning_rate_at(state.optimizer_step)
-        set_learning_rate(self.optimizer, learning_rate)
         self._rehearsal.check_restored()
         self._notify("before_update", gradients)
+        learning_rate = self.learning_rate_at(state.optimizer_step)
+        set_learning_rate(self.optimizer, learning_rate)
         grad_norm, was_skipped = self._step.apply_gradients(state, gradients)
         num_samples = gradients.step_batch.num_samples
         self._move_to(state.after_step(num_samples))

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.optim import SGD
 
 from accel_trainer import (
     Batch,
@@ -15,6 +17,7 @@ from accel_trainer import (
     Callback,
     ConfigError,
     Gradients,
+    OptimizerConfig,
     StepBatch,
     StepOutput,
     StepReport,
@@ -22,7 +25,7 @@ from accel_trainer import (
 )
 
 from .. import processes, workload
-from .test_exactness import final_files
+from .test_exactness import final_files, weights
 
 
 class Sam(Trainer):
@@ -75,6 +78,8 @@ def train(folder: Path, trainer_class: type[Trainer] = Trainer, **options: Any) 
         check_every_n_steps=options.pop("check_every", None),
     )
     config = replace(config, trainer=trainer)
+    if "optimizer" in options:
+        config = replace(config, optimizer=OptimizerConfig())
     workload.train(config, norm="batch", dropout=0.2, trainer_class=trainer_class, **options)
 
 
@@ -168,3 +173,33 @@ def test_gradients_of_a_different_step_are_refused(tmp_path: Path) -> None:
 def test_a_second_call_with_loss_scaling_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"TRAINER.*twice.*fp16.*bf16"):
         train(tmp_path, Twice, scaler=torch.amp.GradScaler("cpu"))
+
+
+class WarmHead(Callback):
+    """Gives the first group a schedule of its own: its learning rate rises for four steps."""
+
+    def before_update(self, trainer: Trainer, gradients: Gradients) -> None:
+        group = trainer.optimizer.param_groups[0]
+        group["learning_rate_scale"] = min(1.0, (trainer.state.optimizer_step + 1) / 4)
+
+
+def two_groups(model: nn.Module) -> SGD:
+    weights = [*model.parameters()]
+    groups = [{"params": weights[-2:]}, {"params": weights[:-2]}]
+    return SGD(groups, lr=0.05, momentum=0.9)
+
+
+def test_a_schedule_for_a_group_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"optimizer": two_groups, "callbacks": (WarmHead(),)}
+    train(tmp_path / "whole", **options)
+    train(tmp_path / "parts", max_steps=3, **options)
+    train(tmp_path / "parts", **options)
+    assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
+    train(tmp_path / "plain", optimizer=two_groups)
+    plain, warm = (torch_weights(tmp_path / name) for name in ("plain", "whole"))
+    assert not torch.equal(plain, warm)
+
+
+def torch_weights(folder: Path) -> Tensor:
+    tensors = weights(folder)
+    return torch.cat([tensor.flatten().double() for tensor in tensors.values()])
