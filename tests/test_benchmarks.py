@@ -125,7 +125,7 @@ def test_a_check_on_a_gpu_that_is_cut_off_is_listed_as_not_reached(tmp_path: Pat
     assert page.findings == []
 
 
-def test_a_first_part_on_a_gpu_that_shows_nothing_in_its_share_ends_the_others_too(
+def test_a_gpu_that_shows_nothing_in_its_share_ends_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "gpu_smoke.json").write_text('{"goals": ["Held: of an earlier run."]}')
