@@ -96,6 +96,10 @@ class TrainerView(Protocol):
         """The plain model, to be read or watched by hooks of torch, not to be changed."""
 
     @property
+    def average_model(self) -> nn.Module | None:
+        """The model with the averaged weights, to be read only; None without `--ema`."""
+
+    @property
     def optimizer(self) -> Optimizer:
         """The optimizer, to be read only."""
 

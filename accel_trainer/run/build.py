@@ -234,15 +234,14 @@ def _choose_strategy(run: Run, plan: BatchPlan) -> Strategy:
     Raises ConfigError for settings that it does not support.
     """
     strategy = choose_strategy(plan, run.accelerator, seed=run.config.seed)
-    strategy.refuse(
-        {
-            "--reduce exact": plan.reduce == "exact",
-            "--compile": run.config.runtime.compile,
-            "--optimizer.name muon": run.config.optimizer.name == "muon",
-            "--mixed-precision fp16": run.accelerator.scaler,
-            "--check-every": run.config.trainer.check_every_n_steps,
-        }
-    )
+    is_in_use = {
+        "--reduce exact": plan.reduce == "exact",
+        "--compile": run.config.runtime.compile,
+        "--optimizer.name muon": run.config.optimizer.name == "muon",
+        "--mixed-precision fp16": run.accelerator.scaler is not None,
+        "--check-every": run.config.trainer.check_every_n_steps is not None,
+    }
+    strategy.refuse([flag for flag, is_on in is_in_use.items() if is_on])
     return strategy
 
 

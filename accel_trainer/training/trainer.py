@@ -9,6 +9,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from ..core.activity import Activity
 from ..core.callback import Callback, RunResult
 from ..core.digest import digest_of
@@ -341,6 +343,11 @@ class Trainer:
     def best(self) -> BestCheckpoint | None:
         """The best evaluation so far."""
         return self._progress.best
+
+    @property
+    def average_model(self) -> nn.Module | None:
+        """The model with the averaged weights, in evaluation mode; None without `--ema`."""
+        return None if self._average is None else self._average.model
 
     @property
     def data_wait_s(self) -> float:

@@ -38,7 +38,7 @@ class ComparesResume(Callback):
             "model": trainer.model.state_dict(),
             "optimizer": trainer._states.state_dict()["optimizer"]["state"],
         }
-        live["ema"] = trainer._average.model.state_dict()
+        live["ema"] = trainer.average_model.state_dict()
         stored = {name: loaded.pieces[name] for name in live}
         stored["optimizer"] = stored["optimizer"]["state"]
         assert trainer.state._asdict().items() <= loaded.manifest.items()

@@ -65,8 +65,8 @@ class Watcher(Callback):
         self.task.optimizer_step = report.optimizer_step
         self.reports.append(report)
         self.weights.append(flat(trainer.model))
-        assert trainer._average is not None
-        self.averages.append(flat(trainer._average.model))
+        assert trainer.average_model is not None
+        self.averages.append(flat(trainer.average_model))
 
 
 def run(folder: Path, *, max_steps: int | None = None, watcher: Watcher | None = None) -> RunResult:

@@ -190,8 +190,8 @@ class Poison(Callback):
             momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
             momenta[0][0] = float("nan")
             return
-        assert trainer._average is not None
-        model = trainer.model if group == "model" else trainer._average.model
+        assert trainer.average_model is not None
+        model = trainer.model if group == "model" else trainer.average_model
         with torch.no_grad():
             model.state_dict()[name][0] = float("inf")
 

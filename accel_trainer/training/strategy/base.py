@@ -43,11 +43,8 @@ class Strategy:
 
     # --- the model and its state ---
 
-    def refuse(self, options: Mapping[str, object]) -> None:
-        """Raise ConfigError if a setting does not work with this strategy.
-
-        `options` has the values of settings by flag: the first that is on and unsupported is named.
-        """
+    def refuse(self, flags: Sequence[str]) -> None:
+        """Raise ConfigError for the first of the `flags` in use that does not work with this."""
 
     def place(self, model: nn.Module, config: RuntimeConfig) -> nn.Module:
         """Return `model` on the device, ready for compilation and `prepare`.

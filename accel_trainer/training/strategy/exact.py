@@ -41,9 +41,9 @@ class ExactStrategy(Strategy):
         # The place of this process's first micro-batch in a step.
         self._offset = accelerator.process_index * num_micro_batches // accelerator.num_processes
 
-    def refuse(self, options: Mapping[str, object]) -> None:
-        """Raise ConfigError if a setting scales gradients."""
-        if options["--mixed-precision fp16"]:
+    def refuse(self, flags: Sequence[str]) -> None:
+        """Raise ConfigError if gradients are to be scaled."""
+        if "--mixed-precision fp16" in flags:
             raise ConfigError(
                 "REDUCE",
                 "--reduce exact does not work with --mixed-precision fp16: remove one of them",

@@ -5,7 +5,7 @@ A forward gathers the shards, and so waits for the other processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +28,13 @@ class ShardedStrategy(Strategy):
 
     has_collective_forward = True
 
-    def refuse(self, options: Mapping[str, object]) -> None:
-        """Raise ConfigError for the first of `options` that is on: they need whole weights."""
-        for flag, value in options.items():
-            if value:
-                raise ConfigError(
-                    "FSDP",
-                    f"{flag} does not work with FSDP: leave it out, or launch with multi_gpu.yaml",
-                )
+    def refuse(self, flags: Sequence[str]) -> None:
+        """Raise ConfigError for the first of the `flags`: they need whole weights."""
+        for flag in flags:
+            raise ConfigError(
+                "FSDP",
+                f"{flag} does not work with FSDP: leave it out, or launch with multi_gpu.yaml",
+            )
 
     def place(self, model: nn.Module, config: RuntimeConfig) -> nn.Module:
         """Return `model` on the device, ready to be sharded.

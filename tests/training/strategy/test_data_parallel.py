@@ -85,7 +85,7 @@ def test_a_plain_copy_of_a_model_shares_no_memory(strategy: DataParallelStrategy
 def test_a_plain_strategy_refuses_nothing_and_stores_the_live_state(
     strategy: DataParallelStrategy,
 ) -> None:
-    strategy.refuse({"--compile": True})
+    strategy.refuse(["--compile"])
     pieces = {"model": {"weight": torch.ones(2)}}
     assert strategy.gather(pieces)["model"]["weight"] is pieces["model"]["weight"]
     assert strategy.checkpoint_peers(timeout_s=1).process_index == 0

@@ -50,6 +50,6 @@ def test_shards_stay_shards_for_a_checkpoint_of_shards(shard: Any) -> None:
 
 def test_an_option_that_needs_whole_weights_is_refused_with_shards() -> None:
     strategy = make("FULL_STATE_DICT")
-    strategy.refuse({"--compile": False})
+    strategy.refuse([])
     with pytest.raises(ConfigError, match="--compile does not work with FSDP: leave it out"):
-        strategy.refuse({"--freeze": None, "--compile": True})
+        strategy.refuse(["--compile"])
