@@ -135,7 +135,8 @@ class Recorder:
     # --- where the step is ---
 
     def watch(self) -> None:
-        """Watch the modules."""
+        """Watch the modules, and the end of the update."""
+        self._trainer.optimizer.register_step_post_hook(self._end_update)
         if not self._is_compiled:
             register_module_forward_pre_hook(self._enter_module)
             register_module_forward_hook(self._leave_module, always_call=True)
@@ -185,6 +186,9 @@ class Recorder:
             self._paused(lambda: self._record_gradients(gradients))
             if self._is_compiled:
                 self._watching.enter_context(self._mode)
+
+    def _end_update(self, *_: Any) -> None:
+        self.phase = "after the update"
 
     def end(self, folder: Path) -> None:
         """Stop recording, and write the rows."""
@@ -266,6 +270,8 @@ class Recorder:
             self._owned[_memory_of(tensor)] = name
             self.record("state", name, outputs=[tensor])
         for name, value in flatten(self._trainer.optimizer.state_dict(), "optimizer").items():
+            if ".param_names" in name:  # torch gives them to a new optimizer, and loads none
+                continue
             if isinstance(value, Tensor):
                 self._owned.setdefault(_memory_of(value), name)
             self.record("state", name, outputs=[value])
