@@ -282,11 +282,19 @@ class OptimizerStep:
         **Host sync** with loss scaling, and unless the check is deferred.
 
         Raises:
+            ConfigError: a gradient was changed, and does not fit its parameter.
             DivergedError: a gradient is NaN or inf, and the run must end.
         """
         self._position = None
         for name, parameter in self._parameters.items():
-            parameter.grad = gradients[name]
+            try:
+                parameter.grad = gradients[name]
+            except (RuntimeError, TypeError) as error:
+                raise ConfigError(
+                    "TRAINER",
+                    f"the gradient of {name} does not fit ({error}): "
+                    "keep its shape, dtype and device",
+                ) from error
         grad_norm = None
         if self._max_grad_norm is not None:
             grad_norm = local_part(self._clip(self._max_grad_norm))

@@ -219,7 +219,7 @@ class Trainer:
         **Collective. Host sync** with loss scaling. Call it once in a step.
 
         Raises:
-            ConfigError: `gradients` are not of this step.
+            ConfigError: `gradients` are not of this step, or do not fit the parameters.
             DivergedError: a gradient is NaN or inf, and the run must end.
         """
         state = self.state

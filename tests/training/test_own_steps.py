@@ -170,6 +170,16 @@ def test_gradients_of_a_different_step_are_refused(tmp_path: Path) -> None:
         train(tmp_path, Late)
 
 
+@pytest.mark.parametrize("change", [lambda each: each[:1], lambda each: each.double(), str])
+def test_a_gradient_that_does_not_fit_is_refused(tmp_path: Path, change: Any) -> None:
+    class Misfit(Trainer):
+        def train_step(self, step_batch: StepBatch) -> StepReport:
+            return self.apply_gradients(self.compute_gradients(step_batch).map(change))
+
+    with pytest.raises(ConfigError, match=r"TRAINER.*gradient of layers\.0\.\w+ does not fit"):
+        train(tmp_path, Misfit)
+
+
 def test_a_second_call_with_loss_scaling_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"TRAINER.*twice.*fp16.*bf16"):
         train(tmp_path, Twice, scaler=torch.amp.GradScaler("cpu"))
