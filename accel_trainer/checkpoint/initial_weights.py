@@ -23,6 +23,8 @@ from .sharded import load_whole
 from .state_dict import check_weights
 
 _MAX_WEIGHTS_BYTES = 2**36
+# How files of torch.save begin: a ZIP, or in older versions a pickle.
+_TORCH_SAVES = (b"PK\x03\x04", b"\x80\x02")
 
 
 def load_initial_weights(
@@ -118,7 +120,7 @@ def _read_weights(path: Path) -> tuple[Mapping[str, Tensor], str]:
     try:
         if path.is_file():
             data = filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES)
-            return unpack_tensors(data), hashlib.sha256(data).hexdigest()
+            return _unpack(data), hashlib.sha256(data).hexdigest()
         folder = path.resolve()
         if (folder / "checkpoints").is_dir():
             loaded = load_checkpoint(folder / "checkpoints")
@@ -139,3 +141,13 @@ def _read_weights(path: Path) -> tuple[Mapping[str, Tensor], str]:
             "or a run",
         ) from error
     return weights, hashlib.sha256(safetensors.torch.save(weights)).hexdigest()
+
+
+def _unpack(data: bytes) -> dict[str, Tensor]:
+    try:
+        return unpack_tensors(data)
+    except ValueError:
+        if not data.startswith(_TORCH_SAVES):
+            raise
+        fix = "docs/models.md shows how to convert it in three lines"
+        raise ValueError(f"a file of torch.save, whose pickles can run code: {fix}") from None

@@ -10,11 +10,13 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+import platform
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from typing import Any, cast
 
 from ..core import console
@@ -22,6 +24,7 @@ from ..core.errors import ConfigError, ExitCode, OneLineError
 from .common.output import printable
 
 _PACKAGE = __name__.rpartition(".")[0]
+_DONE_BY_RECIPES = ("train", "fit", "run", "resume")
 _INTERRUPTED = 130  # 128 + SIGINT
 # The optional dependencies that bring a package; commands that do without it check for themselves.
 _EXTRAS = {"PIL": "vision", "datasets": "vision", "jinja2": "report", "matplotlib": "report"}
@@ -59,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(_overview())
             return 0
+        if argv[0] in ("-V", "--version"):
+            print(_versions())
+            return 0
         code = int(_find(argv[0]).main(argv[1:]))
         console.flush()
         return code
@@ -92,8 +98,19 @@ def _find(name: str) -> Any:
     if name not in commands:
         near = difflib.get_close_matches(name, commands, n=1)
         fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(commands)}"
+        if name in _DONE_BY_RECIPES:
+            fix = (
+                "recipes do that: python recipes/images.py --dataset PHOTOS (the same command "
+                "resumes), or start a project of your own with accel-trainer new"
+            )
         raise ConfigError("USAGE", f"{name[:40]!r} is not a command: {fix}")
     return importlib.import_module(commands[name][0])
+
+
+def _versions() -> str:
+    """Return the versions of this package, of Python and of what it builds on."""
+    found = [f"{name} {version(name)}" for name in ("accel-trainer", "accelerate", "torch")]
+    return ", ".join([*found, f"Python {platform.python_version()}"])
 
 
 def _overview() -> str:

@@ -52,7 +52,10 @@ class BatchPlan:
         if batch_size > num_samples:
             fact = f"global batch {batch_size} is larger than the {num_samples} training samples"
             largest = num_samples - num_samples % num_processes
-            raise ConfigError("BATCH_SIZE", f"{fact}: set --global-batch-size to at most {largest}")
+            raise ConfigError(
+                "BATCH_SIZE",
+                f"{fact}: lower --batch-size, or set --global-batch-size to at most {largest}",
+            )
         if self.reduce == "exact":
             self._check_reducible()
         if batch_size % num_processes:

@@ -57,6 +57,14 @@ def test_a_folder_that_holds_no_weights_is_refused_with_what_to_give(tmp_path: P
         load_initial_weights(nn.Linear(2, 2), tmp_path, skip=None)
 
 
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_file_of_torch_save_is_refused_with_the_way_out(tmp_path: Path, is_zip: bool) -> None:
+    path = tmp_path / "weights.pt"
+    torch.save({"weight": torch.ones(2)}, path, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(CheckpointError, match=r"INIT_FROM.*torch\.save.*models\.md"):
+        load_initial_weights(nn.Linear(2, 1), path, skip=None)
+
+
 def test_options_of_the_initial_weights_that_have_no_effect_are_refused() -> None:
     with pytest.raises(ConfigError, match="--init-skip has no effect without --init-from"):
         RunConfig(init_skip="head")

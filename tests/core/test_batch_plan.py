@@ -183,7 +183,7 @@ def test_what_there_is_one_of_is_described_in_the_singular() -> None:
         (
             BatchConfig(global_batch_size=1001),
             1,
-            "global batch 1001 is larger than the 1000 training samples: set",
+            "global batch 1001 is larger than the 1000 training samples: lower",
         ),
         (
             BatchConfig(per_device_batch_size=501),

@@ -47,14 +47,18 @@ def parse_config(
     by_flag = {flag: field for field in known for flag in [*field.flags, *field.negations]}
     from_files: dict[str, Any] = {}
     from_flags: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
     for flag, *words in _split_at_flags(argv):
         if flag == "--config":
             from_files |= _read_file(config_class, words)
         elif field := by_flag.get(flag.replace("_", "-")):
             from_flags[field.name] = _read_flag(field, flag, words)
         else:
-            hint = suggest(flag, [*by_flag, "--config"])
-            raise ConfigError("CONFIG", f"unknown flag {flag}: {hint}")
+            unknown[flag] = suggest(flag, [*by_flag, "--config"])
+    if unknown:
+        flags = "flag" if len(unknown) == 1 else "flags"
+        hints = "; ".join(f"{flag}: {hint}" for flag, hint in unknown.items())
+        raise ConfigError("CONFIG", f"unknown {flags} {hints}")
     return _build(config_class, from_files | from_flags)
 
 

@@ -82,7 +82,8 @@ class ModelConfig:
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(
                 "MODEL_NAME",
-                f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}",
+                f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}, or "
+                f"{PREFIX}NAME for a net of timm",
             )
         if self.width is not None and self.width < 1:
             raise ConfigError("MODEL_WIDTH", f"--model.width is {self.width}: set it to 1 or more")

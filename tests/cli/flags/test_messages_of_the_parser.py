@@ -35,6 +35,10 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--sead=1"], "unknown flag --sead: did you mean --seed?"),
     (["--use-ema"], "unknown flag --use-ema: did you mean --trainer.use-ema?"),
     (["--no-lr"], "unknown flag --no-lr: see --help"),
+    (
+        ["--lrr", "1", "--sead=1"],
+        "unknown flags --lrr: did you mean --lr?; --sead: did you mean --seed?",
+    ),
     (["--trainer.no-ema"], "unknown flag --trainer.no-ema: did you mean --trainer.no-use-ema?"),
     (["--trainer.lr", "1"], "unknown flag --trainer.lr: see --help"),
     (["--trainer", "1"], "unknown flag --trainer: see --help"),
