@@ -7,6 +7,8 @@ only read files start without torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .removed import refuse_removed
+
 if TYPE_CHECKING:
     from .api import *  # noqa: F403  # exactly the names of its `__all__`
 else:
@@ -14,6 +16,7 @@ else:
     def __getattr__(name: str) -> Any:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
+        refuse_removed(name)
         return getattr(import_module(f"{__name__}.api"), name)
 
     def __dir__() -> list[str]:

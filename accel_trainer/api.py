@@ -21,7 +21,6 @@ from .core.learning_rate import Schedule
 from .core.train_state import TrainState
 from .core.types import (
     Batch,
-    EvalLoader,
     Gradients,
     Loader,
     Metric,
@@ -30,15 +29,16 @@ from .core.types import (
     StepReport,
     Task,
 )
-from .data.dataloader import (
-    DatasetEvalLoader,
-    DatasetLoader,
+from .data.loader import (
     DatasetOptions,
+    EvalLoader,
+    TrainLoader,
     build_eval_loader,
     build_train_loader,
 )
+from .data.reader import Reader
 from .data.split import fold, split
-from .data.stream import StreamEvalLoader, StreamLoader, build_stream_loaders
+from .data.stream import StreamReader
 from .data.workers import SampleReader
 from .distributed.accelerator import RuntimeConfig
 from .distributed.launch import launch
@@ -74,8 +74,6 @@ __all__ = [
     "ConfigError",
     "ConfusionMatrix",
     "DataError",
-    "DatasetEvalLoader",
-    "DatasetLoader",
     "DatasetOptions",
     "DistillationTask",
     "DivergedError",
@@ -93,6 +91,7 @@ __all__ = [
     "OutputError",
     "Preempted",
     "ProcessError",
+    "Reader",
     "RecipeConfig",
     "RegressionTask",
     "Run",
@@ -105,11 +104,11 @@ __all__ = [
     "StepBatch",
     "StepOutput",
     "StepReport",
-    "StreamEvalLoader",
-    "StreamLoader",
+    "StreamReader",
     "Task",
     "TopKAccuracy",
     "TorchMetric",
+    "TrainLoader",
     "TrainState",
     "Trainer",
     "TrainerConfig",
@@ -118,7 +117,6 @@ __all__ = [
     "build_eval_loader",
     "build_optimizer",
     "build_schedule",
-    "build_stream_loaders",
     "build_train_loader",
     "build_trainer",
     "fold",

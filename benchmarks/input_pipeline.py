@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from accel_trainer import BatchPlan, RuntimeConfig
+from accel_trainer import BatchPlan, RuntimeConfig, TrainLoader
 from accel_trainer.distributed.accelerator import start_accelerator
-from accel_trainer.vision import AugmentConfig, ImageDataset, ImageLoader, load_images
+from accel_trainer.vision import AugmentConfig, AugmentedImageReader, ImageDataset, load_images
 
 from . import results
 
@@ -108,20 +108,21 @@ def hf_loader(
 
 def our_loader(images: ImageDataset, crop_mode: Any) -> Iterator[Any]:
     num_samples = len(images.train)
-    loader = ImageLoader(
-        images.train,
-        plan=BatchPlan(
-            num_samples=num_samples,
-            global_batch_size=BATCH_SIZE,
-            per_device_batch_size=BATCH_SIZE,
-            drop_last=True,
-        ),
-        process_index=0,
-        seed=0,
-        augment=AugmentConfig(crop_padding=PADDING, crop_mode=crop_mode),
-        normalization=images.normalization,
-        device=torch.device("cpu"),
+    plan = BatchPlan(
+        num_samples=num_samples,
+        global_batch_size=BATCH_SIZE,
+        per_device_batch_size=BATCH_SIZE,
+        drop_last=True,
     )
+    cpu = torch.device("cpu")
+    reader = AugmentedImageReader(
+        images.train,
+        normalization=images.normalization,
+        device=cpu,
+        augment=AugmentConfig(crop_padding=PADDING, crop_mode=crop_mode),
+        seed=0,
+    )
+    loader = TrainLoader(reader, plan, seed=0, device=cpu)
     return (
         batch
         for epoch in range(1000)

@@ -20,10 +20,16 @@ import numpy as np
 import psutil
 import torch
 
-from accel_trainer import BatchPlan, RuntimeConfig
+from accel_trainer import BatchPlan, RuntimeConfig, TrainLoader
 from accel_trainer.core.types import StepBatch
 from accel_trainer.distributed.accelerator import start_accelerator
-from accel_trainer.vision import EvalTransform, PhotoAugmentConfig, PhotoLoader, Photos, load_photos
+from accel_trainer.vision import (
+    AugmentedPhotoReader,
+    EvalTransform,
+    PhotoAugmentConfig,
+    Photos,
+    load_photos,
+)
 from accel_trainer.vision.augment.photo import PhotoAugment, random_resized_box
 from accel_trainer.vision.data.eval_transform import resize_box
 
@@ -84,16 +90,17 @@ def our_batches(photos: Photos, num_workers: int) -> Iterator[StepBatch]:
         per_device_batch_size=BATCH_SIZE,
         drop_last=True,
     )
-    loader = PhotoLoader(
+    cpu = torch.device("cpu")
+    reader = AugmentedPhotoReader(
         photos.train,
-        plan=plan,
-        augment=PhotoAugmentConfig(),
         transform=EvalTransform(size=SIZE),
+        device=cpu,
+        num_workers=num_workers,
+        augment=PhotoAugmentConfig(),
         num_classes=NUM_CLASSES,
         seed=0,
-        device=torch.device("cpu"),
-        num_workers=num_workers,
     )
+    loader = TrainLoader(reader, plan, seed=0, device=cpu)
     # A micro-batch that is not indexed stays uint8, as those of the others.
     return (step for epoch in range(1000) for step in loader.step_batches(epoch, 0))
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from accel_trainer import BatchConfig, RuntimeConfig, launch
+from accel_trainer import BatchConfig, RuntimeConfig, TrainLoader, launch
 from accel_trainer.core.buffers import BufferHistory
 from accel_trainer.core.types import StepSums
 from accel_trainer.distributed.accelerator import start_accelerator
@@ -23,7 +23,7 @@ from accel_trainer.distributed.collectives import shutdown, sum_pairwise
 from accel_trainer.training.strategy.exact import ExactStrategy
 from accel_trainer.vision import (
     AugmentConfig,
-    ImageLoader,
+    AugmentedImageReader,
     ImageSplit,
     ModelConfig,
     Normalization,
@@ -57,14 +57,16 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
     plan = BatchConfig(per_device_batch_size=batch_size).plan(
         4096, num_processes=accelerator.num_processes
     )
-    loader = ImageLoader(
+    device = accelerator.device
+    reader = AugmentedImageReader(
         split,
-        plan=plan,
-        process_index=accelerator.process_index,
-        seed=0,
-        augment=AugmentConfig(),
         normalization=Normalization(mean=(0.5,) * 3, std=(0.25,) * 3),
-        device=accelerator.device,
+        device=device,
+        augment=AugmentConfig(),
+        seed=0,
+    )
+    loader = TrainLoader(
+        reader, plan, seed=0, device=device, process_index=accelerator.process_index
     )
     plain, twin = (
         build_model(ModelConfig(name=model_name), in_channels=3, num_classes=10) for _ in range(2)

@@ -57,7 +57,7 @@ def train(config: Config) -> RunResult:
         trainer = build_trainer(
             run,
             model=whiten(model, images),
-            task=ImageClassificationTask(config.task, class_counts=loader.class_counts),
+            task=ImageClassificationTask(config.task, class_counts=loader.reader.class_counts),
             train_set=loader,
             eval_sets=eval_loader,
             metrics=[*classification_metrics(images.num_classes), mistakes],

@@ -68,7 +68,7 @@ def train(config: Config) -> RunResult:
         trainer = build_trainer(
             run,
             model=model,
-            task=ImageClassificationTask(config.task, class_counts=loader.class_counts),
+            task=ImageClassificationTask(config.task, class_counts=loader.reader.class_counts),
             train_set=loader,
             eval_sets=eval_loader,
             metrics=[*classification_metrics(photos.num_classes), mistakes],

@@ -1023,16 +1023,9 @@ MUTANTS = [
     ),
     Mutant(
         "an image may be mixed with one that is left out",
-        "accel_trainer/vision/data/loader.py",
-        "partners = self._kept[",
-        "partners = torch.arange(len(self._pixels.images))[",
-        ("tests/vision/test_order.py",),
-    ),
-    Mutant(
-        "a photo may be mixed with one that is left out",
-        "accel_trainer/vision/data/photo_loader.py",
-        "return torch.cat([ids, kept[places]])",
-        "return torch.cat([ids, places])",
+        "accel_trainer/vision/augment/mix.py",
+        "return torch.cat([drawn, self._kept[places]])",
+        "return torch.cat([drawn, places])",
         ("tests/vision/test_order.py",),
     ),
     Mutant(
@@ -1436,11 +1429,11 @@ MUTANTS = [
     ),
     Mutant(
         "a batch of photos is used before its threads are done",
-        "accel_trainer/vision/data/photo_loader.py",
+        "accel_trainer/vision/data/photo_reader.py",
         "    for task in tasks:",
         "    for task in tasks[:1]:",
         (
-            "tests/vision/test_photo_loader.py::test_a_photo_that_cannot_be_decoded_is_named_and_the_threads_end",
+            "tests/vision/test_photo_reader.py::test_a_photo_that_cannot_be_decoded_is_named_and_the_threads_end",
         ),
     ),
     Mutant(

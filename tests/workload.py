@@ -21,10 +21,10 @@ from accel_trainer import (
     CheckpointConfig,
     ClassificationTask,
     ConfusionMatrix,
-    DatasetLoader,
-    Loader,
+    EvalLoader,
     MeanLoss,
     OptimizerConfig,
+    Reader,
     RecipeConfig,
     Run,
     RunConfig,
@@ -37,14 +37,15 @@ from accel_trainer import (
     TopKAccuracy,
     Trainer,
     TrainerConfig,
+    TrainLoader,
     build_trainer,
     start_run,
 )
 from accel_trainer.vision import (
     AugmentConfig,
+    AugmentedImageReader,
     ImageDataset,
-    ImageEvalLoader,
-    ImageLoader,
+    ImageReader,
     ImageSplit,
     Normalization,
 )
@@ -174,21 +175,15 @@ def train(
         accelerator.scaler = scaler
         where = {"process_index": accelerator.process_index, "device": accelerator.device}
         plan = run.config.batch.plan(num_train, num_processes=accelerator.num_processes)
-        loader: Loader = ImageLoader(
-            images.train,
-            plan=plan,
-            seed=config.seed,
-            augment=augment,
-            normalization=images.normalization,
-            **where,
+        pixels = {"normalization": images.normalization, "device": accelerator.device}
+        reader: Reader = AugmentedImageReader(
+            images.train, augment=augment, seed=config.seed, **pixels
         )
         if num_workers is not None:
-            loader = DatasetLoader(
-                SampleReader(Bars(images.train), accelerator.device, num_workers=num_workers),
-                plan,
-                seed=config.seed,
-                process_index=accelerator.process_index,
+            reader = SampleReader(
+                Bars(images.train), accelerator.device, seed=config.seed, num_workers=num_workers
             )
+        loader = TrainLoader(reader, plan, seed=config.seed, **where)
         model = (SmallNet(norm=norm, dropout=dropout) if net is None else net()).to(dtype)
         if dtype != torch.float32:  # the loaders give float32
             model.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
@@ -197,12 +192,11 @@ def train(
             model=model,
             task=task or ClassificationTask(),
             train_set=loader,
-            eval_sets=ImageEvalLoader(
-                images.test,
+            eval_sets=EvalLoader(
+                ImageReader(images.test, **pixels),
                 batch_size=config.batch.eval_batch_size,
                 num_processes=accelerator.num_processes,
                 num_parts=plan.num_parts,
-                normalization=images.normalization,
                 **where,
             ),
             metrics=[MeanLoss(), TopKAccuracy(), ConfusionMatrix(NUM_CLASSES)],

@@ -26,7 +26,7 @@ from ..core.json_files import write_json
 from ..core.rng import preserved_generators
 from ..core.run_dir import writes_to
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
-from ..core.types import EvalLoader, Task, eval_step_of
+from ..core.types import EvalSource, Task, eval_step_of
 from ..core.user_code import describe_error
 
 _logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class OnnxExport(NamedTuple):
     model: nn.Module
     """A copy of the model on the CPU."""
     task: Task
-    loader: EvalLoader
+    loader: EvalSource
 
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with which the task calls the model for some samples."""

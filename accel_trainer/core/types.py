@@ -286,11 +286,11 @@ class Loader(Protocol):
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch` from its step `first_step` on.
 
-        Earlier samples need not be read, except from a stream, which starts from its beginning.
+        Earlier samples need not be read.
         """
 
 
-class EvalLoader(Protocol):
+class EvalSource(Protocol):
     """A source of evaluation batches: each sample exactly once over all processes.
 
     The sample ids are 0 to `num_samples - 1`.

@@ -93,7 +93,8 @@ def hash_value(value: Any) -> bytes:
     """
     digest = hashlib.sha256(type(value).__name__.encode())
     if isinstance(value, Tensor):
-        data = value.detach().cpu().contiguous()
+        # Not `contiguous`, which leaves the strides of a single number.
+        data = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         digest.update(f"{data.dtype} {list(data.shape)}".encode())
         digest.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, Mapping):

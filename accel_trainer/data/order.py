@@ -24,25 +24,33 @@ from .fingerprint import hash_value
 
 _FIX = "give the labels of the samples as labels=, a tensor or list of class numbers"
 
+Ids = range | Tensor
+"""Sample ids, int64 on the CPU; a range takes no memory, however many samples there are."""
+
+
+def to_tensor(ids: Ids) -> Tensor:
+    """Return sample ids as int64 [N]."""
+    return torch.arange(ids.start, ids.stop) if isinstance(ids, range) else ids
+
+
+def take(values: Any, ids: Ids) -> Any:
+    """Return the `values` [N] of samples `ids`, for a range as a view."""
+    return values[ids.start : ids.stop] if isinstance(ids, range) else values[ids]
+
 
 @dataclass(frozen=True)
 class SampleOrder:
     """Which samples an epoch has, and in which order.
 
-    `draw(seed=..., epoch=...)` returns the drawn ids of an epoch, int64 [num_samples] on the CPU.
-    They are of the `kept` samples, int64 [K]. `fingerprint` is a hash of what the settings of a run
-    do not say about the order.
+    `draw(seed=..., epoch=...)` returns the drawn ids of an epoch, [num_samples]. They are of the
+    `kept` samples, [K]. `fingerprint` is a hash of what the settings of a run do not say about the
+    order.
     """
 
-    kept: Tensor
+    kept: Ids
     num_samples: int
-    draw: Callable[..., Tensor]
+    draw: Callable[..., Ids]
     fingerprint: str
-
-
-def uniform_order(num_samples: int) -> SampleOrder:
-    """Return the order of a dataset in which an epoch has each sample once, shuffled."""
-    return choose_order(BatchConfig(), num_samples)
 
 
 def choose_order(
@@ -60,9 +68,9 @@ def choose_order(
     Raises:
         ConfigError: an argument is missing, does not fit or has no use.
     """
-    kept = torch.arange(num_samples)
+    kept: Ids = range(num_samples)
     if batch.leave_out is not None:
-        kept = _without(kept, batch.leave_out)
+        kept = _without(range(num_samples), batch.leave_out)
     if weights is not None:
         if batch.order != "uniform":
             raise ConfigError(
@@ -70,19 +78,20 @@ def choose_order(
                 f"--batch.order {batch.order} and weights= both set the order of the samples: "
                 "remove one of them",
             )
-        return _weighted(kept, weights, num_samples)
+        return _weighted(to_tensor(kept), weights, num_samples)
     if batch.order == "balanced":
-        return _balanced(kept, labels, num_samples)
+        return _balanced(to_tensor(kept), labels, num_samples)
     draw = _shuffled if batch.order == "uniform" else _stored
     return SampleOrder(kept, len(kept), partial(draw, kept), _hash(kept))
 
 
-def _stored(kept: Tensor, *, seed: int, epoch: int) -> Tensor:
+def _stored(kept: Ids, *, seed: int, epoch: int) -> Ids:
     return kept
 
 
-def _shuffled(kept: Tensor, *, seed: int, epoch: int) -> Tensor:
-    return kept[epoch_permutation(len(kept), seed=seed, epoch=epoch)]
+def _shuffled(kept: Ids, *, seed: int, epoch: int) -> Tensor:
+    places = epoch_permutation(len(kept), seed=seed, epoch=epoch)
+    return places if isinstance(kept, range) else kept[places]
 
 
 def _weighted(kept: Tensor, weights: Sequence[float] | Tensor, num_samples: int) -> SampleOrder:
@@ -130,7 +139,7 @@ def _balanced(kept: Tensor, labels: Any, num_samples: int) -> SampleOrder:
     return SampleOrder(kept, quota * len(classes), draw, _hash(kept, labels[kept]))
 
 
-def _hash(*parts: Tensor) -> str:
+def _hash(*parts: Ids) -> str:
     return hash_value(list(parts)).hex()
 
 
@@ -169,7 +178,7 @@ def _read_numbers(values: Any, num_samples: int, name: str, kinds: str, fix: str
     return torch.tensor(array)
 
 
-def _without(ids: Tensor, path: Path) -> Tensor:
+def _without(ids: range, path: Path) -> Ids:
     """Return `ids` without those that the file lists, one in a line; `#` begins a comment."""
     try:
         lines = [
@@ -194,7 +203,7 @@ def _without(ids: Tensor, path: Path) -> Tensor:
     is_kept[listed] = False
     if not is_kept.any():
         raise ConfigError("ORDER", f"--leave-out {path} lists all samples: shorten it")
-    return ids[is_kept]
+    return is_kept.nonzero()[:, 0] if len(listed) else ids
 
 
 def labels_of(dataset: Any, columns: tuple[str, str] | None = None) -> Any:

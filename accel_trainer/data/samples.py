@@ -25,7 +25,7 @@ def check_dataset(dataset: Any, name: str) -> None:
     elif isinstance(dataset, list | tuple) and any(isinstance(each, Dataset) for each in dataset):
         fix = "join them, as ConcatDataset does, or, to evaluate on each, give a dict of them"
     elif is_stream and hasattr(dataset, "__iter__"):
-        fix = "it has no [index], so give it to build_stream_loaders, see docs/data.md"
+        fix = "it has no [index], so give a function that starts it to StreamReader"
     elif is_stream or isinstance(dataset, str) or not hasattr(dataset, "__len__"):
         fix = "give an object with len() and [index]"
     elif (length := dataset.__len__()) < 0:

@@ -8,8 +8,9 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import tee
 from multiprocessing.sharedctypes import RawArray, RawValue
 from multiprocessing.util import Finalize
 from typing import Any
@@ -26,7 +27,8 @@ from ..core.types import Batch
 from ..core.user_code import describe_error
 from ..distributed.streams import has_streams
 from .fingerprint import fingerprint_samples, hash_value
-from .order import labels_of
+from .order import Ids, labels_of, take
+from .reader import Reader
 from .samples import datasets_in, set_epoch
 from .signals import ignore_signals, worker_deaths
 
@@ -39,13 +41,14 @@ _WORKER_CHECK_S = 0.5
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 
 
-class SampleReader:
+class SampleReader(Reader):
     """Batches of a map-style dataset, read in-process or by `num_workers` worker processes.
 
     Samples are whatever `collate` accepts: `(input, target)` pairs for the default one. Random
     transforms inside the dataset may use Python's, numpy's or torch's global generators, which are
-    seeded before each sample. A `set_epoch` of the dataset is called where its samples are read.
-    The workers live as long as the reader; on Linux they are forked, unless
+    seeded before each sample from (seed, epoch, sample id): augmentation is the same for any number
+    of workers and processes, and after a resume. A `set_epoch` of the dataset is called where its
+    samples are read. The workers live as long as the reader; on Linux they are forked, unless
     `multiprocessing.set_start_method("spawn")` was called. Batches are in host memory, which is
     pinned if `device` is an accelerator.
 
@@ -58,13 +61,14 @@ class SampleReader:
         dataset: Any,
         device: torch.device,
         *,
+        seed: int = 0,
         num_workers: int = 0,
         collate: Collate = default_collate,
         num_classes: int | None = None,
         timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
         self.dataset = dataset
-        self.device = device
+        self._seed = seed
         self._samples = _SeededSamples(dataset, num_workers=num_workers)
         self._order = _Order()
         self._make_batch = partial(make_batch, collate=collate, num_classes=num_classes)
@@ -88,15 +92,18 @@ class SampleReader:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def read(self, ids: Sequence[Tensor], *, key: int, epoch: int | None = None) -> Iterator[Batch]:
-        """Yield a batch for each tensor of sample ids; an empty tensor yields an empty batch.
+    def read(self, ids: Iterable[Tensor], epoch: int | None) -> Iterator[Batch]:
+        """Yield a batch for each tensor of sample ids.
 
-        An empty batch has the shapes of sample 0. `key` seeds the samples, which are those
-        of `epoch` if the dataset has a `set_epoch`. A call ends an earlier `read` that was not
+        An empty batch has the shapes of sample 0. A call ends an earlier `read` that was not
         exhausted.
         """
+        key = 0 if epoch is None else fold_in(self._seed, epoch)
+        ahead, ids = tee(ids)
         self._order.places = (
-            [(key, sample_id, epoch) for sample_id in batch.tolist()] for batch in ids if len(batch)
+            [(key, sample_id, epoch) for sample_id in batch.tolist()]
+            for batch in ahead
+            if len(batch)
         )
         filled = self._start_workers()
         worker_deaths.defer()
@@ -149,12 +156,12 @@ class SampleReader:
         ]
         return hash_value([*generator_states(), own])
 
-    def extremes(self, ids: Tensor) -> Batch:
+    def extremes(self, ids: Ids) -> Batch:
         """Return, of samples `ids`, those with the two smallest and the two largest labels.
 
         They are found by the labels that the dataset has at hand. Raises any error if it has none.
         """
-        labels = np.asarray(labels_of(self.dataset))[ids]
+        labels = take(np.asarray(labels_of(self.dataset)), ids)
         first = np.unique(labels, return_index=True)[1] // (labels.size // len(ids))
         found = {*first[:2].tolist(), *first[-2:].tolist()}
         return self._make_batch(

@@ -30,8 +30,8 @@ from ..core.learning_rate import Schedule
 from ..core.module_order import take_order
 from ..core.tensor_memory import copy_model
 from ..core.types import Loader, Metric, Task
-from ..data.dataloader import DEFAULT_OPTIONS, DatasetOptions
 from ..data.fingerprint import describe_fingerprint
+from ..data.loader import DEFAULT_OPTIONS, DatasetOptions
 from ..distributed.accelerator import describe_machine, library_versions
 from ..distributed.collectives import run_on_main
 from ..optim.lr_scheduler import describe_misfit
@@ -82,10 +82,11 @@ def build_trainer(
     **Collective.**
 
     `model` is a plain module on the CPU. `train_set` is a map-style dataset, whose samples become
-    batches according to `options`, or a loader. `eval_sets` is such a dataset, an evaluation
-    loader, or a dict of several by name, whose first one decides the best checkpoint. `test_set` is
-    evaluated once, at the end, with the best weights, as `test/...`. `metrics` are the same for all
-    sets, or a dict of lists by name; None: the task's `metrics`, or else the mean loss.
+    batches according to `options`, a `Reader`, or a loader. `eval_sets` is such a dataset or
+    reader, an evaluation loader, or a dict of several by name, whose first one decides the best
+    checkpoint. `test_set` is evaluated once, at the end, with the best weights, as `test/...`.
+    `metrics` are the same for all sets, or a dict of lists by name; None: the task's `metrics`, or
+    else the mean loss.
 
     `data_fingerprint` identifies the content of the data: a run does not continue on other data;
     None: a hash of some samples, if the loaders have one.
@@ -160,7 +161,7 @@ def build_trainer(
     for each in observers:
         each.see_parts(parts)
     if run.config.run.dry_run:
-        data = data.limited(run)
+        data = data.limited()
     all_callbacks = build_callbacks(
         run,
         banner=_banner(run, data.train, model, optimization, header),

@@ -8,14 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.batch_plan import BatchPlan
+from ..core.batch_plan import BatchConfig, BatchPlan
 from ..core.errors import ConfigError, DataError
-from ..core.types import EvalLoader, Loader, Metric, Task
-from ..data.dataloader import DatasetOptions, build_eval_loader, build_train_loader
+from ..core.types import EvalSource, Loader, Metric, Task
 from ..data.fingerprint import join_fingerprints
+from ..data.loader import (
+    DatasetOptions,
+    EvalLoader,
+    build_eval_loader,
+    build_train_loader,
+    check_order_is_free,
+)
 from ..training.metrics import MeanLoss
 from .agreement import check_same_everywhere
-from .dry_run import limit_evaluation
 from .parts import check_part, check_parts
 from .session import Run
 
@@ -26,6 +31,9 @@ Metrics = Sequence[Metric] | Mapping[str, Sequence[Metric]]
 
 TEST_SET = "test_set"
 """The name of the set that is evaluated at the end, beside those of the evaluation sets."""
+
+MAX_EVAL_SAMPLES = 512
+"""What a dry run evaluates on, over all processes."""
 
 _SET_NAME = re.compile(r"(?!ema|test_set$)[a-z0-9_]{1,40}")
 
@@ -39,7 +47,7 @@ class RunData:
     """
 
     train: Loader
-    evaluation: Mapping[str, EvalLoader]
+    evaluation: Mapping[str, EvalSource]
 
     @property
     def plan(self) -> BatchPlan:
@@ -47,14 +55,14 @@ class RunData:
         return self.train.plan
 
     @property
-    def eval_loaders(self) -> list[EvalLoader]:
+    def eval_loaders(self) -> list[EvalSource]:
         """The loaders of all evaluations, that of the test set last."""
         return [*self.evaluation.values()]
 
-    def limited(self, run: Run) -> RunData:
+    def limited(self) -> RunData:
         """Return the data of a dry run, which evaluates few samples, and none of the test set."""
         few = {
-            name: limit_evaluation(loader, run.accelerator)
+            name: loader.first(MAX_EVAL_SAMPLES) if isinstance(loader, EvalLoader) else loader
             for name, loader in self.evaluation.items()
             if name != TEST_SET
         }
@@ -68,7 +76,8 @@ class RunData:
         Raises ConfigError if processes have different data.
         """
         # Asked for in any case: a loader warns of samples that cannot be read again.
-        found = [fingerprint_of(loader) for loader in (self.train, *self.eval_loaders)]
+        loaders = (self.train, *self.eval_loaders)
+        found = [fingerprint_of(getattr(loader, "reader", loader)) for loader in loaders]
         if fingerprint is None:
             fingerprint = join_fingerprints(found)
             is_repeated = {
@@ -98,17 +107,21 @@ class RunData:
 def build_data(
     run: Run, train_set: Any, eval_sets: Any, test_set: Any, options: DatasetOptions
 ) -> RunData:
-    """Return the loaders of datasets; loaders stay as they are.
+    """Return the loaders of datasets and readers; loaders stay as they are.
 
     Raises:
-        ConfigError: something is neither a dataset nor a loader, a name cannot be in a row, or a
+        ConfigError: something is no dataset, reader or loader, a name cannot be in a row, or a
             loader has an order of its own.
         DataError: there are fewer samples than processes, or a set has none.
     """
     check_part("options", options)
     batch = run.config.batch
-    train = train_set
-    if not hasattr(train_set, "step_batches"):
+    if hasattr(train_set, "step_batches"):
+        check_part("train_set", train_set)
+        asked = BatchConfig() if hasattr(train_set, "order") else batch
+        check_order_is_free(train_set, asked, options)
+        train = train_set
+    else:
         train = build_train_loader(
             train_set,
             batch,
@@ -116,17 +129,8 @@ def build_data(
             accelerator=run.accelerator,
             options=options,
         )
-    check_part("train_set", train)
-    has_options = options.labels is not None or options.weights is not None
-    has_flags = (batch.order, batch.leave_out) != ("uniform", None)
-    if train is train_set and (has_options or (has_flags and not hasattr(train, "order"))):
-        raise ConfigError(
-            "ORDER",
-            f"a {type(train).__name__} has an order of its own: "
-            "leave --batch.order, --leave-out, labels= and weights= out",
-        )
 
-    def evaluated(name: str, part: Any) -> EvalLoader:
+    def evaluated(name: str, part: Any) -> EvalSource:
         if not hasattr(part, "batches"):
             part = build_eval_loader(
                 part,

@@ -25,7 +25,7 @@ from ..core.training_mode import set_training_mode
 from ..core.types import (
     START,
     Batch,
-    EvalLoader,
+    EvalSource,
     Metric,
     Position,
     StepOutput,
@@ -68,7 +68,7 @@ class Evaluator:
 
     def __init__(
         self,
-        loader: EvalLoader,
+        loader: EvalSource,
         *,
         task: Task,
         metrics: Sequence[Metric],

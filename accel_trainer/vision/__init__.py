@@ -3,14 +3,18 @@
 The engine never imports this package.
 """
 
+from typing import Any
+
+from ..removed import refuse_removed
 from .augment.batch import AugmentConfig
 from .augment.photo import PhotoAugmentConfig
 from .data.bad_images import BadImageConfig
 from .data.cache import load_images
 from .data.eval_transform import EvalTransform
+from .data.image_reader import AugmentedImageReader, ImageReader
 from .data.images import ImageDataset, ImageSplit, Normalization
-from .data.loader import ImageEvalLoader, ImageLoader, build_image_loaders
-from .data.photo_loader import PhotoDataset, PhotoEvalLoader, PhotoLoader, build_photo_loaders
+from .data.loaders import build_image_loaders, build_photo_loaders
+from .data.photo_reader import AugmentedPhotoReader, PhotoDataset, PhotoReader
 from .metrics import classification_metrics
 from .mistakes import WorstMistakes
 from .models.whitening import whiten
@@ -27,21 +31,21 @@ __all__ = [
     "DATASET_NAMES",
     "MODEL_NAMES",
     "AugmentConfig",
+    "AugmentedImageReader",
+    "AugmentedPhotoReader",
     "BadImageConfig",
     "EvalTransform",
     "ImageClassificationConfig",
     "ImageClassificationTask",
     "ImageDataset",
-    "ImageEvalLoader",
-    "ImageLoader",
+    "ImageReader",
     "ImageSplit",
     "ModelConfig",
     "Normalization",
     "PhotoAugmentConfig",
     "PhotoConfig",
     "PhotoDataset",
-    "PhotoEvalLoader",
-    "PhotoLoader",
+    "PhotoReader",
     "PhotoRecipeConfig",
     "PhotoSplit",
     "Photos",
@@ -57,3 +61,8 @@ __all__ = [
     "to_png",
     "whiten",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    refuse_removed(f"vision.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

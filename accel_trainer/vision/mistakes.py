@@ -28,16 +28,24 @@ _MAX_SIDE = 96  # pixels of a stored picture
 _NUM_BINS = 10  # of confidence, equally wide
 
 
-class PictureLoader(Protocol):
-    """An evaluation loader whose samples can be shown."""
-
-    num_samples: int
+class PictureReader(Protocol):
+    """A reader whose samples can be shown."""
 
     def picture_of(self, sample_id: int) -> Tensor:
         """Return what the model sees of a sample before it is normalised, uint8 [H, W, C]."""
 
     def name_of(self, sample_id: int) -> str:
         """Describe where the sample comes from."""
+
+
+class PictureLoader(Protocol):
+    """An evaluation loader of a `PictureReader`."""
+
+    num_samples: int
+
+    @property
+    def reader(self) -> PictureReader:
+        """What reads the samples."""
 
 
 class WorstMistakes(Callback):
@@ -98,14 +106,15 @@ class WorstMistakes(Callback):
         if not groups or not trainer.accelerator.is_main_process:
             return
         group = min(groups, key=lambda group: not group.startswith("eval_ema"))
+        reader = self._loader.reader
         mistakes = [
             {
                 "id": mistake["id"],
-                "name": self._loader.name_of(mistake["id"]),
+                "name": reader.name_of(mistake["id"]),
                 "label": self._class_names[mistake["label"]],
                 "prediction": self._class_names[mistake["prediction"]],
                 "probability": mistake["probability"],
-                "picture": encode_png(self._loader.picture_of(mistake["id"]), max_side=_MAX_SIDE),
+                "picture": encode_png(reader.picture_of(mistake["id"]), max_side=_MAX_SIDE),
             }
             for mistake in result.metrics[f"{group}{_MEASURED}"]
         ]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from accel_trainer import Batch, BatchConfig, build_train_loader
 from accel_trainer.core.types import StepBatch
-from accel_trainer.data import dataloader
+from accel_trainer.data import loader
 
 from .. import loops
 from .page import Page, Setting
@@ -41,7 +41,7 @@ class Noise(Dataset[tuple[Tensor, int]]):
         return torch.randn(3, 32, 32, generator=generator), index % 10
 
 
-class LateCopy(dataloader.DeviceCopy):
+class LateCopy(loader.DeviceCopy):
     """Copies that come late: the stream of the copies has other work first."""
 
     def __call__(self, batch: Batch) -> Batch:
@@ -57,7 +57,7 @@ def compare_pixels(page: Page, setting: Setting) -> None:
     """Hash what a training step would read: copied in time, and late."""
     num_steps = 8 if setting.is_tiny else 500
     in_time = _hash_pixels(num_steps)
-    with patch.object(dataloader, "DeviceCopy", LateCopy):
+    with patch.object(loader, "DeviceCopy", LateCopy):
         late = _hash_pixels(num_steps)
     row = {"steps": num_steps, "in time": in_time[:16], "late": late[:16]}
     page.add("Pixels on the device", row)
@@ -82,8 +82,8 @@ def _step_batches(num_steps: int) -> Iterator[StepBatch]:
     size = loops.BATCH_SIZE
     batch = BatchConfig(global_batch_size=size, per_device_batch_size=size, num_workers=2)
     images = Noise(num_steps * size)
-    loader = build_train_loader(images, batch, seed=0, accelerator=Accelerator())
-    return loader.step_batches(0, 0)
+    train = build_train_loader(images, batch, seed=0, accelerator=Accelerator())
+    return train.step_batches(0, 0)
 
 
 class Copied(DataLoader[Any]):

@@ -14,8 +14,12 @@ import torch
 from PIL import Image, ImageDraw
 from sklearn.datasets import load_sample_images
 
-from accel_trainer import BatchPlan
-from accel_trainer.vision import EvalTransform, PhotoAugmentConfig, PhotoLoader, PhotoSplit
+from accel_trainer.vision import (
+    AugmentedPhotoReader,
+    EvalTransform,
+    PhotoAugmentConfig,
+    PhotoSplit,
+)
 
 SIZE = 112
 NUM_EPOCHS = 6
@@ -45,23 +49,16 @@ def jpeg(pixels: Any) -> bytes:
 def first_photo(photos: PhotoSplit, augment: PhotoAugmentConfig, epoch: int) -> Image.Image:
     """Return sample 0 as the model sees it in `epoch`."""
     transform = EvalTransform(size=SIZE)
-    plan = BatchPlan(
-        num_samples=len(photos),
-        global_batch_size=len(photos),
-        per_device_batch_size=len(photos),
-    )
-    loader = PhotoLoader(
+    reader = AugmentedPhotoReader(
         photos,
-        plan=plan,
-        augment=augment,
         transform=transform,
+        device=torch.device("cpu"),
+        augment=augment,
         num_classes=2,
         seed=1,
-        device=torch.device("cpu"),
     )
-    batch = next(loader.step_batches(epoch, 0)).micro_batches[0]
-    row = batch.sample_ids.tolist().index(0)
-    image = batch.inputs[row].permute(1, 2, 0)
+    (batch,) = reader.read([torch.tensor([0])], epoch)
+    image = reader.finish(batch, epoch).inputs[0].permute(1, 2, 0)
     pixels = (image * torch.tensor(transform.std) + torch.tensor(transform.mean)) * 255
     return Image.fromarray(pixels.round().clamp(0, 255).byte().numpy())
 

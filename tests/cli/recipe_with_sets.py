@@ -6,11 +6,19 @@ from dataclasses import asdict, replace
 
 import torch
 
-from accel_trainer import ConfusionMatrix, MeanLoss, RunResult, build_trainer, main, start_run
+from accel_trainer import (
+    ConfusionMatrix,
+    EvalLoader,
+    MeanLoss,
+    RunResult,
+    build_trainer,
+    main,
+    start_run,
+)
 from accel_trainer.training.metrics import TopKAccuracy
 from accel_trainer.vision import (
     ImageClassificationTask,
-    ImageEvalLoader,
+    ImageReader,
     ImageSplit,
     WorstMistakes,
     build_image_loaders,
@@ -28,17 +36,17 @@ def train(config: Config) -> RunResult:
         )
         loader, eval_loader = build_image_loaders(run, images, augment=config.augment)
 
-        def part(start: int, stop: int) -> ImageEvalLoader:
+        def part(start: int, stop: int) -> EvalLoader[ImageReader]:
             test = images.test
             kept = slice(start, stop)
             split: ImageSplit = replace(test, images=test.images[kept], labels=test.labels[kept])
-            return ImageEvalLoader(
-                split,
+            cpu = torch.device("cpu")
+            return EvalLoader(
+                ImageReader(split, normalization=images.normalization, device=cpu),
                 batch_size=50,
+                device=cpu,
                 num_processes=run.accelerator.num_processes,
                 process_index=run.accelerator.process_index,
-                normalization=images.normalization,
-                device=torch.device("cpu"),
             )
 
         mistakes = WorstMistakes(run.folder, eval_loader, images.class_names)

@@ -26,6 +26,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index, model_ind
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from accel_trainer import EvalLoader
 from accel_trainer.cli.main import main as door
 from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.cli.share.export import reported_metrics
@@ -35,7 +36,7 @@ from accel_trainer.cli.share.verify import evaluate_apart
 from accel_trainer.core.errors import CheckpointError
 from accel_trainer.vision import (
     MODEL_NAMES,
-    ImageEvalLoader,
+    ImageReader,
     ModelConfig,
     Normalization,
     build_model,
@@ -509,14 +510,9 @@ def test_a_picture_is_read_as_an_evaluation_reads_it(
 ) -> None:
     digit(runs, tmp_path / "digit.png")
     images = load_images("digits", cache_dir=runs.parent / "cache")
-    loader = ImageEvalLoader(
-        images.test,
-        batch_size=1,
-        num_processes=1,
-        process_index=0,
-        normalization=images.normalization,
-        device=torch.device("cpu"),
-    )
+    cpu = torch.device("cpu")
+    reader = ImageReader(images.test, normalization=images.normalization, device=cpu)
+    loader = EvalLoader(reader, batch_size=1, device=cpu)
     expected = next(iter(loader.batches())).inputs[0]
     read = read_image(tmp_path / "digit.png", read_export_config(model))
     torch.testing.assert_close(read, expected, rtol=0, atol=1e-6)

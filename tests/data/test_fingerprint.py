@@ -35,6 +35,7 @@ from accel_trainer.data.fingerprint import (
     NUM_HASHED,
     NUM_REPEATS,
     fingerprint_samples,
+    hash_value,
     is_same_data,
     join_fingerprints,
 )
@@ -260,3 +261,9 @@ def test_data_without_a_fingerprint_may_be_the_same() -> None:
     assert is_same_data(joined, "")
     assert is_same_data(join_fingerprints([joined, ""]), joined)
     assert not is_same_data("sampled:0", joined)
+
+
+def test_a_number_of_a_column_is_hashed_as_any_number() -> None:
+    column = torch.arange(6).reshape(2, 3)[:1, 1]
+    assert column.stride() == (3,)
+    assert hash_value(column) == hash_value(torch.tensor([1]))

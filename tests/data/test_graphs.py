@@ -21,7 +21,7 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
-from accel_trainer.data.dataloader import DeviceCopy
+from accel_trainer.data.loader import DeviceCopy
 from tests import processes, workload
 from tests.training.test_exactness import final_files
 

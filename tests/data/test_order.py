@@ -17,6 +17,7 @@ from accel_trainer.data.order import (
     SampleOrder,
     choose_order,
     labels_of,
+    to_tensor,
 )
 
 LABELS = torch.tensor([0] * 40 + [1] * 7 + [2] * 3)
@@ -28,7 +29,7 @@ def balanced(labels: torch.Tensor = LABELS) -> SampleOrder:
 
 
 def ids_of(order: SampleOrder, epoch: int, *, seed: int = 0) -> list[int]:
-    return (order.draw(seed=seed, epoch=epoch) % SIZE).tolist()
+    return (to_tensor(order.draw(seed=seed, epoch=epoch)) % SIZE).tolist()
 
 
 def test_the_uniform_order_is_the_permutation_of_the_epoch() -> None:

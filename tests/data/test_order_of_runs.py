@@ -23,7 +23,7 @@ from accel_trainer import (
     Trainer,
     UserError,
 )
-from accel_trainer.data.dataloader import build_train_loader
+from accel_trainer.data.loader import build_train_loader
 from accel_trainer.data.order import SampleOrder
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
 from tests import processes

@@ -23,7 +23,7 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
-from accel_trainer.data.dataloader import DatasetOptions
+from accel_trainer.data.loader import DatasetOptions
 from accel_trainer.data.samples import Columns
 from accel_trainer.data.workers import SampleReader
 

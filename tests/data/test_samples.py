@@ -34,7 +34,10 @@ def test_anything_with_a_length_and_an_index_is_a_dataset(dataset: Any) -> None:
             "train is DataLoader: give its dataset: the batches",
         ),
         ({"train": ROWS, "test": ROWS}, "train is dict: give one of its parts, 'train', 'test'"),
-        (Stream(), "train is Stream: it has no .index., so give it to build_stream_loaders"),
+        (
+            Stream(),
+            "train is Stream: it has no .index., so give a function that starts it to StreamReader",
+        ),
         ("data/train", "train is str: give an object with len.. and .index."),
         (None, "train is NoneType: give an object with len.. and .index."),
     ],

@@ -17,8 +17,8 @@ from accel_trainer import (
     RecipeConfig,
     RunConfig,
     StepOutput,
+    StreamReader,
     TrainerConfig,
-    build_stream_loaders,
     build_trainer,
     start_run,
 )
@@ -103,14 +103,7 @@ def train(folder: Path, name: str, *, max_steps: int | None = None) -> Tensor:
     with start_run(config, recipe="epochs") as run:
         train_set = make()
         if not hasattr(train_set, "__len__"):
-            train_set, _ = build_stream_loaders(
-                train_set,
-                lambda: iter(Shuffled()),
-                run.config.batch,
-                num_train=NUM,
-                num_test=NUM,
-                accelerator=run.accelerator,
-            )
+            train_set = StreamReader(train_set, NUM)
         build_trainer(
             run, model=nn.Linear(2, 1), task=task, train_set=train_set, eval_sets=Epochs()
         ).fit()

@@ -3,8 +3,10 @@ stop."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,16 @@ from accel_trainer import (
     ClassificationTask,
     ConfigError,
     DataError,
+    EvalLoader,
     MeanLoss,
-    StreamEvalLoader,
-    StreamLoader,
-    build_stream_loaders,
+    StreamReader,
+    TrainLoader,
+    build_eval_loader,
+    build_train_loader,
     build_trainer,
     start_run,
 )
+from accel_trainer.data.order import choose_order
 
 from .. import processes, workload
 from ..variants import slow
@@ -48,7 +53,17 @@ class Numbers(IterableDataset[tuple[Tensor, int]]):
         return ((torch.tensor([float(number)]), number % 2) for number in self._order)
 
 
-def read(loader: StreamLoader, epoch: int, first_step: int = 0) -> list[list[list[int]]]:
+def loader_of(
+    plan: BatchPlan, stream: Any = Numbers, *, process_index: int = 0
+) -> TrainLoader[StreamReader]:
+    order = choose_order(BatchConfig(order="stored"), plan.num_samples)
+    reader = StreamReader(stream, plan.num_samples)
+    return TrainLoader(reader, plan, seed=0, device=CPU, process_index=process_index, order=order)
+
+
+def read(
+    loader: TrainLoader[StreamReader], epoch: int, first_step: int = 0
+) -> list[list[list[int]]]:
     """The samples of each micro-batch of each step."""
     steps = loader.step_batches(epoch, first_step)
     return [
@@ -64,10 +79,7 @@ def test_the_steps_have_the_samples_of_the_stream_in_its_order(num_processes: in
         per_device_batch_size=1,
         num_processes=num_processes,
     )
-    loaders = [
-        StreamLoader(Numbers, plan, device=CPU, process_index=index)
-        for index in range(num_processes)
-    ]
+    loaders = [loader_of(plan, process_index=index) for index in range(num_processes)]
     for epoch in (0, 1):
         order = [number for _, number in enumerate(Numbers(epoch)._order)]
         of_processes = [read(loader, epoch) for loader in loaders]
@@ -85,7 +97,7 @@ def test_a_loader_starts_at_any_step(num_processes: int) -> None:
         num_processes=num_processes,
     )
     for index in range(num_processes):
-        loader = StreamLoader(Numbers, plan, device=CPU, process_index=index)
+        loader = loader_of(plan, process_index=index)
         whole = read(loader, 3)
         for first_step in range(plan.steps_per_epoch):
             assert read(loader, 3, first_step) == whole[first_step:]
@@ -93,9 +105,8 @@ def test_a_loader_starts_at_any_step(num_processes: int) -> None:
 
 def test_a_process_without_samples_gets_an_empty_batch() -> None:
     plan = BatchPlan(num_samples=9, global_batch_size=8, per_device_batch_size=2, num_processes=4)
-    (last,) = StreamLoader(
-        lambda epoch: Numbers(epoch, 9), plan, device=CPU, process_index=3
-    ).step_batches(0, 1)
+    loader = loader_of(plan, lambda epoch: Numbers(epoch, 9), process_index=3)
+    (last,) = loader.step_batches(0, 1)
     (batch,) = last.micro_batches
     assert (batch.inputs.shape, len(batch), last.num_samples) == ((0, 1), 0, 1)
 
@@ -103,17 +114,16 @@ def test_a_process_without_samples_gets_an_empty_batch() -> None:
 def test_a_stream_that_ends_early_is_named() -> None:
     plan = BatchPlan(num_samples=40, global_batch_size=8, per_device_batch_size=8)
     with pytest.raises(
-        DataError, match="the stream ended before sample 29, counted from 0: lower num_train"
+        DataError, match="the stream ended before sample 29, counted from 0: lower num_samples"
     ):
-        read(StreamLoader(Numbers, plan, device=CPU), 0)
+        read(loader_of(plan), 0)
 
 
 @pytest.mark.parametrize("num_processes", [1, 3])
 def test_an_evaluation_has_each_sample_once(num_processes: int) -> None:
     loaders = [
-        StreamEvalLoader(
-            lambda: Numbers(0),
-            NUM_SAMPLES,
+        EvalLoader(
+            StreamReader(lambda epoch: Numbers(0), NUM_SAMPLES),
             batch_size=4,
             device=CPU,
             num_processes=num_processes,
@@ -135,15 +145,10 @@ def test_a_collate_function_makes_the_batches_of_both_loaders() -> None:
         numbers, labels = zip(*samples, strict=True)
         return {"number": torch.stack(numbers), "labels": torch.tensor(labels)}
 
-    train, test = build_stream_loaders(
-        Numbers,
-        lambda: Numbers(0),
-        BatchConfig(global_batch_size=4),
-        num_train=8,
-        num_test=5,
-        accelerator=Accelerator(cpu=True),
-        collate=collate,
-    )
+    reader = StreamReader(lambda epoch: Numbers(0), 8, collate=collate)
+    batch, accelerator = BatchConfig(global_batch_size=4), Accelerator(cpu=True)
+    train = build_train_loader(reader, batch, seed=0, accelerator=accelerator)
+    test = build_eval_loader(reader, batch, num_parts=1, accelerator=accelerator)
     for batch in (next(train.step_batches(0, 0)).micro_batches[0], next(test.batches())):
         assert batch.inputs.keys() == {"number"}
         assert (batch.inputs["number"].flatten() % 2 == batch.targets).all()
@@ -171,45 +176,80 @@ def train(folder: Path, num_workers: int, *stops: int) -> None:
         config = workload.make_config(folder)
         config = replace(config, trainer=replace(config.trainer, max_steps=max_steps))
         with start_run(config, recipe="stream") as run:
-            loader, eval_loader = build_stream_loaders(
-                lambda epoch: DataLoader(Numbers(epoch), batch_size=None, num_workers=num_workers),
-                lambda: Numbers(0),
-                run.config.batch,
-                num_train=NUM_SAMPLES,
-                num_test=NUM_SAMPLES,
-                accelerator=run.accelerator,
-            )
             model = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 2))
             task, metrics = ClassificationTask(), [MeanLoss()]
             build_trainer(
                 run,
                 model=model,
                 task=task,
-                train_set=loader,
-                eval_sets=eval_loader,
+                train_set=StreamReader(
+                    lambda epoch: DataLoader(
+                        Numbers(epoch), batch_size=None, num_workers=num_workers
+                    ),
+                    NUM_SAMPLES,
+                ),
+                eval_sets=StreamReader(lambda epoch: Numbers(0), NUM_SAMPLES),
                 metrics=metrics,
             ).fit()
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "message"),
-    [
-        (
-            [1, 2],
-            list,
-            r"of type list cannot start a stream: pass a function for which train\(epoch\) yields",
-        ),
-        (
-            lambda epoch: iter(()),
-            Numbers(0),
-            r"of type Numbers cannot start a stream: .* for which test\(\) yields samples",
-        ),
-    ],
-)
-def test_something_other_than_a_function_that_starts_a_stream_is_refused(
-    train: Any, test: Any, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build_stream_loaders(
-            train, test, BatchConfig(), num_train=256, num_test=2, accelerator=Accelerator()
-        )
+def test_something_other_than_a_function_that_starts_a_stream_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"of type list cannot start a stream: pass a function"):
+        StreamReader([1, 2], 2)  # type: ignore[arg-type]
+
+
+class Seekable(Numbers):
+    """A stream that can begin at any sample, and knows how many it has yielded."""
+
+    num_yielded = 0
+    position = 0
+
+    def seek(self, position: int) -> None:
+        self.position = position
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        for sample in islice(super().__iter__(), self.position, None):
+            self.num_yielded += 1
+            yield sample
+
+
+@pytest.mark.parametrize("num_processes", [1, 4])
+def test_a_stream_with_seek_begins_at_the_first_step(num_processes: int) -> None:
+    plan = BatchPlan(
+        num_samples=NUM_SAMPLES,
+        global_batch_size=12,
+        per_device_batch_size=2,
+        num_processes=num_processes,
+    )
+    for index in range(num_processes):
+        whole = read(loader_of(plan, process_index=index), 3)
+        for first_step in range(plan.steps_per_epoch):
+            stream = Seekable(3)
+            loader = loader_of(plan, lambda epoch, stream=stream: stream, process_index=index)
+            found = read(loader, 3, first_step)
+            assert found == whole[first_step:]
+            assert stream.num_yielded <= NUM_SAMPLES - 12 * first_step
+
+
+def test_the_bytes_of_a_file_are_not_its_samples() -> None:
+    lines = "".join(f"{number}\n" for number in range(9))
+
+    def collate(samples: list[str]) -> tuple[Tensor, Tensor]:
+        numbers = torch.tensor([float(sample) for sample in samples])
+        return numbers[:, None], numbers.long()
+
+    reader = StreamReader(lambda epoch: io.StringIO(lines), 9, collate=collate)
+    (batch,) = reader.read([torch.tensor([5, 6])], None)
+    assert batch.targets.tolist() == [5, 6]
+
+
+def test_a_stream_is_never_read_in_a_different_order(tmp_path: Path) -> None:
+    reader = StreamReader(Numbers, NUM_SAMPLES)
+    with pytest.raises(
+        ConfigError, match="ORDER.*a stream cannot go back from sample 3 to 2: let build"
+    ):
+        list(reader.read([torch.tensor([3]), torch.tensor([2])], 0))
+    for changes in ({"order": "balanced"}, {"leave_out": tmp_path / "bad.txt"}):
+        batch = BatchConfig(per_device_batch_size=4, **changes)
+        with pytest.raises(ConfigError, match="a StreamReader has an order of its own: leave"):
+            build_train_loader(reader, batch, seed=0, accelerator=Accelerator(cpu=True))

@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.core.types import Batch
-from accel_trainer.data.dataloader import DatasetOptions
+from accel_trainer.data.loader import DatasetOptions
 from accel_trainer.data.workers import (
     SampleError,
     SampleReader,
@@ -47,8 +47,8 @@ class Drawing:
         return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()]), index
 
 
-def read(reader: SampleReader, *ids: list[int], key: int = 0) -> list[Batch]:
-    return list(reader.read([torch.tensor(batch, dtype=torch.int64) for batch in ids], key=key))
+def read(reader: SampleReader, *ids: list[int], epoch: int | None = None) -> list[Batch]:
+    return list(reader.read([torch.tensor(batch, dtype=torch.int64) for batch in ids], epoch))
 
 
 def test_a_sample_draws_by_its_id_and_the_key_wherever_it_stands() -> None:
@@ -57,7 +57,7 @@ def test_a_sample_draws_by_its_id_and_the_key_wherever_it_stands() -> None:
     later, alone = read(reader, [1, 2], [7])
     assert torch.equal(together.inputs[1], alone.inputs[0])
     assert not torch.equal(together.inputs[0], together.inputs[1])
-    assert not torch.equal(read(reader, [7], key=1)[0].inputs, alone.inputs)
+    assert not torch.equal(read(reader, [7], epoch=1)[0].inputs, alone.inputs)
     assert later.sample_ids.tolist() == [1, 2]
 
 
@@ -175,7 +175,7 @@ def die_before_the_workers_begin(folder: Path) -> None:
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads = begin_late
     reader = SampleReader(range(8), torch.device("cpu"), num_workers=2)
-    threading.Thread(target=list, args=(reader.read([torch.arange(4)], key=0),)).start()
+    threading.Thread(target=list, args=(reader.read([torch.arange(4)], None),)).start()
     while len([*folder.glob("worker-*")]) < 2:
         time.sleep(0.01)
     os.kill(main_pid, signal.SIGKILL)

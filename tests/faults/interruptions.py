@@ -24,7 +24,7 @@ from typing import Any
 from accel_trainer import BatchConfig, CheckpointConfig, ClassificationTask, RecipeConfig, main
 from accel_trainer.callbacks.result import ResultWriter
 from accel_trainer.checkpoint import manager
-from accel_trainer.vision import ImageLoader
+from accel_trainer.vision import AugmentedImageReader
 from tests import processes, workload
 from tests.faults.campaign import run_campaign
 from tests.faults.crash import outcome
@@ -79,7 +79,7 @@ def draw_trial(number: int) -> Trial:
 
 MOMENTS: dict[str, tuple[Any, str]] = {
     "start": (workload, "SmallNet"),
-    "data": (ImageLoader, "_augmented"),
+    "data": (AugmentedImageReader, "finish"),
     "step": (ClassificationTask, "step"),
     "save": (manager, "write_checkpoint"),
     "evaluation": (ClassificationTask, "eval_step"),

@@ -23,7 +23,7 @@ from typing import Any
 
 from accel_trainer import Callback, ClassificationTask, RecipeConfig, main
 from accel_trainer.checkpoint import manager
-from accel_trainer.vision import ImageLoader
+from accel_trainer.vision import AugmentedImageReader
 from tests import processes, workload
 from tests.training.test_exactness import final_files
 
@@ -128,7 +128,7 @@ def pause_in(phase: str, act: Callable[[], None]) -> None:
     """Call `act` the moment the run is in `phase`."""
     owner, name, number = {
         "start": (workload, "SmallNet", 1),
-        "data": (ImageLoader, "_augmented", PAUSE_AT_STEP),
+        "data": (AugmentedImageReader, "finish", PAUSE_AT_STEP),
         "step": (ClassificationTask, "step", PAUSE_AT_STEP),
         "evaluation": (ClassificationTask, "eval_step", 4),  # the first two are trials at the start
         "save": (manager, "write_checkpoint", PAUSE_AT_STEP),

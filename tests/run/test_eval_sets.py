@@ -240,7 +240,7 @@ def test_a_loader_keeps_its_order_and_refuses_weights(tmp_path: Path) -> None:
     with start_run(make_config(tmp_path), recipe="weights") as run:
         data = train_set()
         loader = build_train_loader(data, run.config.batch, seed=0, accelerator=run.accelerator)
-        with pytest.raises(ConfigError, match="DatasetLoader has an order of its own: .*weights="):
+        with pytest.raises(ConfigError, match="TrainLoader has an order of its own: .*weights="):
             build_trainer(
                 run,
                 model=nn.Linear(6, NUM_CLASSES),

@@ -22,7 +22,7 @@ from accel_trainer import (
     Trainer,
     TrainState,
 )
-from accel_trainer.data.dataloader import build_eval_loader
+from accel_trainer.data.loader import build_eval_loader
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
 from tests import processes
 from tests.evaluated import all_sets, left_by, make_config, make_net, rows_of, train

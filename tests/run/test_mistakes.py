@@ -459,12 +459,12 @@ FITS_NOT = [
     (
         having(train_set=m.Streams()),
         "DATASET",
-        "the training set is Streams: it has no [index], so give it to build_stream_loaders, ...",
+        "the training set is Streams: it has no [index], so give a function that starts it to ...",
     ),
     (
         on(m.stream_of_rows),
         "DATASET",
-        "the training set is IterableDataset: it has no [index], so give it to ...",
+        "the training set is IterableDataset: it has no [index], so give a function that ...",
     ),
     (
         on(m.batches),

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.types import Batch, EvalLoader, Metric, StepOutput
-from accel_trainer.data.dataloader import DatasetEvalLoader
+from accel_trainer.core.types import Batch, EvalSource, Metric, StepOutput
+from accel_trainer.data.loader import EvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
 from accel_trainer.training.evaluator import Evaluator, MetricFailed
@@ -77,7 +77,7 @@ def plain_loop(model: nn.Module, samples: Samples) -> dict[str, Any]:
     }
 
 
-def evaluate(model: nn.Module, loader: EvalLoader, accelerator: Accelerator) -> dict[str, Any]:
+def evaluate(model: nn.Module, loader: EvalSource, accelerator: Accelerator) -> dict[str, Any]:
     evaluator = Evaluator(
         loader, task=ClassificationTask(), metrics=METRICS, accelerator=accelerator
     )
@@ -86,10 +86,11 @@ def evaluate(model: nn.Module, loader: EvalLoader, accelerator: Accelerator) -> 
 
 def shared(
     samples: Samples, batch_size: int, accelerator: Accelerator, *, num_parts: int | None = None
-) -> DatasetEvalLoader:
-    return DatasetEvalLoader(
+) -> EvalLoader[SampleReader]:
+    return EvalLoader(
         SampleReader(samples, accelerator.device),
         batch_size=batch_size,
+        device=accelerator.device,
         num_processes=accelerator.num_processes,
         process_index=accelerator.process_index,
         num_parts=num_parts,

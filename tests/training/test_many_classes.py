@@ -32,7 +32,7 @@ from accel_trainer import (
 from accel_trainer.cli.main import main as command_line
 from accel_trainer.core.errors import DataError
 from accel_trainer.core.types import Batch, StepOutput
-from accel_trainer.data.dataloader import DatasetEvalLoader
+from accel_trainer.data.loader import EvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.training.evaluation_file import EVALUATION_FILE, read_details
 from accel_trainer.training.evaluator import Evaluator
@@ -152,7 +152,7 @@ def test_a_confusion_matrix_counts_each_pair_of_label_and_prediction(num_classes
 
 def test_sums_of_a_confusion_matrix_are_a_number_per_sample() -> None:
     reader = SampleReader(samples_of(20_000), CPU)
-    loader = DatasetEvalLoader(reader, batch_size=7)
+    loader = EvalLoader(reader, batch_size=7, device=CPU)
     metrics = [ConfusionMatrix(20_000)]
     evaluator = Evaluator(
         loader, task=ClassificationTask(), metrics=metrics, accelerator=Accelerator(cpu=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from accel_trainer import BatchConfig, ClassificationTask
 from accel_trainer.core.types import Batch, StepOutput
-from accel_trainer.data.dataloader import DatasetEvalLoader
+from accel_trainer.data.loader import EvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
 from accel_trainer.training.evaluator import Evaluator
@@ -51,7 +51,7 @@ class Bootstrapped(MeanLoss):
 def make_evaluator(*, num_workers: int = 0, seed: int = 3) -> Evaluator:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     reader = SampleReader(Samples(40), accelerator.device, num_workers=num_workers)
-    loader = DatasetEvalLoader(reader, batch_size=15)
+    loader = EvalLoader(reader, batch_size=15, device=accelerator.device)
     return Evaluator(
         loader, task=Noisy(), metrics=[Bootstrapped()], accelerator=accelerator, seed=seed
     )
@@ -94,8 +94,9 @@ def evaluate_in_parts() -> None:
         where = {
             "num_processes": accelerator.num_processes,
             "process_index": accelerator.process_index,
+            "device": accelerator.device,
         }
-        loader = DatasetEvalLoader(reader, batch_size=13, num_parts=4, **where)
+        loader = EvalLoader(reader, batch_size=13, num_parts=4, **where)
         found = Evaluator(
             loader, task=Noisy(), metrics=[MeanLoss()], accelerator=accelerator, num_parts=4, seed=3
         )

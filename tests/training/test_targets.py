@@ -46,7 +46,7 @@ from accel_trainer import (
 )
 from accel_trainer.core.errors import DataError
 from accel_trainer.core.rng import epoch_permutation
-from accel_trainer.data.dataloader import DatasetEvalLoader
+from accel_trainer.data.loader import EvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.training.evaluator import Evaluator
 from accel_trainer.vision import SegmentationTask, WorstMistakes
@@ -212,9 +212,8 @@ def measure(logits: Tensor, labels: Tensor, batch_size: int = 7) -> dict[str, An
         Counted(),
         WorstMistakes(Path(), Pictures(len(labels)), ()),  # type: ignore[arg-type]
     ]
-    loader = DatasetEvalLoader(
-        SampleReader(TensorDataset(logits, labels), CPU), batch_size=batch_size
-    )
+    reader = SampleReader(TensorDataset(logits, labels), CPU)
+    loader = EvalLoader(reader, batch_size=batch_size, device=CPU)
     evaluator = Evaluator(
         loader,
         task=WithNumber(ignore_index=-100),
@@ -318,7 +317,7 @@ class OwnTask:
 @pytest.mark.parametrize("metric", [TopKAccuracy(), TopKAccuracy(2), ConfusionMatrix(3)])
 def test_a_metric_refuses_labels_that_the_task_has_not_left_out(metric: Any) -> None:
     data = TensorDataset(torch.randn(6, 3), torch.tensor([0, 1, 2, 0, -100, 1]))
-    loader = DatasetEvalLoader(SampleReader(data, CPU), batch_size=4)
+    loader = EvalLoader(SampleReader(data, CPU), batch_size=4, device=CPU)
     evaluator = Evaluator(
         loader, task=OwnTask(), metrics=[metric], accelerator=Accelerator(cpu=True)
     )

@@ -13,6 +13,7 @@ from accel_trainer.vision import WorstMistakes
 class Loader:
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
+        self.reader = self
 
     def picture_of(self, sample_id: int) -> Tensor:
         raise NotImplementedError

@@ -15,9 +15,9 @@ from accel_trainer.cli.data.describe import examine_photo
 from accel_trainer.cli.share.predict import read_image
 from accel_trainer.core.errors import DataError
 from accel_trainer.vision import BadImageConfig, load_images, load_photos
-from accel_trainer.vision.data.loader import _warn_of_range
+from accel_trainer.vision.data.loaders import _warn_of_range
 from accel_trainer.vision.data.photo_decode import decode_photo, read_header
-from accel_trainer.vision.data.photo_loader import PhotoDataset
+from accel_trainer.vision.data.photo_reader import PhotoDataset
 from accel_trainer.vision.data.pixel_range import FormatRanges
 
 from .make_photos import encoded

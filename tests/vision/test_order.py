@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from accel_trainer import Batch, BatchConfig, ConfigError
+from accel_trainer import Batch, BatchConfig, ConfigError, TrainLoader
 from accel_trainer.data.order import SampleOrder, choose_order
 from accel_trainer.vision import (
     AugmentConfig,
+    AugmentedImageReader,
+    AugmentedPhotoReader,
     ImageClassificationConfig,
     ImageClassificationTask,
-    ImageLoader,
     ImageSplit,
     Normalization,
     PhotoAugmentConfig,
-    PhotoLoader,
 )
 from accel_trainer.vision.data.eval_transform import EvalTransform
 from tests.vision.make_photos import mixed_photos, split_of
@@ -35,34 +35,33 @@ def plan_of(order: SampleOrder) -> Any:
     return config.plan(order.num_samples, num_processes=1)
 
 
-def image_loader(order: SampleOrder, **augment: Any) -> ImageLoader:
+def image_loader(order: SampleOrder, **augment: Any) -> TrainLoader[AugmentedImageReader]:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 255, (NUM, 3, 8, 8), generator=generator).byte()
-    return ImageLoader(
+    reader = AugmentedImageReader(
         # Each image is of a class of its own: the targets of a mix say which two it has.
         ImageSplit(images=images, labels=torch.arange(NUM), num_classes=NUM),
-        plan=plan_of(order),
-        process_index=0,
-        seed=0,
-        augment=AugmentConfig(**{"crop_padding": 3, "crop_mode": "reflect", **augment}),
         normalization=Normalization(mean=(0.5,) * 3, std=(0.5,) * 3),
         device=CPU,
-        order=order,
-    )
-
-
-def photo_loader(order: SampleOrder, **augment: Any) -> PhotoLoader:
-    return PhotoLoader(
-        split_of(mixed_photos(NUM), num_classes=NUM),
-        plan=plan_of(order),
-        augment=PhotoAugmentConfig(**augment),
-        transform=EvalTransform(size=8),
-        num_classes=NUM,
+        augment=AugmentConfig(**{"crop_padding": 3, "crop_mode": "reflect", **augment}),
         seed=0,
+        kept=order.kept,
+    )
+    return TrainLoader(reader, plan_of(order), seed=0, device=CPU, order=order)
+
+
+def photo_loader(order: SampleOrder, **augment: Any) -> TrainLoader[AugmentedPhotoReader]:
+    reader = AugmentedPhotoReader(
+        split_of(mixed_photos(NUM), num_classes=NUM),
+        transform=EvalTransform(size=8),
         device=CPU,
         num_workers=2,
-        order=order,
+        augment=PhotoAugmentConfig(**augment),
+        num_classes=NUM,
+        seed=0,
+        kept=order.kept,
     )
+    return TrainLoader(reader, plan_of(order), seed=0, device=CPU, order=order)
 
 
 LOADERS = pytest.mark.parametrize("make_loader", [image_loader, photo_loader])

@@ -109,7 +109,7 @@ def test_two_processes_train_the_same_model_as_one(photos: Path, tmp_path: Path)
         processes.run(
             run_in_float64, *arguments, num_processes=number, folder=tmp_path / f"logs-{number}"
         )
-    # The pixels are the same bit for bit (test_photo_loader.py); sums over them are rounded in
+    # The pixels are the same bit for bit (test_photo_reader.py); sums over them are rounded in
     # another order.
     assert largest_difference(tmp_path / "1", tmp_path / "2") <= 1e-9
     for mine, theirs in zip(history(tmp_path / "1"), history(tmp_path / "2"), strict=True):

@@ -17,11 +17,11 @@ import torch
 from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.core import filesystem
 from accel_trainer.core.callback import RunResult, TrainerView
-from accel_trainer.core.types import Batch, EvalLoader, StepReport
+from accel_trainer.core.types import Batch, EvalSource, StepReport
+from accel_trainer.data.loader import EvalLoader
 from accel_trainer.distributed.collectives import run_on_main
 from accel_trainer.distributed.machine import peak_memory_bytes
-from accel_trainer.run.data import TEST_SET, RunData, fingerprint_of
-from accel_trainer.run.dry_run import MAX_EVAL_SAMPLES, FewSamples
+from accel_trainer.run.data import MAX_EVAL_SAMPLES, TEST_SET, RunData
 from accel_trainer.run.extra_callbacks import Observer
 from accel_trainer.run.session import Run
 
@@ -80,7 +80,7 @@ class Timer(Observer):
     def build_data(self, build: Callable[..., RunData], run: Run, *sets: Any) -> RunData:
         """Return the data of a run, whose evaluations are timed."""
         data = build(run, *sets)
-        timed: dict[str, EvalLoader] = {
+        timed: dict[str, EvalSource] = {
             name: TimedLoader(name, loader, run, self) for name, loader in data.evaluation.items()
         }
         return replace(data, evaluation=timed)
@@ -190,17 +190,17 @@ class Pass:
 class TimedLoader:
     """Evaluation batches of a loader, perhaps only the first ones, and the times they took."""
 
-    def __init__(self, set_name: str, loader: EvalLoader, run: Run, timer: Timer) -> None:
+    def __init__(self, set_name: str, loader: EvalSource, run: Run, timer: Timer) -> None:
         num_processes = run.accelerator.num_processes
         most = max(MAX_EVAL_SAMPLES, _NUM_EVAL_BATCHES * run.config.batch.eval_batch_size)
         whole = loader.num_samples // num_processes
-        # Loaders of others may not share their samples out evenly.
-        is_ours = type(loader).__module__.startswith("accel_trainer.")
-        is_cut = whole > most and (is_ours or num_processes == 1)
         self._set_name = set_name
-        self._whole = loader
-        self._loader = FewSamples(loader, most, run.accelerator) if is_cut else loader
-        self._num_left_out = whole - most if is_cut else 0
+        self.reader = getattr(loader, "reader", loader)
+        self._loader = loader
+        self._num_left_out = 0
+        if whole > most and isinstance(loader, EvalLoader):
+            self._loader = loader.first(most * num_processes)
+            self._num_left_out = whole - most
         self._device = run.accelerator.device
         self._timer = timer
 
@@ -217,7 +217,3 @@ class TimedLoader:
             yield batch
             _wait_for(self._device)
             timed.add(len(batch))
-
-    def fingerprint(self) -> str:
-        """Return that of the loader."""
-        return fingerprint_of(self._whole)

@@ -16,16 +16,17 @@ import torch
 from ...core.batch_plan import BatchConfig
 from ...core.errors import ConfigError
 from ...core.json_files import read_json_object
-from ...core.types import Loader
+from ...data.loader import TrainLoader
+from ...data.reader import Reader
 from ...vision import (
     AugmentConfig,
+    AugmentedImageReader,
+    AugmentedPhotoReader,
     EvalTransform,
     ImageDataset,
-    ImageLoader,
     Normalization,
     PhotoAugmentConfig,
     PhotoConfig,
-    PhotoLoader,
     Photos,
     load_images,
     load_photos,
@@ -89,10 +90,16 @@ def load_data(run: RunReader, dataset: str, *, cache_dir: Path) -> ImageDataset 
 
 def draw_samples(run: RunReader, data: ImageDataset | Photos) -> list[Picture]:
     """Return the first training images of the first epoch, with their augmentation."""
+    seed = run.config.get("seed") or 0
+    cpu = torch.device("cpu")
     try:
-        loader, normalization = _build_loader(run, data)
+        plan = BatchConfig(per_device_batch_size=_NUM_PICTURES).plan(
+            len(data.train), num_processes=1
+        )
+        reader, normalization = _build_reader(run, data, seed, cpu)
     except (TypeError, ConfigError):  # a config of another version
         return []
+    loader = TrainLoader(reader, plan, seed=seed, device=cpu)
     batch = next(loader.step_batches(0, 0)).micro_batches[0]
     mean = torch.tensor(normalization.mean)[:, None, None]
     std = torch.tensor(normalization.std)[:, None, None]
@@ -108,35 +115,29 @@ def draw_samples(run: RunReader, data: ImageDataset | Photos) -> list[Picture]:
     ]
 
 
-def _build_loader(
-    run: RunReader, data: ImageDataset | Photos
-) -> tuple[Loader, Normalization | EvalTransform]:
-    plan = BatchConfig(per_device_batch_size=_NUM_PICTURES).plan(len(data.train), num_processes=1)
+def _build_reader(
+    run: RunReader, data: ImageDataset | Photos, seed: int, device: torch.device
+) -> tuple[Reader, Normalization | EvalTransform]:
     stored = run.config.get("augment") or {}
-    seed = run.config.get("seed") or 0
-    cpu = torch.device("cpu")
     augment: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()
     }
     if isinstance(data, Photos):
         transform = PhotoConfig(**run.config.get("photos") or {}).eval_transform()
-        photo_loader = PhotoLoader(
+        photo_reader = AugmentedPhotoReader(
             data.train,
-            plan=plan,
-            augment=PhotoAugmentConfig(**augment),
             transform=transform,
+            device=device,
+            augment=PhotoAugmentConfig(**augment),
             num_classes=data.num_classes,
             seed=seed,
-            device=cpu,
         )
-        return photo_loader, transform
-    loader = ImageLoader(
+        return photo_reader, transform
+    reader = AugmentedImageReader(
         data.train,
-        plan=plan,
-        process_index=0,
-        seed=seed,
-        augment=AugmentConfig(**augment),
         normalization=data.normalization,
-        device=cpu,
+        device=device,
+        augment=AugmentConfig(**augment),
+        seed=seed,
     )
-    return loader, data.normalization
+    return reader, data.normalization

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...core.errors import ConfigError, DataError, shortened
-from ...vision import ImageEvalLoader, PhotoEvalLoader, PhotoSplit, load_images, load_photos
+from ...data.loader import EvalLoader
+from ...vision import ImageReader, PhotoReader, PhotoSplit, load_images, load_photos
 from ...vision.data.bad_images import WHATEVER_WAS_KEPT
 from ...vision.pretrained import ExportConfig
 from ...vision.sources.class_names import check_class_names, numbers_in
@@ -48,7 +49,7 @@ class EvalData(NamedTuple):
     this split).
     """
 
-    loader: ImageEvalLoader | PhotoEvalLoader
+    loader: EvalLoader[ImageReader] | EvalLoader[PhotoReader]
     labels: NDArray[np.int64]
     split: str
     fingerprint: str | None
@@ -72,13 +73,13 @@ def load_eval_data(
     if config.transform is not None:
         photos, names, split_name, fingerprint = _load_photos(choice)
         labels = _labels_of_model(photos.labels, names, config.class_names, choice.dataset)
-        photo_loader = PhotoEvalLoader(
+        photo_reader = PhotoReader(
             replace(photos, labels=labels),
             transform=config.transform,
-            batch_size=batch_size,
             device=device,
             num_workers=num_workers,
         )
+        photo_loader = EvalLoader(photo_reader, batch_size=batch_size, device=device)
         return EvalData(photo_loader, labels, split_name, fingerprint)
     images = load_images(choice.dataset, cache_dir=choice.cache_dir, bad_images=WHATEVER_WAS_KEPT)
     _warn(images.notes)
@@ -99,14 +100,12 @@ def load_eval_data(
     labels = _labels_of_model(
         split.labels.numpy(), images.class_names, config.class_names, choice.dataset
     )
-    loader = ImageEvalLoader(
+    reader = ImageReader(
         replace(split, labels=torch.from_numpy(labels), num_classes=len(config.class_names)),
-        batch_size=batch_size,
-        num_processes=1,
-        process_index=0,
         normalization=config.normalization,
         device=device,
     )
+    loader = EvalLoader(reader, batch_size=batch_size, device=device)
     fingerprint = images.fingerprint if split is images.test else None
     return EvalData(loader, labels, split_name, fingerprint)
 

@@ -125,7 +125,7 @@ def _write_test_images(
             f"{str(data.fingerprint)[:12]}): pass the right one with --dataset",
         )
     with ThreadPoolExecutor(available_cpus()) as threads:
-        pictures = in_order(threads, data.loader.picture_of, range(len(data.labels)))
+        pictures = in_order(threads, data.loader.reader.picture_of, range(len(data.labels)))
         for number, labels in enumerate(torch.from_numpy(data.labels).split(_IMAGES_PER_FILE)):
             pixels = torch.stack(list(islice(pictures, len(labels)))).permute(0, 3, 1, 2)
             content = save_safetensors(

@@ -33,6 +33,7 @@ from accel_trainer.core.digest import flatten
 from accel_trainer.core.filesystem import create_file
 from accel_trainer.core.shards import local_part
 from accel_trainer.core.types import Batch, Gradients, StepOutput, StepReport
+from accel_trainer.data.reader import Reader
 from accel_trainer.run.extra_callbacks import Observer
 from accel_trainer.training.unsaved_state import mark_unsaved
 
@@ -55,8 +56,8 @@ class Trace(Observer):
         self._dataset: Any = None
 
     def build_data(self, build: Callable[..., Any], run: Any, train_set: Any, *others: Any) -> Any:
-        """Watch the samples of a dataset; a loader has a way of its own to read them."""
-        if not hasattr(train_set, "step_batches"):
+        """Watch the samples of a dataset; a reader or loader has a way of its own to read them."""
+        if not (isinstance(train_set, Reader) or hasattr(train_set, "step_batches")):
             self._dataset = train_set
             train_set = WatchedDataset(train_set, self)
         return build(run, train_set, *others)

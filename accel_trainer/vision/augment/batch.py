@@ -89,11 +89,6 @@ class Placement:
     columns: Tensor
     flips: Tensor | None
 
-    def at(self, ids: Tensor) -> Placement:
-        """Return the placements at `ids` [B]."""
-        flips = None if self.flips is None else self.flips[ids]
-        return Placement(self.rows[ids], self.columns[ids], flips)
-
     def between(self, start: int, stop: int) -> Placement:
         """Return the placements from `start` up to `stop`, as views."""
         flips = None if self.flips is None else self.flips[start:stop]

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,9 +29,9 @@ from accel_trainer.cli.recipe.dry_run import dry_run
 from accel_trainer.cli.recipe.exit import exit_with
 from accel_trainer.core.errors import CheckpointError, ExitCode
 from accel_trainer.core.types import Batch
-from accel_trainer.data.dataloader import DatasetEvalLoader
+from accel_trainer.data.loader import EvalLoader
 from accel_trainer.data.workers import SampleReader
-from accel_trainer.run.dry_run import limit_evaluation
+from accel_trainer.run.data import MAX_EVAL_SAMPLES
 from recipes import cifar
 from tests import processes, workload
 
@@ -108,12 +107,13 @@ def test_a_dry_run_of_two_processes_says_once_that_all_is_equal(
 def test_a_dry_run_evaluates_at_most_512_samples_each_once(
     num_samples: int, num_processes: int, num_parts: int | None
 ) -> None:
-    reader = SampleReader(planted.vectors(num_samples), torch.device("cpu"), num_workers=0)
+    cpu = torch.device("cpu")
+    reader = SampleReader(planted.vectors(num_samples), cpu)
     batches = []
     for index in range(num_processes):
         where = {"num_processes": num_processes, "process_index": index}
-        whole = DatasetEvalLoader(reader, batch_size=64, num_parts=num_parts, **where)
-        few = limit_evaluation(whole, SimpleNamespace(**where))  # type: ignore[arg-type]
+        whole = EvalLoader(reader, batch_size=64, device=cpu, num_parts=num_parts, **where)
+        few = whole.first(MAX_EVAL_SAMPLES)
         batches.append(list(few.batches()))
     ids = torch.cat([batch.sample_ids for own in batches for batch in own])
     assert sorted(ids.tolist()) == list(range(few.num_samples))

@@ -21,7 +21,7 @@ from torch import Tensor
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.core.types import Batch
-from accel_trainer.data.dataloader import DatasetEvalLoader, DatasetLoader
+from accel_trainer.data.loader import EvalLoader, TrainLoader
 from accel_trainer.data.workers import SampleReader
 
 from ..variants import slow
@@ -59,18 +59,20 @@ def make_loader(
     num_workers: int = 0,
     process_index: int = 0,
     seed: int = 0,
-) -> DatasetLoader:
+) -> TrainLoader[SampleReader]:
     plan = BatchPlan(
         num_samples=NUM_SAMPLES,
         global_batch_size=GLOBAL_BATCH,
         per_device_batch_size=micro,
         num_processes=num_processes,
     )
-    reader = SampleReader(Noisy(), CPU, num_workers=num_workers)
-    return DatasetLoader(reader, plan, seed=seed, process_index=process_index)
+    reader = SampleReader(Noisy(), CPU, seed=seed, num_workers=num_workers)
+    return TrainLoader(reader, plan, seed=seed, device=CPU, process_index=process_index)
 
 
-def batches_of(loader: DatasetLoader, *, epoch: int = 0, first_step: int = 0) -> list[list[Batch]]:
+def batches_of(
+    loader: TrainLoader[Any], *, epoch: int = 0, first_step: int = 0
+) -> list[list[Batch]]:
     return [list(step_batch.micro_batches) for step_batch in loader.step_batches(epoch, first_step)]
 
 
@@ -143,7 +145,7 @@ def test_a_dataset_that_no_worker_can_be_given_is_one_line() -> None:
         ConfigError,
         match="data workers cannot be given the dataset .*pickle.*: define it at the top",
     ):
-        list(reader.read([torch.tensor([0])], key=0))
+        list(reader.read([torch.tensor([0])], None))
 
 
 def test_inputs_targets_and_ids_of_a_batch_belong_together() -> None:
@@ -155,9 +157,8 @@ def test_inputs_targets_and_ids_of_a_batch_belong_together() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_part_without_samples_is_a_batch_of_no_rows(num_workers: int) -> None:
     plan = BatchPlan(num_samples=13, global_batch_size=12, per_device_batch_size=4, num_processes=3)
-    loader = DatasetLoader(
-        SampleReader(Noisy(13), CPU, num_workers=num_workers), plan, seed=0, process_index=2
-    )
+    reader = SampleReader(Noisy(13), CPU, num_workers=num_workers)
+    loader = TrainLoader(reader, plan, seed=0, device=CPU, process_index=2)
     full, short = loader.step_batches(0, 0)
     assert [len(batch) for batch in full.micro_batches] == [4]
     (empty,) = short.micro_batches
@@ -177,14 +178,13 @@ def test_step_batches_count_the_samples_of_all_processes() -> None:
 def test_a_plan_for_another_number_of_samples_is_refused() -> None:
     plan = BatchPlan(num_samples=32, global_batch_size=12, per_device_batch_size=4)
     with pytest.raises(ValueError, match="the plan is for 32 samples, an epoch has 31"):
-        DatasetLoader(SampleReader(Noisy(), CPU), plan, seed=0)
+        TrainLoader(SampleReader(Noisy(), CPU), plan, seed=0, device=CPU)
 
 
 def test_a_signal_to_the_process_group_does_not_end_the_workers() -> None:
     plan = BatchPlan(num_samples=NUM_SAMPLES, global_batch_size=2, per_device_batch_size=2)
-    step_batches = DatasetLoader(
-        SampleReader(WithWorker(), CPU, num_workers=2), plan, seed=0
-    ).step_batches(0, 0)
+    reader = SampleReader(WithWorker(), CPU, num_workers=2)
+    step_batches = TrainLoader(reader, plan, seed=0, device=CPU).step_batches(0, 0)
     workers = {next(step_batches).micro_batches[0].inputs[0].item() for _ in range(2)}
     assert len(workers) == 2
     for worker, number in itertools.product(workers, ("TERM", "INT", "HUP")):
@@ -203,9 +203,10 @@ def test_evaluation_gives_every_sample_once_in_order_over_all_processes(
         [(3, 4)] if num_workers else itertools.product((1, 2, 3), (1, 4, 64))
     ):
         loaders = [
-            DatasetEvalLoader(
+            EvalLoader(
                 SampleReader(Noisy(num_samples), CPU, num_workers=num_workers),
                 batch_size=batch_size,
+                device=CPU,
                 num_processes=num_processes,
                 process_index=rank,
             )
@@ -220,7 +221,7 @@ def test_evaluation_gives_every_sample_once_in_order_over_all_processes(
 
 
 def test_evaluation_sees_the_same_samples_every_time() -> None:
-    loader = DatasetEvalLoader(SampleReader(Noisy(), CPU), batch_size=4)
+    loader = EvalLoader(SampleReader(Noisy(), CPU), batch_size=4, device=CPU)
     first, second = ([batch.inputs for batch in loader.batches()] for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
@@ -242,16 +243,13 @@ def raise_an_error() -> None:
 
 def read_faulty(fault: Callable[[], object], *, num_workers: int = 0, **options: Any) -> str:
     plan = BatchPlan(num_samples=NUM_SAMPLES, global_batch_size=4, per_device_batch_size=4)
+    reader = SampleReader(Faulty(fault), CPU, num_workers=num_workers, **options)
     with pytest.raises(DataError) as caught:
-        list(
-            DatasetLoader(
-                SampleReader(Faulty(fault), CPU, num_workers=num_workers, **options), plan, seed=0
-            ).step_batches(0, 0)
-        )
+        list(TrainLoader(reader, plan, seed=0, device=CPU).step_batches(0, 0))
     said = str(caught.value)
     assert "\n" not in said
     if num_workers:
-        del caught
+        del caught, reader
         gc.collect()  # the workers end with the error that holds them
     return said
 
@@ -286,7 +284,8 @@ def test_a_sample_that_cannot_be_used_is_named(
 
 
 def test_the_same_holds_for_an_evaluation() -> None:
-    loader = DatasetEvalLoader(SampleReader(Faulty(lambda: 9), CPU, num_classes=3), batch_size=4)
+    reader = SampleReader(Faulty(lambda: 9), CPU, num_classes=3)
+    loader = EvalLoader(reader, batch_size=4, device=CPU)
     with pytest.raises(DataError, match="sample 17 has label 9"):
         list(loader.batches())
 
@@ -321,7 +320,7 @@ def test_a_data_worker_that_dies_or_hangs_ends_with_the_sample_it_was_at(
 def test_a_data_worker_that_dies_is_reported_when_data_is_next_requested() -> None:
     plan = BatchPlan(num_samples=NUM_SAMPLES, global_batch_size=4, per_device_batch_size=4)
     reader = SampleReader(Faulty(lambda: os.kill(os.getpid(), signal.SIGKILL)), CPU, num_workers=1)
-    step_batches = DatasetLoader(reader, plan, seed=0).step_batches(0, 0)
+    step_batches = TrainLoader(reader, plan, seed=0, device=CPU).step_batches(0, 0)
     before = psutil.Process().children()
     for _ in range(6):  # the worker is two batches ahead: at the last, which has sample 17
         list(next(step_batches).micro_batches)

@@ -11,21 +11,27 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 
-from accel_trainer import BatchConfig, DatasetOptions, build_train_loader
+from accel_trainer import (
+    BatchConfig,
+    DatasetOptions,
+    EvalLoader,
+    TrainLoader,
+    build_train_loader,
+)
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.errors import ConfigError, DataError
-from accel_trainer.core.types import Batch, EvalLoader, Loader
+from accel_trainer.core.types import Batch, EvalSource, Loader
 from accel_trainer.vision import (
     AugmentConfig,
+    AugmentedImageReader,
+    AugmentedPhotoReader,
     EvalTransform,
-    ImageEvalLoader,
-    ImageLoader,
+    ImageReader,
     ImageSplit,
     Normalization,
     PhotoAugmentConfig,
     PhotoDataset,
-    PhotoEvalLoader,
-    PhotoLoader,
+    PhotoReader,
     PhotoSplit,
 )
 from accel_trainer.vision.augment.batch import draw_mix, draw_partners
@@ -54,7 +60,7 @@ def make_loader(
     augment: PhotoAugmentConfig = PLAIN,
     transform: EvalTransform = TRANSFORM,
     num_workers: int = 0,
-) -> PhotoLoader:
+) -> TrainLoader[AugmentedPhotoReader]:
     photos = photos or split_of(mixed_photos(21))
     plan = BatchPlan(
         num_samples=len(photos),
@@ -62,20 +68,21 @@ def make_loader(
         per_device_batch_size=micro,
         num_processes=num_processes,
     )
-    return PhotoLoader(
+    reader = AugmentedPhotoReader(
         photos,
-        plan=plan,
-        augment=augment,
         transform=transform,
+        device=CPU,
+        num_workers=num_workers,
+        augment=augment,
         num_classes=3,
         seed=5,
-        device=CPU,
-        process_index=process_index,
-        num_workers=num_workers,
     )
+    return TrainLoader(reader, plan, seed=5, device=CPU, process_index=process_index)
 
 
-def batches_of(loader: PhotoLoader, *, epoch: int = 1, first_step: int = 0) -> list[list[Batch]]:
+def batches_of(
+    loader: TrainLoader[AugmentedPhotoReader], *, epoch: int = 1, first_step: int = 0
+) -> list[list[Batch]]:
     return [list(step_batch.micro_batches) for step_batch in loader.step_batches(epoch, first_step)]
 
 
@@ -193,25 +200,22 @@ def test_small_pictures_are_augmented_as_on_the_path_for_them() -> None:
     ):
         augment = PhotoAugmentConfig(crop="padded", crop_padding=3, **options)
         found = make_loader(photos=photos, transform=transform, augment=augment)
-        expected = ImageLoader(
+        reader = AugmentedImageReader(
             images,
-            plan=found.plan,
-            process_index=0,
-            seed=5,
-            augment=AugmentConfig(crop_padding=3, **options),
             normalization=normalization,
             device=CPU,
+            augment=AugmentConfig(crop_padding=3, **options),
+            seed=5,
         )
+        expected = TrainLoader(reader, found.plan, seed=5, device=CPU)
         for left, right in zip(found.step_batches(3, 0), expected.step_batches(3, 0), strict=True):
             expect_same(list(left.micro_batches), list(right.micro_batches))
-    evaluated = PhotoEvalLoader(photos, transform=transform, batch_size=7, device=CPU)
-    reference = ImageEvalLoader(
-        images,
-        batch_size=7,
-        num_processes=1,
-        process_index=0,
-        normalization=normalization,
-        device=CPU,
+    evaluated, reference = (
+        EvalLoader(reader, batch_size=7, device=CPU)
+        for reader in (
+            PhotoReader(photos, transform=transform, device=CPU),
+            ImageReader(images, normalization=normalization, device=CPU),
+        )
     )
     expect_same(list(evaluated.batches()), list(reference.batches()))
 
@@ -224,14 +228,12 @@ def test_an_evaluation_is_every_photo_once_through_the_transform(
     photos = split_of(mixed_photos(21))
     seen = []
     for index in range(num_processes):
-        loader: EvalLoader = PhotoEvalLoader(
-            photos,
-            transform=TRANSFORM,
+        loader: EvalSource = EvalLoader(
+            PhotoReader(photos, transform=TRANSFORM, device=CPU, num_workers=num_workers),
             batch_size=4,
             device=CPU,
             num_processes=num_processes,
             process_index=index,
-            num_workers=num_workers,
         )
         assert loader.num_samples == 21
         seen += rows_of(list(loader.batches()))
@@ -240,6 +242,18 @@ def test_an_evaluation_is_every_photo_once_through_the_transform(
         pixels = TRANSFORM(photos.encoded_at(sample), "a")
         assert torch.equal(image, TRANSFORM.normalize(pixels[None])[0])
         assert target == sample % 3
+
+
+def test_a_reader_that_augments_evaluates_plain_photos() -> None:
+    photos = split_of(mixed_photos(21))
+    readers = [
+        PhotoReader(photos, transform=TRANSFORM, device=CPU),
+        AugmentedPhotoReader(
+            photos, transform=TRANSFORM, device=CPU, augment=EVERYTHING, num_classes=3, seed=5
+        ),
+    ]
+    plain, augmented = (EvalLoader(each, batch_size=9, device=CPU).batches() for each in readers)
+    expect_same(list(augmented), list(plain))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -294,20 +308,6 @@ def test_a_padding_as_large_as_the_photo_is_refused() -> None:
         ConfigError, match="--augment.crop-padding 15 is too much for 15 pixels: set it below 15"
     ):
         make_loader(augment=PhotoAugmentConfig(crop="padded", crop_padding=15))
-
-
-def test_a_plan_for_other_photos_is_refused() -> None:
-    plan = BatchPlan(num_samples=20, global_batch_size=4, per_device_batch_size=4)
-    with pytest.raises(ValueError, match="the plan is for 20 samples, an epoch has 21"):
-        PhotoLoader(
-            split_of(mixed_photos(21)),
-            plan=plan,
-            augment=PLAIN,
-            transform=TRANSFORM,
-            num_classes=3,
-            seed=0,
-            device=CPU,
-        )
 
 
 class Jitter:

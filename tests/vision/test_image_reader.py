@@ -8,8 +8,9 @@ from torch import Tensor
 
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.types import Batch, EvalLoader, Loader
-from accel_trainer.vision import AugmentConfig, ImageEvalLoader, ImageLoader
+from accel_trainer.core.types import Batch, EvalSource, Loader
+from accel_trainer.data.loader import EvalLoader, TrainLoader
+from accel_trainer.vision import AugmentConfig, AugmentedImageReader, ImageReader
 
 from .make_data import NORMALIZATION, random_split
 
@@ -35,7 +36,7 @@ def make_loader(
     augment: AugmentConfig = PLAIN,
     seed: int = 0,
     drop_last: bool = False,
-) -> ImageLoader:
+) -> TrainLoader[AugmentedImageReader]:
     plan = BatchPlan(
         num_samples=num_samples,
         global_batch_size=global_batch,
@@ -43,18 +44,30 @@ def make_loader(
         num_processes=num_processes,
         drop_last=drop_last,
     )
-    return ImageLoader(
-        random_split(num_samples),
-        plan=plan,
-        process_index=process_index,
-        seed=seed,
-        augment=augment,
+    return train_loader(plan, process_index=process_index, augment=augment, seed=seed, device=CPU)
+
+
+def train_loader(
+    plan: BatchPlan,
+    *,
+    augment: AugmentConfig,
+    device: torch.device,
+    seed: int = 0,
+    process_index: int = 0,
+) -> TrainLoader[AugmentedImageReader]:
+    reader = AugmentedImageReader(
+        random_split(plan.num_samples),
         normalization=NORMALIZATION,
-        device=CPU,
+        device=device,
+        augment=augment,
+        seed=seed,
     )
+    return TrainLoader(reader, plan, seed=seed, device=device, process_index=process_index)
 
 
-def batches_of(loader: ImageLoader, *, epoch: int = 0, first_step: int = 0) -> list[list[Batch]]:
+def batches_of(
+    loader: TrainLoader[AugmentedImageReader], *, epoch: int = 0, first_step: int = 0
+) -> list[list[Batch]]:
     return [list(step_batch.micro_batches) for step_batch in loader.step_batches(epoch, first_step)]
 
 
@@ -230,14 +243,13 @@ def test_padding_that_cannot_be_mirrored_or_is_all_of_a_crop_is_refused() -> Non
 
 def make_eval_loader(
     num_samples: int, *, num_processes: int, process_index: int, batch_size: int
-) -> ImageEvalLoader:
-    return ImageEvalLoader(
-        random_split(num_samples),
+) -> EvalLoader[ImageReader]:
+    return EvalLoader(
+        ImageReader(random_split(num_samples), normalization=NORMALIZATION, device=CPU),
         batch_size=batch_size,
+        device=CPU,
         num_processes=num_processes,
         process_index=process_index,
-        normalization=NORMALIZATION,
-        device=CPU,
     )
 
 
@@ -277,7 +289,7 @@ def test_evaluation_images_are_training_images_without_augmentation() -> None:
 
 def test_the_loaders_keep_the_engines_protocols() -> None:
     loader: Loader = make_loader()
-    evaluation: EvalLoader = make_eval_loader(3, num_processes=1, process_index=0, batch_size=2)
+    evaluation: EvalSource = make_eval_loader(3, num_processes=1, process_index=0, batch_size=2)
     assert loader.plan.num_samples == 24
     assert evaluation.num_samples == 3
 
@@ -287,16 +299,7 @@ def test_the_loaders_keep_the_engines_protocols() -> None:
 def test_a_gpu_gets_the_pixels_of_the_cpu_and_waits_for_none(augment: AugmentConfig) -> None:
     plan = BatchPlan(num_samples=31, global_batch_size=12, per_device_batch_size=5)
     loaders = [
-        ImageLoader(
-            random_split(31),
-            plan=plan,
-            process_index=0,
-            seed=0,
-            augment=augment,
-            normalization=NORMALIZATION,
-            device=device,
-        )
-        for device in (CPU, torch.device("cuda"))
+        train_loader(plan, augment=augment, device=device) for device in (CPU, torch.device("cuda"))
     ]
     for expected, step_batch in zip(
         loaders[0].step_batches(1, 0), loaders[1].step_batches(1, 0), strict=True
@@ -310,3 +313,15 @@ def test_a_gpu_gets_the_pixels_of_the_cpu_and_waits_for_none(augment: AugmentCon
             torch.testing.assert_close(right.inputs.cpu(), left.inputs, rtol=0, atol=1e-5)
             torch.testing.assert_close(right.targets.cpu(), left.targets)
             assert torch.equal(right.sample_ids.cpu(), left.sample_ids)
+
+
+def test_a_reader_that_augments_evaluates_plain_images() -> None:
+    options = {"normalization": NORMALIZATION, "device": CPU}
+    readers = [
+        ImageReader(random_split(24), **options),
+        AugmentedImageReader(random_split(24), augment=MIXED, seed=0, **options),
+    ]
+    plain, augmented = (EvalLoader(each, batch_size=9, device=CPU).batches() for each in readers)
+    for expected, found in zip(plain, augmented, strict=True):
+        assert torch.equal(found.inputs, expected.inputs)
+        assert torch.equal(found.targets, expected.targets)

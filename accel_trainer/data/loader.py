@@ -1,0 +1,297 @@
+"""The training and the evaluation loader: the samples of a reader, the same on any hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice, repeat, tee
+from typing import Any, Generic, TypeVar
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
+from ..core.config import ABOVE_ZERO, AT_LEAST_ONE
+from ..core.errors import ConfigError
+from ..core.types import Batch, LazyBatches, StepBatch
+from ..distributed.streams import has_streams
+from .order import SampleOrder, choose_order, labels_of, to_tensor
+from .reader import Reader, checked
+from .samples import Columns, check_dataset
+from .stream import StreamReader
+from .workers import WORKER_TIMEOUT_S, Collate, SampleReader
+
+AnyReader = TypeVar("AnyReader", bound=Reader)
+
+
+class TrainLoader(Generic[AnyReader]):
+    """This process's step batches of the samples of `reader`, from any step on.
+
+    They come in an `order` (None: each sample once, shuffled). A run prints `description` at its
+    start.
+    """
+
+    description: str
+
+    def __init__(
+        self,
+        reader: AnyReader,
+        plan: BatchPlan,
+        *,
+        seed: int,
+        device: torch.device,
+        process_index: int = 0,
+        order: SampleOrder | None = None,
+    ) -> None:
+        self.order = order or choose_order(BatchConfig(), len(reader))
+        if plan.num_samples != self.order.num_samples:
+            raise ValueError(
+                f"the plan is for {plan.num_samples} samples, an epoch has {self.order.num_samples}"
+            )
+        self.reader = reader
+        self.plan = plan
+        self._num_samples = len(reader)
+        self._seed = seed
+        self._process_index = process_index
+        self._to_device = DeviceCopy(device)
+
+    def extremes(self) -> Batch:
+        """Return some samples that are trained on, with the smallest and the largest labels."""
+        return self.reader.extremes(self.order.kept)
+
+    def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
+        """Yield the step batches of `epoch` from `first_step` on.
+
+        A micro-batch moves to the device when it is indexed. Only a stream without `seek` reads
+        what is before the first step.
+
+        Raises:
+            DataError: samples cannot be read.
+            ConfigError: the reader does not yield the samples that it was asked for.
+        """
+        order = self.order.draw(seed=self._seed, epoch=epoch)
+        steps = range(first_step, self.plan.steps_per_epoch)
+        to_read, parts_of_steps = tee(
+            self.plan.micro_batches(step, self._process_index) for step in steps
+        )
+        ids = (to_tensor(order[part.start : part.stop]) for parts in to_read for part in parts)
+        batches = chain(self.reader.read(ids, epoch), repeat(None))
+        for step, parts in zip(steps, parts_of_steps, strict=True):
+            host: list[Batch | None] = []
+            make = partial(self._micro_batch, batches, host, parts, epoch)
+            yield StepBatch(
+                LazyBatches(make, len(parts)), num_samples=self.plan.step_batch_size(step)
+            )
+            # Also read micro-batches that nobody has indexed: the next step begins after them.
+            host += islice(batches, len(parts) - len(host))
+        next(batches)  # let the reader end: it may check its files
+
+    def _micro_batch(
+        self,
+        batches: Iterator[Batch | None],
+        host: list[Batch | None],
+        parts: Sequence[range],
+        epoch: int,
+        index: int,
+    ) -> Batch:
+        """Return micro-batch `index` of a step on the device.
+
+        `host` collects the step's micro-batches that were read, in host memory.
+        """
+        host += islice(batches, max(0, index + 1 - len(host)))
+        read = host[index]
+        finished = None if read is None else self.reader.finish(self._to_device(read), epoch)
+        batch = checked(self.reader, finished, len(parts[index]))
+        return Batch(batch.inputs, batch.targets, batch.sample_ids % self._num_samples)
+
+
+class EvalLoader(Generic[AnyReader]):
+    """This process's evaluation batches: a contiguous slice of the samples, without padding."""
+
+    def __init__(
+        self,
+        reader: AnyReader,
+        *,
+        batch_size: int,
+        device: torch.device,
+        num_processes: int = 1,
+        process_index: int = 0,
+        num_parts: int | None = None,
+    ) -> None:
+        self.reader = reader
+        self.num_samples = len(reader)
+        self._split = partial(
+            split_evenly,
+            batch_size=batch_size,
+            num_processes=num_processes,
+            process_index=process_index,
+            num_parts=num_parts,
+        )
+        self._to_device = DeviceCopy(device)
+
+    def first(self, num_samples: int) -> EvalLoader[AnyReader]:
+        """Return a loader of at most the first `num_samples`."""
+        few = copy(self)
+        few.num_samples = min(num_samples, self.num_samples)
+        return few
+
+    def extremes(self) -> Batch:
+        """Return some samples with the smallest and the largest labels."""
+        return self.reader.extremes(range(self.num_samples))
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches in order. Raises DataError if samples cannot be read."""
+        parts = self._split(range(self.num_samples))
+        for batch in self.reader.read(map(to_tensor, parts), None):
+            yield self.reader.finish(self._to_device(batch), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """How the samples of a map-style dataset become batches.
+
+    Samples are `(input, target)` pairs, or what `collate` accepts. For a table, such as a
+    `datasets.Dataset`, `columns` names the column of the inputs and the column of the targets.
+    `SampleReader` documents `num_classes` and `timeout_s`. `labels` and `weights` are those of the
+    training samples, for their order: see `choose_order`; by default the labels are those that the
+    dataset has at hand.
+    """
+
+    collate: Collate = default_collate
+    columns: tuple[str, str] | None = None
+    num_classes: int | None = None
+    labels: Sequence[int] | Tensor | None = None
+    weights: Sequence[float] | Tensor | None = None
+    timeout_s: float = WORKER_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        AT_LEAST_ONE.check(self, "DatasetOptions", "num_classes")
+        ABOVE_ZERO.check(self, "DatasetOptions", "timeout_s")
+
+
+DEFAULT_OPTIONS = DatasetOptions()
+
+
+def build_train_loader(
+    data: Any,
+    batch: BatchConfig,
+    *,
+    seed: int,
+    accelerator: Accelerator,
+    options: DatasetOptions = DEFAULT_OPTIONS,
+    order: SampleOrder | None = None,
+) -> TrainLoader[Any]:
+    """Return this process's training loader over a map-style dataset or a reader.
+
+    `order` is the one to follow (None: the one that `batch` and `options` ask for).
+
+    Raises:
+        ConfigError: the batch does not fit the data or the processes, the order of the samples
+            cannot be had, or the dataset has no `len()` and `[index]`.
+        DataError: there are fewer samples than processes.
+    """
+    reader = _reader_of(data, "the training set", batch, accelerator, options, seed=seed)
+    if isinstance(reader, StreamReader):
+        check_order_is_free(reader, batch, options)
+        batch = replace(batch, order="stored")
+    if order is None:
+        labels = options.labels
+        if labels is None and batch.order == "balanced":
+            labels = labels_of(data, options.columns)
+        order = choose_order(batch, len(reader), labels=labels, weights=options.weights)
+    return TrainLoader(
+        reader,
+        batch.plan(order.num_samples, num_processes=accelerator.num_processes),
+        seed=seed,
+        device=accelerator.device,
+        process_index=accelerator.process_index,
+        order=order,
+    )
+
+
+def build_eval_loader(
+    data: Any,
+    batch: BatchConfig,
+    *,
+    num_parts: int,
+    accelerator: Accelerator,
+    options: DatasetOptions = DEFAULT_OPTIONS,
+) -> EvalLoader[Any]:
+    """Return this process's evaluation loader over a map-style dataset or a reader.
+
+    `num_parts` is that of the training loader's plan.
+
+    Raises:
+        ConfigError: the dataset has no `len()` and `[index]`.
+    """
+    return EvalLoader(
+        _reader_of(data, "an evaluation set", batch, accelerator, options),
+        batch_size=batch.eval_batch_size,
+        device=accelerator.device,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        num_parts=num_parts,
+    )
+
+
+def check_order_is_free(owner: object, batch: BatchConfig, options: DatasetOptions) -> None:
+    """Raise ConfigError if settings ask for an order, and `owner` has one of its own."""
+    has_flags = (batch.order, batch.leave_out) != ("uniform", None)
+    if has_flags or options.labels is not None or options.weights is not None:
+        raise ConfigError(
+            "ORDER",
+            f"a {type(owner).__name__} has an order of its own: "
+            "leave --batch.order, --leave-out, labels= and weights= out",
+        )
+
+
+def _reader_of(
+    data: Any,
+    name: str,
+    batch: BatchConfig,
+    accelerator: Accelerator,
+    options: DatasetOptions,
+    *,
+    seed: int = 0,
+) -> Reader:
+    if isinstance(data, Reader):
+        return data
+    check_dataset(data, name)
+    return SampleReader(
+        data if options.columns is None else Columns(data, options.columns),
+        accelerator.device,
+        seed=seed,
+        num_workers=batch.num_workers,
+        collate=options.collate,
+        num_classes=options.num_classes,
+        timeout_s=options.timeout_s,
+    )
+
+
+class DeviceCopy:
+    """Copies batches to the device on a separate stream, while the previous step computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.Stream(device) if has_streams(device) else None
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch on the device, ready for use on the current stream."""
+        if self._stream is None:
+            return batch if self._device.type == "cpu" else batch.to(self._device)
+        training = torch.accelerator.current_stream(self._device)
+        with self._stream:
+            moved = batch.map(lambda tensor: tensor.to(self._device, non_blocking=True))
+        training.wait_stream(self._stream)
+
+        def keep(tensor: Tensor) -> Tensor:
+            """Keep the memory until training has read it, so that the next copy cannot reuse it."""
+            tensor.record_stream(training)
+            return tensor
+
+        # Objects move on the stream of the training, as nothing is known of their memory.
+        return moved.map(keep).to(self._device)

@@ -1,0 +1,32 @@
+"""A public name that is gone says what to use instead, as docs/releases.md does."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from accel_trainer.removed import REMOVED
+
+PAGE = Path(__file__).parents[1] / "docs" / "releases.md"
+
+
+def test_the_import_of_each_name_that_is_gone_names_the_new_one() -> None:
+    for old, new in REMOVED.items():
+        module, name = f"accel_trainer.{old}".rsplit(".", 1)
+        with pytest.raises(ImportError, match=rf"{re.escape(old)} is gone: use .*{new}, see docs"):
+            getattr(importlib.import_module(module), name)
+        module, name = f"accel_trainer.{new}".rsplit(".", 1)
+        assert hasattr(importlib.import_module(module), name)
+
+
+def test_a_name_that_never_was_is_an_ordinary_error() -> None:
+    for module in ("accel_trainer", "accel_trainer.vision"):
+        assert not hasattr(importlib.import_module(module), "Lodaer")
+
+
+def test_the_page_of_releases_has_the_same_table() -> None:
+    section = PAGE.read_text().partition("## Names that are gone")[2].partition("\n## ")[0]
+    assert dict(re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|$", section, re.M)) == REMOVED
