@@ -212,10 +212,16 @@ def load_all(value: Any) -> Any:
     """Return `value` with all its stored tensors read, and whole tensors in place of shards.
 
     **Collective** with shards.
+
+    Each tensor gets memory of its own, as a tensor has that was computed: how a product with a
+    matrix rounds depends on where the matrix begins (torch 2.13), and in a file it may begin
+    anywhere.
     """
 
     def load(leaf: Any) -> Any:
-        return leaf.full_tensor() if is_shard(leaf) else load_whole(leaf)
+        if is_shard(leaf):
+            return leaf.full_tensor()
+        return leaf.clone() if isinstance(leaf, Tensor) else load_whole(leaf)
 
     return recursively_apply(load, value, test_type=lambda leaf: True)
 

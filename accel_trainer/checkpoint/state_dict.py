@@ -21,7 +21,7 @@ from ..core.registry import Registry, Stateful
 from ..core.tensor_memory import make_dense
 from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weights
 from .optimizer_state import OptimizerState
-from .sharded import load_all, load_like, load_whole
+from .sharded import load_all, load_like
 
 # The end of the key under which torch stores what `get_extra_state` returns.
 EXTRA_STATE = "_extra_state"
@@ -138,7 +138,7 @@ class UnlistedBuffers(Stateful):
             device = next((tensor.device for tensor in model.parameters()), None)
             for key, stored in state.get(name, {}).items():
                 path, _, attribute = key.rpartition(".")
-                whole = load_whole(stored)
+                whole = load_all(stored)
                 if key in live and live[key].shape == whole.shape:
                     live[key].copy_(whole)
                 else:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from accelerate.utils import recursively_apply
+from torch import Tensor
+
 from ..core.registry import Stateful
 
 if TYPE_CHECKING:
@@ -38,5 +41,7 @@ class LoopState(Stateful):
         """Restore what `state_dict` returned."""
         self._progress.load_state_dict(state)
         self._nonfinite.skipped_steps = state["skipped_steps"]
-        self._callbacks.load_state_dict(state["callbacks"])
+        # In memory of their own, as in `load_all`.
+        callbacks = recursively_apply(Tensor.clone, state["callbacks"])
+        self._callbacks.load_state_dict(callbacks)
         self._log.pending = state["log"]
