@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -138,7 +139,7 @@ class OptimizerStep:
             if every is not None and (position.optimizer_step + 1) % every == 0:
                 # A loader may give each micro-batch only once.
                 step_batch = step_batch._replace(micro_batches=[*step_batch.micro_batches])
-                forwards = self._run_checked(step_batch)
+                forwards = self._run_checked(step_batch, notify)
             else:
                 forwards = self._run(step_batch, notify)
         sums = self._reduce(forwards.sums, step_batch)
@@ -151,11 +152,12 @@ class OptimizerStep:
         losses = [each.loss for each in forwards.sums]
         return Gradients(gradients, sums, step_batch, losses, forwards.sample_ids)
 
-    def _run_checked(self, step_batch: StepBatch) -> Forwards:
-        """Run the micro-batches twice, and compare the bits. Observers do not see them."""
+    def _run_checked(self, step_batch: StepBatch, notify: Notify | None) -> Forwards:
+        """Run the micro-batches twice, and compare the bits. Observers see the second run."""
         self.flush()
         return check_repeats(
-            lambda: self._run(step_batch, None),
+            partial(self._run, step_batch, None),
+            partial(self._run, step_batch, notify),
             self._restart,
             number=step_batch.position.step + 1,
             model=self._model,

@@ -28,17 +28,18 @@ _REPEAT = (
 
 def check_repeats(
     run: Callable[[], T],
+    repeat: Callable[[], T],
     restart: Callable[[], None],
     *,
     number: int,
     model: nn.Module,
     accelerator: Accelerator,
 ) -> T:
-    """Run the micro-batches of step `number` twice, and return what the last run did.
+    """`run` the micro-batches of step `number`, `repeat` that, and return what `repeat` did.
 
     **Collective. Host sync.** All randomness of a forward is seeded by the step and the
     micro-batch, so a step repeats itself. If some process got other bits, it runs a third time.
-    `restart` is called in between.
+    `restart` is called in between. `repeat` does the same as `run`, and observers may see it.
 
     Raises:
         ProcessError: this process got other bits. The third time, torch has refused operations
@@ -47,7 +48,7 @@ def check_repeats(
     """
     _, first = _run_marked(run, model)
     restart()
-    result, second = _run_marked(run, model)
+    result, second = _run_marked(repeat, model)
     if not accelerator.reduce(torch.tensor(float(first != second), device=accelerator.device)):
         return result
     restart()
