@@ -53,14 +53,14 @@ def audit(
     doubts = _find_doubts(run, replay.recipe)
     if doubts:
         say(f"the same bits cannot be expected: {', '.join(doubts)}")
-    num_steps = sum(each.end - each.start for each in chosen)
+    num_steps = sum(each.until - each.after for each in chosen)
     say(
         f"training {num_steps} steps again, {len(chosen)} of {len(stretches)} stretches, "
         f"with {replay.recipe}"
     )
     make_directory(folder)
     for stretch in chosen:
-        place = prepare_directory(folder / f"steps-{stretch.start}-{stretch.end}")
+        place = prepare_directory(folder / f"steps-{stretch.after}-{stretch.until}")
         verdicts.append(check_stretch(evidence, replay, stretch, place, doubts=doubts))
     return verdicts, None
 

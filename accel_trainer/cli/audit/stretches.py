@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...checkpoint.format import CHECKPOINT_NAME, is_committed, list_checkpoints, step_of
 from ...core.errors import ExitCode
 from ...core.rng import epoch_permutation
 from ...training.rehearsal import first_difference
 from ..replay.replay import Replay, ReplayError
+from ..replay.stretches import Stretch
 from ..runs.difference import Difference
 from ..runs.rows import SINCE_LAST_ROW, by_place, read_rows
 from .evidence import Evidence, load_verified, step_named
@@ -26,15 +27,6 @@ _DOES_NOT_FIT = (ExitCode.USAGE, ExitCode.CHECKPOINT, ExitCode.DIVERGED)
 _SAMPLES = "digest/samples_so_far"
 
 
-class Stretch(NamedTuple):
-    """The steps after `start` up to `end`."""
-
-    start: int
-    end: int
-    checkpoint: str | None
-    """The checkpoint at `end`; None if the stretch ends between two."""
-
-
 def find_stretches(evidence: Evidence) -> list[Stretch]:
     """Return the stretches between kept checkpoints, and from the start of the run to the first.
 
@@ -45,19 +37,19 @@ def find_stretches(evidence: Evidence) -> list[Stretch]:
     if evidence.newest is None:
         return []
     last = _deciding(manifests[evidence.newest])
-    alike: dict[int, str] = {}
+    alike: set[int] = set()
     is_whole = True
     for name in reversed(manifests):
         if _deciding(manifests[name]) != last:
             is_whole = False
             break
-        alike.setdefault(step_named(name), name)
+        alike.add(step_named(name))
     points = sorted(alike)
     counts = {row.get("num_processes") for row in evidence.run.attempts if row["event"] == "start"}
     if is_whole and len(counts) <= 1 and (first := _first_step(evidence)) is not None:
         points = [first, *points]
     pairs = zip(points, points[1:], strict=False)
-    return [Stretch(start, end, alike[end]) for start, end in pairs if start < end]
+    return [Stretch(start, end) for start, end in pairs if start < end]
 
 
 def _deciding(manifest: Mapping[str, Any]) -> list[Any]:
@@ -84,10 +76,7 @@ def choose(
     drawn = [stretches[index] for index in sorted(order[:count].tolist())]
     if max_steps is None:
         return drawn
-    return [
-        each if each.end - each.start <= max_steps else Stretch(each[0], each[0] + max_steps, None)
-        for each in drawn
-    ]
+    return [Stretch(each.after, min(each.until, each.after + max_steps)) for each in drawn]
 
 
 def check_stretch(
@@ -97,11 +86,11 @@ def check_stretch(
 
     `doubts` are reasons for which the bits may differ: a difference then proves nothing.
     """
-    what = f"steps {stretch.start + 1} to {stretch.end}"
-    start = replay.checkpoint_at(stretch.start)
+    what = f"steps {stretch.after + 1} to {stretch.until}"
+    start = replay.checkpoint_at(stretch.after)
     try:
         replay.with_flags(["--trainer.max-time-s", "None"]).train(
-            folder, until=stretch.end, after=stretch.start, callbacks={}
+            folder, until=stretch.until, after=stretch.after, callbacks={}
         )
     except ReplayError as error:
         # A run that still trains may have removed the checkpoint.
@@ -110,10 +99,11 @@ def check_stretch(
         return Verdict(what, "DIFFERS" if is_proof else "not checked", error.message)
     differences = [_compare_rows(evidence.run.folder, folder, stretch)]
     compared = "their rows"
-    if stretch.checkpoint is not None:
-        path = evidence.run.folder / "checkpoints" / stretch.checkpoint
+    at_end = [name for name in evidence.manifests if step_named(name) == stretch.until]
+    if at_end:  # otherwise, it is cut short
+        path = evidence.run.folder / "checkpoints" / at_end[-1]
         differences.append(_compare_checkpoints(path, folder))
-        compared = f"their rows and all tensors of {stretch.checkpoint}"
+        compared = f"their rows and all tensors of {path.name}"
     difference = "; ".join(filter(None, differences)) or None
     if difference is not None and doubts:
         fact = f"only approximate here ({', '.join(doubts)}): {difference}"
@@ -125,12 +115,12 @@ def _compare_rows(run: Path, folder: Path, stretch: Stretch) -> str | None:
     """Return the first number, or row, that differs."""
     mine, again = (
         by_place(
-            read_rows(each, after=stretch.start, until=stretch.end, left_out=(SINCE_LAST_ROW,))
+            read_rows(each, after=stretch.after, until=stretch.until, left_out=(SINCE_LAST_ROW,))
         )
         for each in (run, folder)
     )
     # The end of a stretch is also evaluated where the run went on.
-    again = {place: again[place] for place in again if place in mine or place[0] < stretch.end}
+    again = {place: again[place] for place in again if place in mine or place[0] < stretch.until}
     found = Difference.of(mine, again)
     if found is None:
         return None
