@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -86,19 +86,20 @@ class CallbackRunner:
         return states
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Restore the states that `state_dict` returned; callbacks without one stay unchanged.
-
-        States whose callback is gone, which may only have another name, are a warning.
-        """
+        """Restore the states that `state_dict` returned; callbacks without one stay unchanged."""
         for name, callback in self._callbacks.items():
             if name in states:
                 callback.load_state_dict(states[name])
-        for name in sorted(states.keys() - self._callbacks.keys()):
-            _logger.warning(
-                "the checkpoint has state of the callback %s, which this run does not have: "
-                "it is lost",
-                name,
-            )
+
+    def warn_of_lost(self, names: Collection[str]) -> None:
+        """Warn of the states by these names whose callback is gone, or only has another name."""
+        for name in names:
+            if name not in self._callbacks:
+                _logger.warning(
+                    "the checkpoint has state of the callback %s, which this run does not have: "
+                    "it is lost",
+                    name,
+                )
 
 
 def _listens(callback: Callback, hook: str) -> bool:

@@ -318,6 +318,7 @@ class Trainer:
         self._move_to(self.state)
         self._saved_best = self.best
         if self.accelerator.is_main_process:
+            self._callback_runner.warn_of_lost(pieces["trainer"]["callbacks"])
             with suppress(OSError, ValueError):
                 step, details = read_details(self._run_folder)
                 if step == self._progress.evaluated_step:  # the file is of the last evaluation

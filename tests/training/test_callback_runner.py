@@ -92,7 +92,10 @@ def test_the_states_of_callbacks_are_kept_apart_by_class_and_number() -> None:
 
 def test_the_state_of_a_callback_that_is_gone_is_named(caplog: pytest.LogCaptureFixture) -> None:
     states = {"Counter": {"num_steps": 4}, "Renamed": {"mean": 1.0}}
-    CallbackRunner([Counter()]).warn_of_lost(states)
+    runner = CallbackRunner([Counter()])
+    runner.load_state_dict(states)
+    assert caplog.records == [], "each process loads, and one of them warns"
+    runner.warn_of_lost(states)
     (record,) = caplog.records
     assert record.getMessage() == (
         "the checkpoint has state of the callback Renamed, which this run does not have: it is lost"
