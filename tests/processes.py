@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import re
@@ -28,8 +29,17 @@ PRELOADED = [
     "pytest",
 ]
 context.set_forkserver_preload(PRELOADED)
+
+
 # torch's warning where no name server can be reached.
 _WITHOUT_NAMES = re.compile(r"\[W.*The hostname of the client socket cannot be retrieved.*\n")
+
+
+@atexit.register
+def kill_all() -> None:
+    """Kill what a test that timed out has left: Python would wait for it at its end."""
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 @dataclass
