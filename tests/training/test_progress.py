@@ -146,7 +146,8 @@ def test_progress_after_changed_settings_decides_again(
     progress.position = TrainState(optimizer_step=13, epoch=1, step_in_epoch=3, samples_seen=99)
     progress.requested_stop = "early stopping"
     restored = make()
-    restored.load_state_dict(progress.state_dict(), changes=changes)
+    restored.load_state_dict(progress.state_dict())
+    restored.go_on_with(changes)
     assert restored.position == TrainState(13, 1, step_in_epoch, 99)
     assert restored.requested_stop == requested_stop
 
