@@ -193,8 +193,8 @@ MUTANTS = [
     Mutant(
         "the state of a callback that is gone is lost without a word",
         "accel_trainer/training/callback_runner.py",
-        "sorted(states.keys() - self._callbacks.keys())",
-        "()",
+        "if name not in self._callbacks:",
+        "if False:",
         (
             "tests/training/test_callback_runner.py"
             "::test_the_state_of_a_callback_that_is_gone_is_named",
@@ -372,9 +372,9 @@ MUTANTS = [
     # --- what callbacks log themselves ---
     Mutant(
         "pending values are not in a checkpoint",
-        "accel_trainer/training/trainer.py",
-        'self.log.pending = progress.get("log", {})',
-        "self.log.pending = {}",
+        "accel_trainer/training/loop_state.py",
+        'self._log.pending = state["log"]',
+        "self._log.pending = {}",
         ("tests/callbacks/test_own_numbers.py",),
     ),
     Mutant(
@@ -501,9 +501,9 @@ MUTANTS = [
     ),
     Mutant(
         "weights of a loader of one's own are ignored",
-        "accel_trainer/run/data.py",
-        "(has_options or (",
-        "(False or (",
+        "accel_trainer/data/loader.py",
+        "options.labels is not None or options.weights is not None",
+        "False",
         ("tests/run/test_eval_sets.py",),
     ),
     Mutant(
@@ -1143,7 +1143,7 @@ MUTANTS = [
     Mutant(
         "no file's hash is compared",
         "accel_trainer/checkpoint/format.py",
-        '    if hashlib.sha256(data).hexdigest() != entry["sha256"]:',
+        '    if sha256 != entry["sha256"]:',
         "    if False:",
         (
             "tests/checkpoint/test_retention.py::test_a_damaged_newest_checkpoint_is_skipped_and_quarantined_by_a_save",
@@ -1914,7 +1914,7 @@ MUTANTS = [
     Mutant(
         "a hook of a callback that nothing calls is accepted",
         "accel_trainer/run/parts.py",
-        'if method.startswith("on_") and not hasattr(Callback, method):',
+        "if method.startswith(HOOKS) and not hasattr(Callback, method):",
         "if False:",
         ("tests/run/test_mistakes.py",),
     ),
