@@ -215,7 +215,7 @@ def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
                     found += read_slices(folder / name, files[name])
             pieces[piece] = decode(files.get(f"{piece}.json"), {**tensors, **stored_tensors(found)})
             slices += found
-        except ValueError as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise damaged(Path(checkpoint, piece), str(error)) from None
     return LoadedCheckpoint(checkpoint, manifest, pieces, slices)
 

@@ -26,6 +26,8 @@ from .staging import Snapshot
 
 _logger = logging.getLogger(__name__)
 
+# The pieces in which NaN or inf is the end of a training.
+_TRAINED = ("model", "training_weights", "optimizer", "ema")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -205,8 +207,8 @@ class Checkpointer:
         def check() -> bool:
             """Return whether the checkpoint exists already; only main's answer counts."""
             for piece, encoded in pieces.items():
-                if piece == "buffers":
-                    continue  # a mask may hold -inf
+                if piece not in _TRAINED:
+                    continue  # a mask may hold -inf, and so may a state of the user's
                 key = first_nonfinite(encoded.tensors)
                 if key is not None:
                     raise DivergedError(

@@ -109,7 +109,7 @@ def unpack_tensors(data: bytes | bytearray) -> dict[str, Tensor]:
     memory = data if isinstance(data, bytearray) else bytearray(data)
     try:
         header, first = _unpack_header(memory)
-        header.pop("__metadata__", None)
+        dict(header.pop("__metadata__", {}))
         places = sorted(entry["data_offsets"] for entry in header.values())
         ends = [end for _, end in places]
         if [start for start, _ in places] + [len(memory) - first] != [0, *ends]:

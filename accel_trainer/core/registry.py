@@ -31,7 +31,7 @@ class Stateful:
     def state_dict(self) -> Mapping[str, Any]:
         """Return what a resumed run needs, as references to live tensors.
 
-        An empty state is not stored.
+        An empty state of an optional part is not stored.
         """
         raise NotImplementedError
 
@@ -56,7 +56,11 @@ class Registry:
     def state_dict(self) -> dict[str, Any]:
         """Return the states by name, as references to live tensors and to this process's shards."""
         states = {name: part.state_dict() for name, part in self._parts.items()}
-        return {name: state for name, state in states.items() if state}
+        return {
+            name: state
+            for name, state in states.items()
+            if state or not self._parts[name].is_optional
+        }
 
     def load_state_dict(self, stored: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:
         """Restore all parts; `changes` are the settings that were changed on purpose.

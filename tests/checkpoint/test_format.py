@@ -81,6 +81,14 @@ def test_a_byte_that_differs_in_any_file_of_a_checkpoint_is_found(
         read_files(path)
 
 
+@pytest.mark.parametrize("skeleton", [b'{"$tensor":"no"}', b'{"$tuple":5}', b'{"$dict":[[[],1]]}'])
+def test_a_piece_that_does_not_fit_its_tensors_is_damaged(directory: Path, skeleton: bytes) -> None:
+    path = write(directory, 3)
+    files = read_files(path) | {"optimizer.json": skeleton}
+    with pytest.raises(CheckpointError, match=r"CKPT_DAMAGED.*optimizer"):
+        decode_files(files, path)
+
+
 def test_a_checkpoint_without_its_mark_is_not_complete(directory: Path) -> None:
     path, other = write(directory, 3), write(directory, 4)
     assert commit_mark(path) not in (None, commit_mark(other))

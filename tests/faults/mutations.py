@@ -80,6 +80,7 @@ TENSOR_BOMBS = [
         "overlap",
         tensor_file(f'{{"a":{entry("U8", "4", "0,4")},"b":{entry("U8", "4", "0,4")}}}', b"0000"),
     ),
+    ("metadata of null", tensor_file('{"__metadata__":null}')),
     ("gap", tensor_file(f'{{"a":{entry("U8", "1", "3,4")}}}', b"0000")),
     ("huge shape", tensor_file(f'{{"a":{entry("F64", str(2**63 - 1), "0,4")}}}', b"0000")),
     ("huge shape without bytes", tensor_file(f'{{"a":{entry("F64", f"{2**63 - 1},0", "0,0")}}}')),
