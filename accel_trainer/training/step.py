@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..core.activity import Activity
 from ..core.buffers import BufferHistory
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, listed
 from ..core.parameters import stepped_parameters
 from ..core.shards import local_part
 from ..core.timing import Stopwatch
@@ -96,6 +96,7 @@ class OptimizerStep:
         self._recomputation = Recomputation(wrapped_model)
         self._position: TrainState | None = None
         """Where the step begins whose gradients have been computed; None after their update."""
+        self._is_computing = False
         # What the task returns besides losses; None before the first step.
         self._form: set[str] | None = None
         # Stays 1 until it is reset: while the check is deferred, no later update is applied either.
@@ -125,6 +126,8 @@ class OptimizerStep:
             ConfigError: the task returned something else than a StepOutput, or counts items, or has
                 a number, only sometimes; or it is called twice in a step with loss scaling.
         """
+        self._refuse_leftovers()
+        self._is_computing = True
         is_repeated = position == self._position
         self._position = position
         if is_repeated:
@@ -149,6 +152,7 @@ class OptimizerStep:
         if is_repeated:
             after_first.put_back()
         self.strategy.seed_update(position.optimizer_step)
+        self._is_computing = False
         losses = [each.loss for each in forwards.sums]
         return Gradients(gradients, sums, step_batch, losses, forwards.sample_ids)
 
@@ -163,6 +167,22 @@ class OptimizerStep:
             model=self._model,
             accelerator=self._accelerator,
         )
+
+    def _refuse_leftovers(self) -> None:
+        """Raise ConfigError for what would be added to the gradients, and is in no checkpoint."""
+        if self._is_computing:
+            raise ConfigError(
+                "TRAINER",
+                "compute_gradients is called again after it has failed: "
+                "let its error end the run, which then resumes from its checkpoint",
+            )
+        found = [name for name, each in self._parameters.items() if each.grad is not None]
+        if found:
+            raise ConfigError(
+                "TRAINER",
+                f"a backward of your own has left a gradient in {listed(found)}, to which "
+                "the step would add its own: use torch.autograd.grad, or set .grad to None",
+            )
 
     def _refuse_loss_scaling(self) -> None:
         if self._accelerator.scaler is not None:
@@ -284,10 +304,17 @@ class OptimizerStep:
         **Host sync** with loss scaling, and unless the check is deferred.
 
         Raises:
-            ConfigError: a gradient was changed, and does not fit its parameter.
+            ConfigError: the gradients do not fit the parameters.
             DivergedError: a gradient is NaN or inf, and the run must end.
         """
         self._position = None
+        if self._parameters.keys() != gradients.tensors.keys():
+            differing = self._parameters.keys() ^ gradients.tensors.keys()
+            raise ConfigError(
+                "TRAINER",
+                f"gradients are missing, or of no parameter: {listed(differing)}: "
+                "give one for each name that compute_gradients returned, None for no gradient",
+            )
         for name, parameter in self._parameters.items():
             try:
                 parameter.grad = gradients[name]

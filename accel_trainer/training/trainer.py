@@ -205,9 +205,16 @@ class Trainer:
         the same random numbers, and the first call decides which buffers the step ends with.
 
         Raises:
-            ConfigError: the task does not return what a step needs, or a second call would need
-                loss scaling.
+            ConfigError: the task does not return what a step needs, a backward of the user's has
+                left gradients, or a second call would need loss scaling.
         """
+        if not isinstance(step_batch, StepBatch) or not step_batch.micro_batches:
+            found = describe_tensor(step_batch)
+            raise ConfigError(
+                "TRAINER",
+                f"compute_gradients got {found}: give it the step batch that train_step got, "
+                "or one with other micro-batches",
+            )
         notify = self._notify if self._has_step_observers else None
         step_batch = step_batch._replace(position=self.position)
         with self._rehearsal.watching_gradients():
@@ -222,6 +229,12 @@ class Trainer:
             ConfigError: `gradients` are not of this step, or do not fit the parameters.
             DivergedError: a gradient is NaN or inf, and the run must end.
         """
+        if not isinstance(gradients, Gradients):
+            raise ConfigError(
+                "TRAINER",
+                f"apply_gradients got {describe_tensor(gradients)}: give it what compute_gradients "
+                "returned, or with other tensors dataclasses.replace(gradients, tensors=...)",
+            )
         state = self.state
         number = state.optimizer_step + 1
         if (place := gradients.step_batch.position.step + 1) != number:

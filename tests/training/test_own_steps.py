@@ -179,6 +179,70 @@ def test_a_gradient_that_does_not_fit_is_refused(tmp_path: Path, change: Any) ->
         train(tmp_path, Misfit)
 
 
+def left_out(gradients: Gradients) -> Any:
+    return replace(gradients, tensors={})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(dict, "object of type dict.*replace"), (left_out, r"missing.*layers\.0\.weight")],
+)
+def test_gradients_of_ones_own_that_are_none_are_refused(
+    tmp_path: Path, change: Any, said: str
+) -> None:
+    class Own(Trainer):
+        def train_step(self, step_batch: StepBatch) -> StepReport:
+            return self.apply_gradients(change(self.compute_gradients(step_batch)))
+
+    with pytest.raises(ConfigError, match=f"TRAINER.*{said}"):
+        train(tmp_path, Own)
+
+
+def test_a_batch_that_is_no_step_batch_is_refused(tmp_path: Path) -> None:
+    class Part(Trainer):
+        def train_step(self, step_batch: StepBatch) -> StepReport:
+            return self.apply_gradients(self.compute_gradients(step_batch.micro_batches[0]))
+
+    with pytest.raises(ConfigError, match=r"TRAINER.*compute_gradients got.*Batch"):
+        train(tmp_path, Part)
+
+
+class LeavesGradients(Callback):
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        trainer.model(torch.ones(2, 3, 8, 8)).sum().backward()
+
+
+def test_a_gradient_that_a_callback_leaves_is_refused(tmp_path: Path) -> None:
+    """The next step would add its own to it, but not after a resume."""
+    with pytest.raises(ConfigError, match=r"TRAINER.*backward of your own.*layers\.0\.weight"):
+        train(tmp_path, callbacks=(LeavesGradients(),))
+
+
+class RunsOut(Callback):
+    """Raises in the second micro-batch of the run, once."""
+
+    num_forwards = 0
+
+    def on_micro_batch(self, trainer: Trainer, batch: Batch, output: StepOutput) -> None:
+        self.num_forwards += 1
+        if self.num_forwards == 2:
+            raise MemoryError
+
+
+def test_a_step_does_not_begin_again_after_an_error(tmp_path: Path) -> None:
+    """It would start from the buffers, and add to the gradients, of the first attempt."""
+
+    class Again(Trainer):
+        def train_step(self, step_batch: StepBatch) -> StepReport:
+            try:
+                return super().train_step(step_batch)
+            except Exception:
+                return super().train_step(step_batch)
+
+    with pytest.raises(ConfigError, match=r"TRAINER.*after it has failed"):
+        train(tmp_path, Again, callbacks=(RunsOut(),))
+
+
 def test_a_second_call_with_loss_scaling_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"TRAINER.*twice.*fp16.*bf16"):
         train(tmp_path, Twice, scaler=torch.amp.GradScaler("cpu"))
