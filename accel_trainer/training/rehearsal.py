@@ -90,7 +90,10 @@ class Rehearsal:
         self._optimizer = optimizer
         self._accelerator = accelerator
         self._checkpointer = checkpointer
-        self._parts = {name: each for name, each in parts.items() if not _is_stored(each)}
+        modules = {name: each for name, each in states.items() if isinstance(each, nn.Module)}
+        self._parts = {
+            name: each for name, each in {**parts, **modules}.items() if not _is_stored(each)
+        }
         self._train_set = train_set
         self._states = states
         self._weights: list[Mapping[str, int]] = []
@@ -116,12 +119,15 @@ class Rehearsal:
         return mark_unsaved(self._all_parts(), model=self._model, stored=self._stored())
 
     def _stored(self) -> list[object]:
-        """Return the user's states, and their tensors, which other parts may hold, too."""
-        tensors = flatten([state.state_dict() for state in self._states.values()])
-        return [
-            *self._states.values(),
-            *(each for each in tensors.values() if isinstance(each, Tensor)),
-        ]
+        """Return the user's states, and their tensors, which other parts may hold, too.
+
+        Not modules themselves: besides their tensors, they may keep what no state dict has.
+        """
+        modules = [each for each in self._states.values() if isinstance(each, nn.Module)]
+        others = [each for each in self._states.values() if not isinstance(each, nn.Module)]
+        found = [each.state_dict(keep_vars=True) for each in modules]
+        found += [each.state_dict() for each in others]
+        return [*others, *(each for each in flatten(found).values() if isinstance(each, Tensor))]
 
     def watching_metrics(self, metrics: Iterable[Metric]) -> AbstractContextManager[None]:
         """Warn of values that the metrics change in the block, and that no checkpoint holds."""
@@ -228,7 +234,8 @@ class Rehearsal:
             "a micro-batch",
             before,
             self._digest_states(),
-            "keep what it needs in on_micro_batch, and change it in on_step_end",
+            "keep what it needs in on_micro_batch, and change it in on_step_end; call eval() of a "
+            "module whose norms change their statistics",
         )
         self._weights.append(self._sum_weights())
 
@@ -284,11 +291,7 @@ class Rehearsal:
             return
         state = read_state()
         if self._accelerator.num_processes > 1:
-            shared = {name: state[name] for name in ("optimizer", *self._states) if name in state}
-            leaves = flatten(shared)
-            self._check_same_everywhere(
-                [f"{path} {_describe(leaf)}" for path, leaf in leaves.items() if not is_shard(leaf)]
-            )
+            self._check_same_everywhere(_lines({"optimizer": state["optimizer"]}))
         # On each process: a user's optimizer may run collectives to load shards.
         if self._fresh_optimizer is not None:
             self._check_optimizer(self._fresh_optimizer, state["optimizer"])
@@ -303,8 +306,8 @@ class Rehearsal:
 
         Raises:
             CheckpointError: a resume could not load the model, or the optimizer updates parameters
-                that the model no longer has, or processes differ in the value of a parameter or in
-                the training mode of a module.
+                that the model no longer has, or processes differ in a parameter, in a state of the
+                user's or in the training mode of a module.
         """
         now = _identify(self._model)
         run_on_main(lambda: self._compare(now), self._accelerator)
@@ -312,12 +315,14 @@ class Rehearsal:
         weights = {
             name: each for name, each in self._model.named_parameters() if not is_shard(each)
         }
-        if self._accelerator.num_processes > 1 and weights:
-            # Stacked, so that there is one host sync.
-            sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")
-            self._check_same_everywhere(
-                [f"model.{name} bits {each}" for name, each in zip(weights, sums, strict=True)]
-            )
+        if self._accelerator.num_processes > 1:
+            lines = _lines({name: each.state_dict() for name, each in self._states.items()})
+            if weights:
+                # Stacked, so that there is one host sync.
+                sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")
+                pairs = zip(weights, sums, strict=True)
+                lines += [f"model.{name} bits {each}" for name, each in pairs]
+            self._check_same_everywhere(lines)
 
     def check_mode(self) -> None:
         """Check that the processes train in the same mode. **Collective. Host sync.**
@@ -508,6 +513,12 @@ def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
     except Exception:  # it holds something that cannot be copied, such as a lock
         return None
     return copied
+
+
+def _lines(state: Mapping[str, Any]) -> list[str]:
+    """Return a line for each value in `state` that is no shard."""
+    leaves = flatten(state).items()
+    return [f"{path} {_describe(leaf)}" for path, leaf in leaves if not is_shard(leaf)]
 
 
 def _describe(leaf: Any) -> str:

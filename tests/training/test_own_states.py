@@ -124,6 +124,68 @@ def test_a_state_is_loaded_into_memory_like_that_of_computed_tensors(tmp_path: P
     assert {each.data_ptr() % 64 for each in loaded} == {computed.data_ptr() % 64}
 
 
+class Changing:
+    """Has inf, as a lowest number so far, and is empty after every second step."""
+
+    def __init__(self) -> None:
+        self.state = {"lowest": torch.tensor(torch.inf)}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.state = state
+
+
+class Empty(Callback):
+    def __init__(self, changing: Changing) -> None:
+        self.changing = changing
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        is_odd = report.optimizer_step % 2
+        self.changing.state = {"lowest": torch.tensor(torch.inf)} if is_odd else {}
+
+
+def test_a_state_may_be_empty_and_hold_inf(tmp_path: Path) -> None:
+    for max_steps in (1, 2, 3):
+        states = {"changing": Changing(), "module": nn.Flatten()}
+        callbacks = (Empty(states["changing"]),)
+        train(tmp_path, max_steps=max_steps, states=states, callbacks=callbacks)
+    assert states["changing"].state == {"lowest": torch.inf}
+
+
+class Teacher(nn.Module):
+    """Counts, and keeps a sum, where the state dict of a module has neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_steps = 0
+        self.register_buffer("total", torch.zeros(3), persistent=False)
+        self.register_buffer("stored", torch.zeros(3))
+
+
+class MoveTeacher(Callback):
+    def __init__(self, teacher: Teacher) -> None:
+        self.teacher = teacher
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        self.teacher.num_steps += 1
+        self.teacher.total += 1
+        self.teacher.stored += 1
+
+
+def test_what_the_state_dict_of_a_module_lacks_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    teacher = Teacher()
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path, states={"teacher": teacher}, callbacks=(MoveTeacher(teacher),))
+    assert "UNSAVED_STATE" in caplog.text
+    assert "teacher.num_steps" in caplog.text
+    assert "teacher.total" in caplog.text
+    assert "teacher.stored" not in caplog.text
+
+
 def test_a_state_that_is_not_given_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,12 +275,18 @@ def test_a_state_that_changes_at_a_wrong_time_ends_the_run(
 
 def check_processes_differ(folder: Path) -> None:
     class Differs(MoveCentre):
-        def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
-            self.centre.value = self.centre.value + trainer.accelerator.process_index
+        def __init__(self, centre: Centre, step: int) -> None:
+            super().__init__(centre)
+            self.step = step
 
-    centre = Centre()
-    with pytest.raises(CheckpointError, match=r"processes differ.*centre\.value"):
-        train(folder, centre=centre, callbacks=(Differs(centre),))
+        def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+            if report.optimizer_step == self.step:
+                self.centre.value = self.centre.value + trainer.accelerator.process_index
+
+    for step in (1, 4):
+        centre = Centre()
+        with pytest.raises(CheckpointError, match=r"processes differ.*centre\.value"):
+            train(folder / str(step), centre=centre, callbacks=(Differs(centre, step),))
 
 
 def test_a_state_that_differs_by_process_ends_the_run(tmp_path: Path) -> None:
