@@ -50,6 +50,7 @@ from .run.build import build_trainer
 from .run.config import RecipeConfig, RunConfig
 from .run.session import Run, start_run
 from .training.config import TrainerConfig
+from .training.evaluation import Evaluation, run_evaluation
 from .training.evaluator import Evaluator
 from .training.metric_adapters import EvaluateMetric, TorchMetric, WholeSetMetric
 from .training.metrics import ConfusionMatrix, MeanLoss, MeanNumber, TopKAccuracy
@@ -79,6 +80,7 @@ __all__ = [
     "DivergedError",
     "EvalLoader",
     "EvaluateMetric",
+    "Evaluation",
     "Evaluator",
     "ExitCode",
     "Gradients",
@@ -126,6 +128,7 @@ __all__ = [
     "main",
     "parse_config",
     "read_history",
+    "run_evaluation",
     "save_config",
     "schedule_from_torch",
     "split",

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from accel_trainer import Batch, ClassificationTask, Evaluator, MeanLoss, Metric, TopKAccuracy
+from accel_trainer import (
+    Batch,
+    ClassificationTask,
+    Evaluator,
+    MeanLoss,
+    Metric,
+    TopKAccuracy,
+    run_evaluation,
+)
 
 from . import results
 
@@ -71,7 +79,7 @@ def make_ways(folder: Path) -> dict[str, Callable[[], Any]]:
 
     def ours(*metrics: Metric) -> Callable[[], Any]:
         evaluator = Evaluator(shards, task=task, metrics=metrics, accelerator=accelerator)
-        return lambda: evaluator.run(model)["accuracy"]
+        return lambda: run_evaluation(evaluator, model, accelerator)["accuracy"]
 
     prepared = accelerator.prepare(
         DataLoader(TensorDataset(inputs, targets), batch_size=BATCH_SIZE)

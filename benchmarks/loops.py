@@ -263,8 +263,8 @@ def ours(
         train_config,
         assembly,
         loader=loader,
-        evaluators={
-            "": Evaluator(loader, task=task, metrics=[MeanLoss()], accelerator=accelerator)
+        evaluations={
+            "eval": Evaluator(loader, task=task, metrics=[MeanLoss()], accelerator=accelerator)
         },
         schedule=build_schedule(
             ScheduleConfig(),

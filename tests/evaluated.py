@@ -30,7 +30,7 @@ from accel_trainer import (
     start_run,
 )
 from accel_trainer.callbacks.metric_logger import MetricLogger
-from accel_trainer.run.final_test import FinalTest
+from accel_trainer.run import build
 from tests import processes
 from tests.faults.crash import outcome
 from tests.variants import NUM_THREADS
@@ -130,7 +130,7 @@ MOMENTS: Mapping[str, tuple[Any, str]] = {
     "step": (Trainer, "train_step"),
     "evaluation": (ClassificationTask, "eval_step"),
     "result": (MetricLogger, "on_evaluate_end"),
-    "test": (FinalTest, "__call__"),
+    "test": (build, "best_weights"),
 }
 
 

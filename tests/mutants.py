@@ -481,8 +481,8 @@ MUTANTS = [
     Mutant(
         "a step that cannot evaluate a set is found after the training",
         "accel_trainer/training/evaluator.py",
-        'isinstance(failure, MetricFailed) or not hasattr(task, "eval_step")',
-        "isinstance(failure, MetricFailed)",
+        'isinstance(error, UserError) or not hasattr(task, "eval_step")',
+        "isinstance(error, UserError)",
         ("tests/run/test_eval_sets.py::test_a_step_that_fails_on_a_set_costs_no_training",),
     ),
     Mutant(
@@ -788,7 +788,7 @@ MUTANTS = [
     Mutant(
         "exact: the parts of an evaluation are one",
         "accel_trainer/training/evaluator.py",
-        "while self._ends and first_sample >= self._ends[0]:",
+        "while self.ends and first_sample >= self.ends[0]:",
         "while False:",
         (EXACT_EVALUATION,),
     ),
@@ -986,20 +986,41 @@ MUTANTS = [
     Mutant(
         "all sets have the metrics of the first",
         "accel_trainer/run/data.py",
-        "listed.get(name, listed[first])",
-        "listed[first]",
+        "listed.get(name, listed[names[0]])",
+        "listed[names[0]]",
         ("tests/run/test_eval_sets.py",),
     ),
     Mutant(
         "the test set is not tried before the first step",
-        "accel_trainer/run/build.py",
-        "final_test.evaluator.rehearse(trainer.model, monitored=None)",
-        "pass",
+        "accel_trainer/training/trainer.py",
+        "try_evaluations(self._evaluations,",
+        "try_evaluations({k: v for k, v in self._evaluations.items() if k != TEST},",
         ("tests/run/test_eval_sets.py",),
     ),
     Mutant(
+        "processes choose the best checkpoint by numbers of their own",
+        "accel_trainer/training/evaluation.py",
+        "return {**values, **run_on_main(lambda: single, accelerator)}",
+        "return values",
+        ("tests/run/test_own_evaluation.py",),
+    ),
+    Mutant(
+        "an evaluation draws from the generators of the training",
+        "accel_trainer/training/evaluation.py",
+        "with preserved_generators(accelerator.device), torch.no_grad():",
+        "with torch.no_grad():",
+        ("tests/training/test_random_evaluation.py",),
+    ),
+    Mutant(
+        "an evaluation that wants the model alone measures the average, too",
+        "accel_trainer/training/evaluation.py",
+        'getattr(evaluation, "weights", None) == "model"',
+        "False",
+        ("tests/run/test_own_evaluation.py",),
+    ),
+    Mutant(
         "a run keeps the weights that were tested",
-        "accel_trainer/run/final_test.py",
+        "accel_trainer/run/best_weights.py",
         "model.load_state_dict(live)",
         "pass",
         ("tests/run/test_final_test.py",),
@@ -1007,8 +1028,8 @@ MUTANTS = [
     Mutant(
         "a run that was stopped early is tested",
         "accel_trainer/training/trainer.py",
-        'if result.state == "done" and self._final_test is not None:',
-        "if self._final_test is not None:",
+        'if result.state == "done" and TEST in self._evaluations:',
+        "if TEST in self._evaluations:",
         ("tests/run/test_final_test.py",),
     ),
     Mutant(
@@ -1324,8 +1345,8 @@ MUTANTS = [
     Mutant(
         "a metric that failed on one process saves on that process only",
         "accel_trainer/training/trainer.py",
-        "isinstance(error, (MetricFailed, PeerFailed)) or",
-        "isinstance(error, MetricFailed) or",
+        "isinstance(error, PartFailed) or",
+        'isinstance(error, PartFailed) and type(error).__name__ != "PeerFailed" or',
         ("tests/faults/test_user_code.py",),
     ),
     Mutant(
@@ -1622,8 +1643,8 @@ MUTANTS = [
     Mutant(
         "a second callback of a class takes the state of the first",
         "accel_trainer/training/callback_runner.py",
-        'named[name if count[name] == 1 else f"{name}-{count[name]}"] = callback',
-        "named[name] = callback",
+        'named[name if count[name] == 1 else f"{name}-{count[name]}"] = part',
+        "named[name] = part",
         ("tests/training/test_callback_runner.py",),
     ),
     Mutant(
@@ -1886,7 +1907,7 @@ MUTANTS = [
     Mutant(
         "the state of callbacks is not looked for",
         "accel_trainer/run/build.py",
-        "    parts |= named(callbacks)\n",
+        "    parts |= named([*callbacks, *own])\n",
         "",
         ("tests/training/test_rehearsal.py",),
     ),

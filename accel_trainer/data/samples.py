@@ -28,6 +28,7 @@ def check_dataset(dataset: Any, name: str) -> None:
         fix = "it has no [index], so give a function that starts it to StreamReader"
     elif is_stream or isinstance(dataset, str) or not hasattr(dataset, "__len__"):
         fix = "give an object with len() and [index]"
+        fix += ", or with run and monitors" * (name == "an evaluation set")
     elif (length := dataset.__len__()) < 0:
         fix = f"its len() is {length}, so return the number of its samples"
     else:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -39,16 +40,17 @@ from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.assembly import assemble
 from ..training.callback_runner import named
 from ..training.compile import compile_model
+from ..training.evaluation import TEST, Evaluation
 from ..training.evaluator import Evaluator
 from ..training.metrics import describe_tensor
 from ..training.strategy import choose_strategy
 from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
 from .agreement import check_same_everywhere
+from .best_weights import best_weights
 from .config import decisive_values
 from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, fingerprint_of
 from .extra_callbacks import Observer, extra_callbacks
-from .final_test import FinalTest
 from .observers import build_callbacks
 from .optimization import Optimization, describe_length, plan_optimization
 from .parts import check_coupling, check_part, check_parts, check_states
@@ -83,8 +85,9 @@ def build_trainer(
 
     `model` is a plain module on the CPU. `train_set` is a map-style dataset, whose samples become
     batches according to `options`, a `Reader`, or a loader. `eval_sets` is such a dataset or
-    reader, an evaluation loader, or a dict of several by name, whose first one decides the best
-    checkpoint. `test_set` is evaluated once, at the end, with the best weights, as `test/...`.
+    reader, an evaluation loader, an `Evaluation` of your own, or a dict of several by name, whose
+    first one decides the best checkpoint. `test_set` is evaluated once, at the end, with the best
+    weights, as `test/...`.
     `metrics` are the same for all sets, or a dict of lists by name; None: the task's `metrics`, or
     else the mean loss.
 
@@ -146,7 +149,8 @@ def build_trainer(
         _logger.warning("[SCHEDULE] %s", misfit)
 
     # 5. The processes are compared before any of them waits for the others in training.
-    _check_same_parts(run, model, optimization, task, metrics_of)
+    own = [each for each in data.evaluation.values() if isinstance(each, Evaluation)]
+    _check_same_parts(run, model, optimization, task, [*chain(*metrics_of.values()), *own])
 
     # 6. What checkpointer and callbacks open is closed with the run.
     header = {**identity, **_describe_training(run, data.plan, task), "origin": origin}
@@ -157,7 +161,7 @@ def build_trainer(
     checkpointer = _open_checkpointer(run, strategy, header, history)
     parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
     parts |= {"schedule": schedule, "collate": options.collate}
-    parts |= named(callbacks)
+    parts |= named([*callbacks, *own])
     for each in observers:
         each.see_parts(parts)
     if run.config.run.dry_run:
@@ -166,16 +170,13 @@ def build_trainer(
         run,
         banner=_banner(run, data.train, model, optimization, header),
         history=history,
-        num_eval_samples=data.eval_loaders[0].num_samples,
+        num_eval_samples=sum(each.num_samples for each in data.eval_loaders[:1]),
         export_config=export_config,
         onnx=onnx,
         callbacks=[*callbacks, *extra],
     )
 
     # 7. The trainer is assembled, which wraps the model.
-    evaluators = _build_evaluators(run, data, task, metrics_of, strategy)
-    final_evaluator = evaluators.pop(TEST_SET, None)
-    final_test = None if final_evaluator is None else FinalTest(run, final_evaluator)
     assembly = assemble(
         run.config.trainer,
         strategy=strategy,
@@ -192,12 +193,12 @@ def build_trainer(
         run.config.trainer,
         assembly,
         loader=data.train,
-        evaluators=evaluators,
+        evaluations=_build_evaluations(run, data, task, metrics_of, strategy),
         schedule=optimization.schedule,
         stop_flag=run.stop_flag,
         activity=run.activity,
         callbacks=all_callbacks,
-        final_test=final_test,
+        best_weights=partial(best_weights, run),
     )
     trainer.metadata |= noted
 
@@ -207,7 +208,7 @@ def build_trainer(
         run.resources.enter_context(guarded_folder(checkpointer.directory))
 
     # 9. The checkpoint is restored last: everything that it is loaded into is complete.
-    _restore(run, trainer, header, history, final_test)
+    _restore(run, trainer, header, history)
     return trainer
 
 
@@ -272,6 +273,8 @@ def _load_weights(run: Run, model: nn.Module, class_names: Sequence[str]) -> lis
 def _copy_for_onnx(run: Run, model: nn.Module, task: Task, data: RunData) -> OnnxExport | None:
     if not run.config.run.onnx:
         return None
+    if not data.eval_loaders:
+        raise ConfigError("ONNX", "--onnx shows its use by a set: add a dataset to eval_sets=")
     if run.activity.couples_batch == "gathered" and run.accelerator.num_processes > 1:
         raise ConfigError(
             "ONNX",
@@ -291,9 +294,9 @@ def _check_same_parts(
     model: nn.Module,
     optimization: Optimization,
     task: Task,
-    metrics: Mapping[str, Sequence[Metric]],
+    measuring: Sequence[object],
 ) -> None:
-    """Raise ConfigError if the model, optimizer, metrics, task or schedule of some process differs.
+    """Raise ConfigError if a part of some process differs, such as the model or the metrics.
 
     **Collective.**
     """
@@ -302,12 +305,7 @@ def _check_same_parts(
     parts = {
         "model": _describe_model(model),
         "optimizer": _describe_optimizer(optimization.optimizer, model),
-        "metrics": "\n".join(
-            [
-                "metrics",
-                *(type(metric).__qualname__ for each in metrics.values() for metric in each),
-            ]
-        ),
+        "metrics": "\n".join(["metrics", *(type(each).__qualname__ for each in measuring)]),
         "task": f"{type(task).__qualname__}\n{fingerprint_of(task)}",
         "schedule": "\n".join(f"step {at}: {optimization.schedule(at)}" for at in steps),
     }
@@ -366,27 +364,33 @@ def _open_checkpointer(
     return checkpointer
 
 
-def _build_evaluators(
+def _build_evaluations(
     run: Run,
     data: RunData,
     task: Task,
     metrics: Mapping[str, Sequence[Metric]],
     strategy: Strategy,
-) -> dict[str, Evaluator]:
-    """Return an evaluator for each set by its name, that of the test set as `test_set`."""
-    return {
-        name: Evaluator(
-            loader,
-            task=task,
-            metrics=metrics[name],
-            accelerator=run.accelerator,
-            num_parts=data.plan.num_parts if data.plan.reduce == "exact" else None,
-            seed=run.config.seed,
-            has_collective_forward=strategy.has_collective_forward
-            or run.activity.couples_batch == "gathered",
+) -> dict[str, Evaluation]:
+    """Return the evaluations by name, such as `eval_hard`; the task evaluates a loader."""
+    evaluations: dict[str, Evaluation] = {}
+    for set_name, part in data.evaluation.items():
+        name = TEST if set_name == TEST_SET else "eval" + f"_{set_name}" * bool(set_name)
+        evaluations[name] = (
+            part
+            if isinstance(part, Evaluation)
+            else Evaluator(
+                part,
+                task=task,
+                metrics=metrics[set_name],
+                accelerator=run.accelerator,
+                num_parts=data.plan.num_parts if data.plan.reduce == "exact" else None,
+                seed=run.config.seed,
+                has_collective_forward=strategy.has_collective_forward
+                or run.activity.couples_batch == "gathered",
+                train_loader=data.train if part is data.eval_loaders[0] else None,
+            )
         )
-        for name, loader in data.evaluation.items()
-    }
+    return evaluations
 
 
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
@@ -412,8 +416,8 @@ def _banner(
         f"{describe_machine(run.accelerator)}\n"
         f"{plan.describe()}, {describe_length(run.config, plan)}{same_steps}\n"
         f"{optimization.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
-        f"{num_train} samples to train on, {' + '.join(map(str, num_evaluated))} to evaluate; "
-        f"a resume checks {checked}\n"
+        f"{num_train} samples to train on, {' + '.join(map(str, num_evaluated)) or 'none'} to "
+        f"evaluate; a resume checks {checked}\n"
         f"{described}{origin}run folder {run.folder}"
     )
 
@@ -426,7 +430,6 @@ def _restore(
     trainer: Trainer,
     header: Mapping[str, Any],
     history: MetricsFile | None,
-    final_test: FinalTest | None,
 ) -> None:
     """Restore the checkpoint that `start_run` has loaded, or begin a new run. **Collective.**"""
     if run.checkpoint is not None:
@@ -439,5 +442,3 @@ def _restore(
         return
     if history is not None:
         history.truncate(0)  # of an attempt that died before its first checkpoint
-    if final_test is not None:
-        final_test.evaluator.rehearse(trainer.model, monitored=None)

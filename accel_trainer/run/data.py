@@ -19,6 +19,7 @@ from ..data.loader import (
     build_train_loader,
     check_order_is_free,
 )
+from ..training.evaluation import Evaluation, check_directions
 from ..training.metrics import MeanLoss
 from .agreement import check_same_everywhere
 from .parts import check_part, check_parts
@@ -40,14 +41,13 @@ _SET_NAME = re.compile(r"(?!ema|test_set$)[a-z0-9_]{1,40}")
 
 @dataclass(frozen=True)
 class RunData:
-    """The loaders of a run.
+    """The loader of the training set, and the evaluation sets: loaders, and evaluations.
 
-    Those of the evaluation sets are by name: "" for an unnamed one, `TEST_SET` for the test set,
-    which is the last.
+    They are by name: "" for an unnamed one, `TEST_SET` for the test set, which is the last.
     """
 
     train: Loader
-    evaluation: Mapping[str, EvalSource]
+    evaluation: Mapping[str, EvalSource | Evaluation]
 
     @property
     def plan(self) -> BatchPlan:
@@ -56,8 +56,8 @@ class RunData:
 
     @property
     def eval_loaders(self) -> list[EvalSource]:
-        """The loaders of all evaluations, that of the test set last."""
-        return [*self.evaluation.values()]
+        """The loaders of the evaluation sets, that of the test set last."""
+        return [each for each in self.evaluation.values() if not isinstance(each, Evaluation)]
 
     def limited(self) -> RunData:
         """Return the data of a dry run, which evaluates few samples, and none of the test set."""
@@ -81,8 +81,9 @@ class RunData:
         if fingerprint is None:
             fingerprint = join_fingerprints(found)
             is_repeated = {
-                "eval_sets": found[1] == found[0],
-                "test_set": TEST_SET in self.evaluation and found[-1] in found[:-1],
+                "eval_sets": found[1:2] == found[:1],
+                "test_set": self.evaluation.get(TEST_SET) in self.eval_loaders[-1:]
+                and found[-1] in found[:-1],
             }
             for name, repeats in is_repeated.items():
                 if fingerprint and repeats and run.accelerator.is_main_process:
@@ -107,11 +108,11 @@ class RunData:
 def build_data(
     run: Run, train_set: Any, eval_sets: Any, test_set: Any, options: DatasetOptions
 ) -> RunData:
-    """Return the loaders of datasets and readers; loaders stay as they are.
+    """Return the loaders of datasets and readers; loaders and evaluations stay as they are.
 
     Raises:
-        ConfigError: something is no dataset, reader or loader, a name cannot be in a row, or a
-            loader has an order of its own.
+        ConfigError: something is no dataset, reader, loader or evaluation, a name cannot be in a
+            row, or a loader has an order of its own.
         DataError: there are fewer samples than processes, or a set has none.
     """
     check_part("options", options)
@@ -130,7 +131,10 @@ def build_data(
             options=options,
         )
 
-    def evaluated(name: str, part: Any) -> EvalSource:
+    def evaluated(name: str, part: Any) -> EvalSource | Evaluation:
+        if isinstance(part, Evaluation) and not isinstance(part, type):
+            check_directions(part, "monitors")
+            return part
         if not hasattr(part, "batches"):
             part = build_eval_loader(
                 part,
@@ -171,7 +175,7 @@ def fingerprint_of(part: Any) -> str:
 def choose_metrics(
     metrics: Metrics | None, task: Task, data: RunData
 ) -> dict[str, Sequence[Metric]]:
-    """Return the metrics of each set by its name, those of the test set as `test_set`.
+    """Return the metrics of each set with a loader by its name, the test set's as `test_set`.
 
     A set that a dict does not name has the metrics of the first set.
 
@@ -180,15 +184,14 @@ def choose_metrics(
     """
     if metrics is None:
         metrics = getattr(task, "metrics", None) or [MeanLoss()]
-    names = [*data.evaluation]
-    first = names[0]
+    names = [name for name, each in data.evaluation.items() if not isinstance(each, Evaluation)]
     if not isinstance(metrics, Mapping):
-        metrics = {first: metrics}
-    if not {first} <= metrics.keys() <= {*names}:
+        metrics = dict.fromkeys(names, metrics)
+    if not {*names[:1]} <= metrics.keys() <= {*names}:
         raise ConfigError(
             "CONFIG",
             f"metrics= has {[*metrics]}, and the sets are {names}: "
             "give a list for all, or name the first, and others of these",
         )
     listed = {name: check_parts("metrics", of_set) for name, of_set in metrics.items()}
-    return {name: listed.get(name, listed[first]) for name in names}
+    return {name: listed.get(name, listed[names[0]]) for name in names}

@@ -107,12 +107,12 @@ def _listens(callback: Callback, hook: str) -> bool:
     return method is not None and getattr(method, "__func__", method) is not getattr(Callback, hook)
 
 
-def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Name callbacks by class, the second of a class `Name-2`, to keep their states apart."""
-    named: dict[str, Callback] = {}
+def named(parts: Sequence[Any]) -> dict[str, Any]:
+    """Name parts by class, the second of a class `Name-2`, to keep their states apart."""
+    named: dict[str, Any] = {}
     count: Counter[str] = Counter()
-    for callback in callbacks:
-        name = type(callback).__name__
+    for part in parts:
+        name = type(part).__name__
         count[name] += 1
-        named[name if count[name] == 1 else f"{name}-{count[name]}"] = callback
+        named[name if count[name] == 1 else f"{name}-{count[name]}"] = part
     return named

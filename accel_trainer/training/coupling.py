@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
 from operator import itemgetter
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.digest import flatten
 from ..core.rng import seed_generators
-from ..core.types import Batch, StepOutput
+from ..core.types import Batch, Task, eval_step_of
+from .unsaved_state import is_of_user
+
+_logger = logging.getLogger(__name__)
 
 _MAX_SAMPLES = 6
 _TOLERANCE = 1e-3  # of the largest loss
 
 
-def is_coupled(step: Callable[[Batch], StepOutput], batch: Batch) -> bool:
+def warn_if_coupled(task: Task, model: nn.Module, batches: Iterable[Batch]) -> None:
+    """Warn if the loss that a user's task returns for a sample depends on the others of its batch.
+
+    **Host sync.**
+    """
+    if getattr(task, "couples_batch", False) or not is_of_user(type(task)):
+        return
+    with suppress(Exception):  # of a task that cannot be tried before training, or in float32
+        if any(is_coupled(task, model, batch) for batch in batches):
+            _logger.warning(
+                "[TASK] the loss that %s returns for a sample depends on the other samples of "
+                "the batch, so it changes with the number of processes: compute each loss from "
+                "its own sample, without a mean over the batch and without broadcasting [B, 1] "
+                "with [B], or set couples_batch = True",
+                type(task).__name__,
+            )
+
+
+def is_coupled(task: Task, model: nn.Module, batch: Batch) -> bool:
     """Return whether the float32 loss of a sample is different beside a copy of itself.
 
     **Host sync.** False if that cannot be known: the loss is a mean, or random, or the batch has
@@ -29,12 +52,12 @@ def is_coupled(step: Callable[[Batch], StepOutput], batch: Batch) -> bool:
 
     def losses(places: list[int]) -> Tensor:
         seed_generators(0, batch.sample_ids.device)
-        return step(batch.map(itemgetter(places))).losses
+        return eval_step_of(task)(model, batch.map(itemgetter(places))).losses
 
     whole = losses([*range(size)])
     if not whole.ndim or whole.dtype != torch.float32:
         return False
     first, copied = losses([0, 0])
     tolerance = _TOLERANCE * whole.abs().max() + 1e-6
-    is_random = not (first - copied).abs() <= tolerance  # or NaN
-    return not is_random and bool((whole[0] - first).abs() > tolerance)
+    # The first is false if the losses are random or NaN.
+    return bool((first - copied).abs() <= tolerance < (whole[0] - first).abs())

@@ -250,8 +250,8 @@ def describe_tensor(value: Any) -> str:
 # --- plain values ---
 
 
-def plain_values(values: Any) -> dict[str, Any]:
-    """Return the results of a metric as plain numbers, texts, lists and dicts for JSON.
+def plain_values(values: Any, source: str = "compute") -> dict[str, Any]:
+    """Return what `source` returned as plain numbers, texts, lists and dicts for JSON.
 
     Tensors are converted; one of more than 65,536 numbers stays a tensor, on the CPU.
 
@@ -262,7 +262,7 @@ def plain_values(values: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ConfigError(
             "METRIC",
-            f"compute returned {describe_tensor(values)}: return a dict of names and numbers",
+            f"{source} returned {describe_tensor(values)}: return a dict of names and numbers",
         )
     for name in values:
         check_name(str(name), "a metric")

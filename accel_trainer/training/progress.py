@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -11,41 +11,32 @@ from typing import Any, Literal
 from ..core.callback import RunResult
 from ..core.errors import ConfigError
 from ..core.train_state import BestCheckpoint, TrainState
-from ..core.types import Metric
 from ..fault_tolerance.preemption import Stop
 from .config import RESTARTS_EPOCH, TrainerConfig
+from .evaluation import TEST, Evaluation, check_monitored, groups_of
 from .evaluation_file import is_detail
-from .evaluator import check_monitored, group_of
 
 
 class Progress:
     """What a checkpoint holds of a run besides tensors.
 
-    `evaluated_step` is the step of the last evaluation, None before the first. `requested_stop` is
-    the reason for which a callback or a subclass has ended the training, None if none has.
+    `monitored` is the number that decides the best checkpoint, such as `eval/loss`, and its
+    direction, None if none does. `evaluated_step` is the step of the last evaluation, None before
+    the first. `requested_stop` is the reason for which a callback or a subclass has ended the
+    training, None if none has.
 
     Raises:
-        ConfigError: the `metrics` of the evaluation sets do not declare the metric that the config
-            asks for.
+        ConfigError: the number that the config asks for is not in `monitors` of the `evaluations`.
     """
 
-    def __init__(self, config: TrainerConfig, metrics: Mapping[str, Sequence[Metric]]) -> None:
+    def __init__(self, config: TrainerConfig, evaluations: Mapping[str, Evaluation]) -> None:
         self._config = config
-        self._monitored = choose_monitor(config, metrics)
+        self.monitored = choose_monitor(config, evaluations)
         self.position = TrainState()
         self.metrics: Mapping[str, Any] = {}
         self.best: BestCheckpoint | None = None
         self.evaluated_step: int | None = None
         self.requested_stop: str | None = None
-
-    def monitored_in(self, set_name: str) -> str | None:
-        """Return the number, such as `loss`, of this set that decides the best checkpoint.
-
-        None if that is a number of another set, or there is none.
-        """
-        group, _, name = (self._monitored or ("",))[0].partition("/")
-        groups = [group_of(set_name, is_average=is_average) for is_average in (False, True)]
-        return name if group in groups else None
 
     @property
     def end_reason(self) -> str | None:
@@ -70,11 +61,11 @@ class Progress:
         It becomes the best if the monitored number is better than before; NaN and inf never are:
         the name of the number is then returned.
 
-        Raises MetricRefused if the monitored metric is not one number.
+        Raises EvaluationRefused if the monitored metric is not one number.
         """
         unusable = None
-        if self._monitored is not None:
-            name, mode = self._monitored
+        if self.monitored is not None:
+            name, mode = self.monitored
             value = check_monitored(metrics, name)
             unusable = None if math.isfinite(value) else name
             sign = 1 if mode == "max" else -1
@@ -113,9 +104,9 @@ class Progress:
         self.metrics = state["metrics"]
         self.evaluated_step = state["evaluated_step"]
         self.requested_stop = state["requested_stop"]
-        if state["best"] is not None and self._monitored is not None:
+        if state["best"]:
             best = BestCheckpoint(**state["best"])
-            self.best = best if (best.metric, best.mode) == self._monitored else None
+            self.best = best if (best.metric, best.mode) == self.monitored else None
 
     def go_on_with(self, changes: Collection[str]) -> None:
         """Drop the requested stop, since settings were changed; some restart the epoch."""
@@ -126,23 +117,22 @@ class Progress:
 
 
 def choose_monitor(
-    config: TrainerConfig, metrics: Mapping[str, Sequence[Metric]]
+    config: TrainerConfig, evaluations: Mapping[str, Evaluation]
 ) -> tuple[str, Literal["max", "min"]] | None:
-    """Return the metric that decides which evaluation is best, and its direction.
+    """Return the number that decides which evaluation is best, and its direction.
 
-    `metrics` has those of each evaluation set, by its name; the first set is preferred. The
-    result is None if the metrics declare no number, and the config needs none.
+    The first evaluation is preferred, with the averaged weights. The result is None if none has a
+    number that may decide, and the config needs none.
 
     Raises:
-        ConfigError: `metrics` do not declare the metric that the config asks for.
+        ConfigError: the number that the config asks for is not in the `monitors`.
     """
-    averages = (False,) if config.ema_decay is None else (True, False)
     known = {
-        f"{group_of(set_name, is_average=is_average)}/{name}": is_higher
-        for set_name, of_set in metrics.items()
-        for is_average in averages
-        for metric in of_set
-        for name, is_higher in metric.higher_is_better.items()
+        f"{group}/{number}": is_higher
+        for name, evaluation in evaluations.items()
+        if name != TEST
+        for group in reversed(groups_of(name, evaluation)[: 1 + (config.ema_decay is not None)])
+        for number, is_higher in evaluation.monitors.items()
     }
     first = next(iter(known), None)
     accuracy = f"{(first or '').partition('/')[0]}/accuracy"

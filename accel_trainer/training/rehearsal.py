@@ -9,9 +9,10 @@ no second process.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial, reduce
 from types import NoneType
@@ -29,17 +30,15 @@ from ..core.callback import Callback
 from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError, listed
 from ..core.parameters import parameters_of, preserved_parameters
-from ..core.rng import preserved_generators
 from ..core.shards import is_shard, local_part
 from ..core.tensor_memory import sum_of_bits
-from ..core.types import Batch, Metric, eval_step_of
 from ..core.user_code import describe_error
 from ..distributed.collectives import differing_lines, run_on_main
-from .coupling import is_coupled
-from .evaluator import Evaluator, evaluation_mode
+from .callback_runner import named
+from .evaluation import Evaluation, check_monitored, groups_of, run_evaluation
+from .evaluator import Evaluator
 from .metrics import describe_tensor
 from .model_watch import StepUse, mark_model, watched_read, watched_step
-from .trial_copy import trial_copy
 from .unsaved_state import Mark, is_of_user, mark_unsaved
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_BUILT_IN = ("torch", "accel_trainer")
 _UNSAVED = "and no checkpoint stores it"
 _NOT_NEEDED = "set unsaved_attributes = ({key!r},) on its class"
 _ONE_VALUE = (
@@ -129,33 +127,30 @@ class Rehearsal:
         found += [each.state_dict() for each in others]
         return [*others, *(each for each in flatten(found).values() if isinstance(each, Tensor))]
 
-    def watching_metrics(self, metrics: Iterable[Metric]) -> AbstractContextManager[None]:
-        """Warn of values that the metrics change in the block, and that no checkpoint holds."""
-        parts = {type(metric).__name__: metric for metric in metrics}
-        return self._watching_parts(parts, "an evaluation", "compute from the sums alone")
+    def try_evaluations(
+        self, evaluations: Mapping[str, Evaluation], monitored: tuple[str, str] | None
+    ) -> None:
+        """Call each `run` that has a `limit`, and warn of what it changes and no checkpoint holds.
 
-    def warn_of_coupling(self, evaluator: Evaluator, batches: Sequence[Batch]) -> None:
-        """Warn if the loss of a sample depends on the other samples of its batch. **Host sync.**"""
-        task, device = trial_copy(evaluator.task), self._accelerator.device
-        may_couple = evaluator.has_collective_forward or getattr(task, "couples_batch", False)
-        if may_couple or _is_built_in(task) or not self._accelerator.is_main_process:
-            return
-        step = partial(eval_step_of(task), self._model)
-        with (
-            evaluation_mode(self._model),
-            preserved_generators(device),
-            torch.compiler.set_stance("force_eager"),
-            torch.no_grad(),
-            suppress(Exception),  # of a task that cannot be tried before training, or in float32
-        ):
-            if any(is_coupled(step, batch) for batch in batches):
-                _logger.warning(
-                    "[TASK] the loss that %s returns for a sample depends on the other samples of "
-                    "the batch, so it changes with the number of processes: compute each loss from "
-                    "its own sample, without a mean over the batch and without broadcasting [B, 1] "
-                    "with [B], or set couples_batch = True",
-                    type(task).__name__,
-                )
+        **Collective. Host sync.**
+
+        Raises:
+            EvaluationRefused: what is `monitored`, such as `eval/loss`, is not one number.
+            Exception: an evaluation cannot work.
+        """
+        group, _, number = (monitored or ("",))[0].partition("/")
+        for name, evaluation in evaluations.items():
+            if "limit" not in inspect.signature(evaluation.run).parameters:
+                continue
+            changing = evaluation.metrics if isinstance(evaluation, Evaluator) else [evaluation]
+            watching = self._watching_parts(
+                named(changing), "an evaluation", "compute each result from one evaluation alone"
+            )
+            # The trial must not change what compiles.
+            with watching, torch.compiler.set_stance("force_eager"):
+                values = run_evaluation(evaluation, self._model, self._accelerator, limit=1)
+            if group in groups_of(name, evaluation):
+                check_monitored(values, number)
 
     def watching_epoch_end(self) -> AbstractContextManager[None]:
         """Warn of values that the end of an epoch changes, as callbacks may do."""
@@ -473,10 +468,6 @@ def _is_stored(part: object) -> bool:
     return isinstance(part, Callback) and type(part).state_dict is not Callback.state_dict
 
 
-def _is_built_in(part: object) -> bool:
-    return type(part).__module__.partition(".")[0] in _BUILT_IN
-
-
 def _identify(model: nn.Module) -> Identities:
     """Return the identities of the model's tensors, without its extra state.
 
@@ -504,7 +495,7 @@ def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
 
     None for an optimizer of torch or of this package, and for one that cannot be copied.
     """
-    if _is_built_in(optimizer):
+    if type(optimizer).__module__.partition(".")[0] in ("torch", "accel_trainer"):
         return None
     shared = {id(parameter): parameter for parameter in parameters_of(optimizer)}
     copied = object.__new__(type(optimizer))

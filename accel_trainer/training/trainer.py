@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -20,14 +20,21 @@ from ..core.log import Log
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.training_mode import set_training_mode
 from ..core.types import Gradients, Loader, Position, StepBatch, StepReport
-from ..core.user_code import PeerFailed
+from ..core.user_code import PartFailed
 from ..fault_tolerance.preemption import StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights
 from .batch_norms import has_lone_sample, lone_samples_refused
 from .callback_runner import CallbackRunner
 from .config import TrainerConfig
+from .evaluation import (
+    TEST,
+    Evaluation,
+    EvaluationStopped,
+    groups_of,
+    nonfinite_loss,
+    run_evaluation,
+)
 from .evaluation_file import read_details, write_details
-from .evaluator import EvaluationStopped, Evaluator, MetricFailed, group_of, nonfinite_loss
 from .loop_state import LoopState
 from .metrics import describe_tensor
 from .progress import Progress
@@ -44,7 +51,8 @@ _READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model", "opti
 class Trainer:
     """Trains on the step batches of `loader`, one optimizer step each; resumes exactly.
 
-    `evaluators` has an evaluator for each set, by name. Everything that varies is an argument; to
+    `evaluations` are by name, such as `eval_hard`. The one called `TEST` runs inside of
+    `best_weights`, which gives the model other weights. Everything that varies is an argument; to
     change the algorithm itself, override `train_step`.
     """
 
@@ -54,12 +62,12 @@ class Trainer:
         assembly: Assembly,
         *,
         loader: Loader,
-        evaluators: Mapping[str, Evaluator],
+        evaluations: Mapping[str, Evaluation],
         schedule: Schedule,
         stop_flag: StopFlag,
         activity: Activity,
         callbacks: Sequence[Callback] = (),
-        final_test: Callable[[Trainer], Mapping[str, Any]] | None = None,
+        best_weights: Callable[[Trainer], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.accelerator = assembly.step.strategy.accelerator
         self.loader = loader
@@ -73,11 +81,10 @@ class Trainer:
         self._trained = assembly.states
         self._rehearsal = assembly.rehearsal
         self._checkpointer = assembly.checkpointer
-        self._evaluators = evaluators
-        self._final_test = final_test
+        self._evaluations = evaluations
+        self._best_weights = best_weights
         self._run_folder = self._checkpointer.run_folder
-        metrics = {name: evaluator.metrics for name, evaluator in evaluators.items()}
-        self._progress = Progress(config, metrics)
+        self._progress = Progress(config, evaluations)
         self._stop_flag = stop_flag
         self._activity = activity
         self._callback_runner = CallbackRunner(callbacks)
@@ -273,14 +280,25 @@ class Trainer:
         Raises:
             EvaluationStopped: some process got a signal.
         """
-        models = [self.model] if self._average is None else [self.model, self._average.model]
-        metrics: dict[str, Any] = {}
         with self._activity.during("evaluation"), evaluation_weights(self.optimizer):
-            for set_name, evaluator in self._evaluators.items():
-                for model in models:
-                    group = group_of(set_name, is_average=model is not self.model)
-                    values = evaluator.run(model, position=self.position, stop_flag=self._stop_flag)
-                    metrics |= {f"{group}/{name}": value for name, value in values.items()}
+            return self._measure(*(name for name in self._evaluations if name != TEST))
+
+    def _measure(self, *names: str) -> dict[str, Any]:
+        """Return what the evaluations `names` measure of the model, and perhaps of its average."""
+        models = [each for each in (self.model, self.average_model) if each is not None]
+        metrics: dict[str, Any] = {}
+        for name in names:
+            evaluation = self._evaluations[name]
+            for group, model in zip(groups_of(name, evaluation), models, strict=False):
+                values = run_evaluation(
+                    evaluation,
+                    model,
+                    self.accelerator,
+                    seed=self._step.strategy.seed,
+                    position=self.position,
+                    stop_flag=self._stop_flag,
+                )
+                metrics |= {f"{group}/{number}": value for number, value in values.items()}
         return metrics
 
     def request_stop(self, reason: str) -> None:
@@ -419,14 +437,7 @@ class Trainer:
         if is_tried and not self.is_finished:
             watched = lone_samples_refused(self.model, self.loader.plan, self._config)
             with self._activity.during("evaluation"), watched:
-                for set_name, evaluator in self._evaluators.items():
-                    monitored = self._progress.monitored_in(set_name)
-                    with self._rehearsal.watching_metrics(evaluator.metrics):
-                        batches = evaluator.rehearse(
-                            self.model, monitored=monitored, train_loader=self.loader
-                        )
-                    if monitored is not None:
-                        self._rehearsal.warn_of_coupling(evaluator, batches)
+                self._rehearsal.try_evaluations(self._evaluations, self._progress.monitored)
 
     def _attributes_of_subclass(self) -> dict[str, object]:
         """Return the attributes that a subclass has set, but for those that no resume needs."""
@@ -466,7 +477,7 @@ class Trainer:
         except Exception as error:
             # Once the cause is fixed, the same command continues without the loss of a step. A save
             # is collective: all processes know of a failed metric, but not of other errors.
-            if isinstance(error, (MetricFailed, PeerFailed)) or self.accelerator.num_processes == 1:
+            if isinstance(error, PartFailed) or self.accelerator.num_processes == 1:
                 self._save()
             raise
         if self.accelerator.is_main_process:
@@ -503,14 +514,14 @@ class Trainer:
             if self.accelerator.is_main_process:
                 self._checkpointer.record_best(self.best)
         result = self._progress.result(self._stop_flag.agreed, self._run_folder)
-        if result.state == "done" and self._final_test is not None:
+        if result.state == "done" and TEST in self._evaluations:
             try:
-                with self._activity.during("evaluation"):
-                    tested = self._final_test(self)
-                result = replace(result, metrics={**result.metrics, **tested})
+                with self._activity.during("evaluation"), self._best_weights(self):
+                    result = replace(result, metrics={**result.metrics, **self._measure(TEST)})
             except EvaluationStopped:  # a resume tests
-                reason = self._stop_flag.agreed.reason or ""
-                result = replace(result, state="preempted", stop_reason=reason)
+                result = replace(
+                    result, state="preempted", stop_reason=self._stop_flag.agreed.reason or ""
+                )
         is_diverged = result.state != "preempted" and nonfinite_loss(result.metrics) is not None
         self._activity.phase = "diverged" if is_diverged else result.state
         self._notify("on_fit_end", result)

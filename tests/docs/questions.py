@@ -33,6 +33,7 @@ QUESTIONS = {
     "early stopping": "use-early-stopping",
     "evaluate every n steps": "evaluate-every-n-steps-validation-interval",
     "own metric": "write-my-own-custom-metric",
+    "knn evaluation": "evaluate-something-else-knn-fid-generated-text",
     "torchmetrics": "use-torchmetrics-evaluate-or-scikit-learn-f1-auroc",
     "confusion matrix": "get-a-confusion-matrix",
     "config file": "use-a-config-file-or-add-flags-of-my-own-yaml",

@@ -55,7 +55,7 @@ from accel_trainer.checkpoint import manager
 from accel_trainer.core import filesystem
 from accel_trainer.core.log import Log
 from accel_trainer.core.shards import is_shard
-from accel_trainer.run.final_test import FinalTest
+from accel_trainer.run import build
 from accel_trainer.training.evaluator import Evaluator
 from accel_trainer.vision import to_png
 from tests.checkpoint.sharded_run import KINDS
@@ -189,7 +189,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "evaluation": (Evaluator, "run"),
     "picture": (Log, "picture"),
     "save": (manager, "write_checkpoint"),
-    "test": (FinalTest, "__call__"),
+    "test": (build, "best_weights"),
     "end": (ResultWriter, "on_fit_end"),
 }
 # In a third of a run, about: later attempts, which begin after a checkpoint, then get to its end.

@@ -21,6 +21,7 @@ from accel_trainer import (
     TopKAccuracy,
     Trainer,
     TrainState,
+    run_evaluation,
 )
 from accel_trainer.data.loader import build_eval_loader
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
@@ -49,7 +50,8 @@ def measured_by_hand(weights: dict[str, Tensor]) -> dict[str, float]:
         accelerator=accelerator,
         seed=3,
     )
-    return {f"test/{name}": value for name, value in evaluator.run(model).items()}
+    found = run_evaluation(evaluator, model, accelerator)
+    return {f"test/{name}": value for name, value in found.items()}
 
 
 def of_test(result: RunResult) -> dict[str, float]:

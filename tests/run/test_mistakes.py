@@ -454,7 +454,8 @@ FITS_NOT = [
     (
         having(eval_sets=None),
         "DATASET",
-        "an evaluation set is NoneType: give an object with len() and [index]",
+        "an evaluation set is NoneType: give an object with len() and [index], "
+        "or with run and monitors",
     ),
     (
         having(train_set=m.Streams()),

@@ -17,7 +17,8 @@ from accel_trainer.core.types import Batch, EvalSource, Metric, StepOutput
 from accel_trainer.data.loader import EvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
-from accel_trainer.training.evaluator import Evaluator, MetricFailed
+from accel_trainer.training.evaluation import EvaluationFailed, run_evaluation
+from accel_trainer.training.evaluator import Evaluator
 from accel_trainer.training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 from accel_trainer.training.tasks import ClassificationTask
 
@@ -81,7 +82,7 @@ def evaluate(model: nn.Module, loader: EvalSource, accelerator: Accelerator) -> 
     evaluator = Evaluator(
         loader, task=ClassificationTask(), metrics=METRICS, accelerator=accelerator
     )
-    return evaluator.run(model)
+    return run_evaluation(evaluator, model, accelerator)
 
 
 def shared(
@@ -167,7 +168,7 @@ def evaluate_in_parts() -> None:
                 accelerator=accelerator,
                 num_parts=8,
             )
-            result = evaluator.run(make_model())
+            result = run_evaluation(evaluator, make_model(), accelerator)
             if accelerator.is_main_process:
                 print(result)
             del result["sums"]
@@ -349,7 +350,7 @@ def evaluate_by(metric: Metric) -> dict[str, Any]:
     evaluator = Evaluator(
         loader, task=ClassificationTask(), metrics=[metric], accelerator=accelerator
     )
-    return evaluator.run(make_model())
+    return run_evaluation(evaluator, make_model(), accelerator)
 
 
 def test_everything_a_metric_computes_comes_as_plain_values() -> None:
@@ -366,7 +367,7 @@ def test_everything_a_metric_computes_comes_as_plain_values() -> None:
 
 def test_a_result_that_cannot_be_kept_names_the_metric() -> None:
     with pytest.raises(
-        MetricFailed, match="metric Computes: a holds an object of type object: return numbers"
+        EvaluationFailed, match="metric Computes: a holds an object of type object: return numbers"
     ):
         evaluate_by(Computes({"a": object()}))
 
@@ -378,7 +379,7 @@ def test_a_metric_must_say_which_numbers_can_select_the_best_checkpoint(is_highe
     class Silent:
         higher_is_better = is_higher
 
-    with pytest.raises(ConfigError, match="higher_is_better of metric Silent is .*: say which num"):
+    with pytest.raises(ConfigError, match="higher_is_better of Silent is .*: say which num"):
         evaluate_by(Silent())  # type: ignore[arg-type]
 
 

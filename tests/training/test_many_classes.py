@@ -34,6 +34,7 @@ from accel_trainer.core.errors import DataError
 from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.data.loader import EvalLoader
 from accel_trainer.data.workers import SampleReader
+from accel_trainer.training.evaluation import run_evaluation
 from accel_trainer.training.evaluation_file import EVALUATION_FILE, read_details
 from accel_trainer.training.evaluator import Evaluator
 from accel_trainer.training.metrics import plain_values
@@ -158,7 +159,7 @@ def test_sums_of_a_confusion_matrix_are_a_number_per_sample() -> None:
         loader, task=ClassificationTask(), metrics=metrics, accelerator=Accelerator(cpu=True)
     )
     assert evaluator.metrics[0].empty(CPU).numel() == NUM_SAMPLES
-    found = evaluator.run(nn.Linear(3, 20_000))
+    found = run_evaluation(evaluator, nn.Linear(3, 20_000), Accelerator(cpu=True))
     assert sum(count for _, _, count in found["confused_pairs"]) == NUM_SAMPLES
 
 

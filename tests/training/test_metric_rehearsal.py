@@ -15,7 +15,8 @@ from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.errors import ConfigError, DivergedError
 from accel_trainer.core.types import Batch
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
-from accel_trainer.training.evaluator import Evaluator, MetricFailed
+from accel_trainer.training.evaluation import EvaluationFailed, check_monitored, run_evaluation
+from accel_trainer.training.evaluator import Evaluator
 from accel_trainer.training.metric_adapters import TorchMetric, WholeSetMetric
 from accel_trainer.training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 
@@ -84,7 +85,7 @@ class NewSums(MeanLoss):
         ),
         (
             Renamed(),
-            "accuracy decides the best checkpoint, and the metrics computed acc: name it alike in",
+            "accuracy decides the best checkpoint, and the metrics computed loss, acc,",
         ),
         (
             Float32Sums(),
@@ -181,7 +182,7 @@ def test_an_exception_in_update_ends_the_run_before_the_first_step(
 ) -> None:
     monkeypatch.setattr(workload, "TopKAccuracy", Fails)
     steps = Steps()
-    with pytest.raises(MetricFailed, match="metric Fails failed"):
+    with pytest.raises(EvaluationFailed, match="metric Fails failed"):
         workload.train(workload.make_config(tmp_path), callbacks=(steps,))
     assert steps.number == 0
 
@@ -254,8 +255,10 @@ def test_honest_metrics_pass_the_rehearsal_on_a_batch_of_any_size(batch_size: in
         evaluator = Evaluator(
             loader, task=ClassificationTask(), metrics=[metric], accelerator=accelerator
         )
-        names = [name for name in metric.higher_is_better if name != "by_class"]
-        evaluator.rehearse(make_model(), monitored=next(iter(names), None))
+        found = run_evaluation(evaluator, make_model(), accelerator, limit=1)
+        for name in metric.higher_is_better:
+            if name != "by_class":
+                check_monitored(found, name)
 
 
 class Counting(nn.Module):
@@ -285,7 +288,7 @@ def test_the_rehearsal_moves_no_buffer_generator_or_gradient() -> None:
     model = Counting(make_model()).double()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     states = torch.get_rng_state()
-    evaluator.rehearse(model, monitored="loss")
+    run_evaluation(evaluator, model, accelerator, limit=1)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(buffer.is_inference() for buffer in model.buffers())
     assert torch.equal(torch.get_rng_state(), states)
@@ -355,8 +358,8 @@ def test_a_first_batch_without_items_says_nothing_about_the_others() -> None:
         loader, task=PaddedFirst(0, 0), metrics=[MeanLoss()], accelerator=accelerator
     )
     model = make_model().double()
-    evaluator.rehearse(model, monitored="loss")
-    assert evaluator.run(model)["loss"] > 0
+    run_evaluation(evaluator, model, accelerator, limit=1)
+    assert run_evaluation(evaluator, model, accelerator)["loss"] > 0
 
 
 class NegativeLater(Items):

@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
+from torch import nn
 
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.train_state import BestCheckpoint, TrainState
-from accel_trainer.core.types import Batch, StepOutput
-from accel_trainer.fault_tolerance.preemption import TIME_LIMIT, Stop
+from accel_trainer.core.types import Position
+from accel_trainer.fault_tolerance.preemption import TIME_LIMIT, Stop, StopFlag
 from accel_trainer.training.config import TrainerConfig
 from accel_trainer.training.progress import Progress, choose_monitor
 
@@ -20,27 +18,22 @@ NOTHING = Stop()
 
 
 class Named:
-    """A metric that declares its numbers and measures nothing."""
+    """An evaluation that declares its numbers and measures nothing."""
 
-    def __init__(self, **higher_is_better: bool) -> None:
-        self.higher_is_better: Mapping[str, bool] = higher_is_better
+    def __init__(self, **monitors: bool) -> None:
+        self.monitors = monitors
 
-    def empty(self, device: torch.device) -> Tensor:
-        return torch.zeros(0, dtype=torch.float64)
-
-    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
-        pass
-
-    def compute(self, sums: Tensor) -> Mapping[str, Any]:
+    def run(self, model: nn.Module, position: Position, stop_flag: StopFlag) -> dict[str, Any]:
         return {}
 
 
 LOSS = Named(loss=False)
 ACCURACY = Named(accuracy=True)
+BOTH = Named(loss=False, accuracy=True)
 
 
 def make(**config: Any) -> Progress:
-    return Progress(TrainerConfig(**config), {"": [LOSS]})
+    return Progress(TrainerConfig(**config), {"eval": LOSS})
 
 
 def evaluate(progress: Progress, step: int, loss: float | None) -> None:
@@ -156,7 +149,7 @@ def test_the_best_of_another_metric_is_forgotten() -> None:
     progress = make()
     evaluate(progress, 1, 0.5)
     stored = progress.state_dict()
-    other = Progress(TrainerConfig(), {"": [ACCURACY]})
+    other = Progress(TrainerConfig(), {"eval": ACCURACY})
     other.load_state_dict(stored)
     assert other.best is None
     same = make()
@@ -165,51 +158,52 @@ def test_the_best_of_another_metric_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metrics", "config", "expected"),
+    ("evaluation", "config", "expected"),
     [
-        ([LOSS, ACCURACY], {}, ("eval/accuracy", "max")),
-        ([LOSS], {}, ("eval/loss", "min")),
-        ([LOSS, ACCURACY], {"ema_decay": 0.9}, ("eval_ema/accuracy", "max")),
-        ([LOSS, ACCURACY], {"ema_decay": 0.9, "monitor": "eval/loss"}, ("eval/loss", "min")),
-        (
-            [LOSS, ACCURACY],
-            {"monitor": "eval/accuracy", "monitor_mode": "min"},
-            ("eval/accuracy", "min"),
-        ),
-        ([], {}, None),
+        (BOTH, {}, ("eval/accuracy", "max")),
+        (LOSS, {}, ("eval/loss", "min")),
+        (BOTH, {"ema_decay": 0.9}, ("eval_ema/accuracy", "max")),
+        (LOSS, {"ema_decay": 0.9}, ("eval_ema/loss", "min")),
+        (BOTH, {"ema_decay": 0.9, "monitor": "eval/loss"}, ("eval/loss", "min")),
+        (BOTH, {"monitor": "eval/accuracy", "monitor_mode": "min"}, ("eval/accuracy", "min")),
+        (Named(), {}, None),
     ],
 )
 def test_the_monitored_metric_is_the_accuracy_or_the_first_declared(
-    metrics: list[Named], config: dict[str, Any], expected: tuple[str, str] | None
+    evaluation: Named, config: dict[str, Any], expected: tuple[str, str] | None
 ) -> None:
-    assert choose_monitor(TrainerConfig(**config), {"": metrics}) == expected
+    groups = ["eval", "eval_ema"] if config.get("ema_decay") else ["eval"]
+    assert choose_monitor(TrainerConfig(**config), dict.fromkeys(groups, evaluation)) == expected
 
 
 def test_the_monitored_metric_is_one_of_the_first_evaluation_set() -> None:
-    metrics = {"near": [LOSS], "far": [ACCURACY]}
-    assert choose_monitor(TrainerConfig(), metrics) == ("eval_near/loss", "min")
-    config = TrainerConfig(ema_decay=0.9)
-    assert choose_monitor(config, metrics) == ("eval_ema_near/loss", "min")
+    groups = {"eval_near": LOSS, "eval_far": ACCURACY, "eval_ema_far": ACCURACY, "test": BOTH}
+    assert choose_monitor(TrainerConfig(), groups) == ("eval_near/loss", "min")
+    averaged = {"eval_near": LOSS, "eval_ema_near": LOSS, **groups}
+    assert choose_monitor(TrainerConfig(ema_decay=0.9), averaged) == ("eval_ema_near/loss", "min")
     config = TrainerConfig(monitor="eval_far/accuracy")
-    assert choose_monitor(config, metrics) == ("eval_far/accuracy", "max")
-    progress = Progress(config, metrics)
-    assert progress.monitored_in("far") == "accuracy"
-    assert progress.monitored_in("near") is None
+    assert choose_monitor(config, groups) == ("eval_far/accuracy", "max")
+    assert Progress(config, groups).monitored == ("eval_far/accuracy", "max")
 
 
 @pytest.mark.parametrize(
-    ("metrics", "config", "said"),
+    ("evaluation", "config", "said"),
     [
         (
-            [LOSS],
+            LOSS,
             {"monitor": "eval/f1"},
             "no metric 'eval/f1' to monitor: set --trainer.monitor to one of eval/loss",
         ),
-        ([], {"patience": 2}, "no metric '' to monitor: the metrics declare none"),
+        (
+            LOSS,
+            {"monitor": "test/loss"},
+            "no metric 'test/loss' to monitor: set --trainer.monitor to one of eval/loss",
+        ),
+        (Named(), {"patience": 2}, "no metric '' to monitor: the metrics declare none"),
     ],
 )
 def test_a_monitored_metric_that_there_is_not_is_refused(
-    metrics: list[Named], config: dict[str, Any], said: str
+    evaluation: Named, config: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        Progress(TrainerConfig(**config), {"": metrics})
+        Progress(TrainerConfig(**config), {"eval": evaluation, "test": evaluation})

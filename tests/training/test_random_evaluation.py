@@ -21,6 +21,7 @@ from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.data.loader import EvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
+from accel_trainer.training.evaluation import run_evaluation
 from accel_trainer.training.evaluator import Evaluator
 from accel_trainer.training.metrics import MeanLoss
 
@@ -57,6 +58,11 @@ def make_evaluator(*, num_workers: int = 0, seed: int = 3) -> Evaluator:
     )
 
 
+def evaluate(model: nn.Module, **options: int) -> dict[str, Any]:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    return run_evaluation(make_evaluator(**options), model, accelerator)
+
+
 def make_model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Linear(5, NUM_CLASSES).double()
@@ -67,7 +73,6 @@ def draw() -> list[Any]:
 
 
 def test_a_random_evaluation_repeats_itself_and_moves_no_generator() -> None:
-    evaluator = make_evaluator()
     model = make_model()
     random.seed(5)
     np.random.seed(5)
@@ -76,16 +81,16 @@ def test_a_random_evaluation_repeats_itself_and_moves_no_generator() -> None:
     random.seed(5)
     np.random.seed(5)
     torch.manual_seed(5)
-    first = evaluator.run(model)
+    first = evaluate(model)
     drawn = draw()
-    second = evaluator.run(model)
+    second = evaluate(model)
     assert first == second
     assert [drawn, draw()] == expected
-    assert make_evaluator(seed=4).run(model) != first
+    assert evaluate(model, seed=4) != first
 
 
 def test_a_random_evaluation_is_the_same_with_any_number_of_data_workers() -> None:
-    assert make_evaluator().run(make_model()) == make_evaluator(num_workers=2).run(make_model())
+    assert evaluate(make_model()) == evaluate(make_model(), num_workers=2)
 
 
 def evaluate_in_parts() -> None:
@@ -100,7 +105,7 @@ def evaluate_in_parts() -> None:
         found = Evaluator(
             loader, task=Noisy(), metrics=[MeanLoss()], accelerator=accelerator, num_parts=4, seed=3
         )
-        print(found.run(make_model()))
+        print(run_evaluation(found, make_model(), accelerator))
 
 
 def test_an_exact_random_evaluation_is_the_same_on_2_processes(tmp_path: Path) -> None:

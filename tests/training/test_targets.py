@@ -48,6 +48,7 @@ from accel_trainer.core.errors import DataError
 from accel_trainer.core.rng import epoch_permutation
 from accel_trainer.data.loader import EvalLoader
 from accel_trainer.data.workers import SampleReader
+from accel_trainer.training.evaluation import run_evaluation
 from accel_trainer.training.evaluator import Evaluator
 from accel_trainer.vision import SegmentationTask, WorstMistakes
 
@@ -220,7 +221,7 @@ def measure(logits: Tensor, labels: Tensor, batch_size: int = 7) -> dict[str, An
         metrics=metrics,
         accelerator=Accelerator(cpu=True),
     )
-    found = evaluator.run(Given())
+    found = run_evaluation(evaluator, Given(), Accelerator(cpu=True))
     for mistake in found["worst_mistakes"]:
         del mistake["id"]
     return found
@@ -322,7 +323,7 @@ def test_a_metric_refuses_labels_that_the_task_has_not_left_out(metric: Any) -> 
         loader, task=OwnTask(), metrics=[metric], accelerator=Accelerator(cpu=True)
     )
     with pytest.raises(ConfigError, match=r"sample 4 has the target -100, .*ignore_index=-100"):
-        evaluator.run(Given())
+        run_evaluation(evaluator, Given(), Accelerator(cpu=True))
 
 
 @pytest.mark.parametrize(

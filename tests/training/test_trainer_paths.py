@@ -106,7 +106,7 @@ def make_trainer(
         config,
         assembly,
         loader=loader,
-        evaluators={"": Evaluator(loader, task=task, metrics=[], accelerator=accelerator)},
+        evaluations={"eval": Evaluator(loader, task=task, metrics=[], accelerator=accelerator)},
         schedule=learning_rate_at,
         stop_flag=StopFlag(),
         activity=activity,

@@ -24,6 +24,7 @@ from accel_trainer.distributed.machine import peak_memory_bytes
 from accel_trainer.run.data import MAX_EVAL_SAMPLES, TEST_SET, RunData
 from accel_trainer.run.extra_callbacks import Observer
 from accel_trainer.run.session import Run
+from accel_trainer.training.evaluation import Evaluation
 
 TIMER = __file__
 """This file, for the callbacks of a start."""
@@ -80,8 +81,9 @@ class Timer(Observer):
     def build_data(self, build: Callable[..., RunData], run: Run, *sets: Any) -> RunData:
         """Return the data of a run, whose evaluations are timed."""
         data = build(run, *sets)
-        timed: dict[str, EvalSource] = {
-            name: TimedLoader(name, loader, run, self) for name, loader in data.evaluation.items()
+        timed = {
+            name: part if isinstance(part, Evaluation) else TimedLoader(name, part, run, self)
+            for name, part in data.evaluation.items()
         }
         return replace(data, evaluation=timed)
 
@@ -117,7 +119,8 @@ class Timer(Observer):
         if not trainer.accelerator.is_main_process:
             return
         evaluations = [each for each in self.passes if each.set_name != TEST_SET]
-        measured_s = self._evaluated_time - evaluations[0].start_time
+        start_time = evaluations[0].start_time if evaluations else self._last_time
+        measured_s = self._evaluated_time - start_time
         # A run whose last step ends an epoch reads its last checkpoint, to see that it is valid, in
         # the writer's thread. A thread does not use memory that another one has freed.
         with ThreadPoolExecutor(1) as writer:

@@ -23,7 +23,7 @@ from ...core.user_code import (
     print_error,
 )
 from ...data.signals import ignore_signals
-from ...training.evaluator import nonfinite_loss
+from ...training.evaluation import nonfinite_loss
 
 # When one process has failed, a launcher ends all others: torchrun after 0.1 s. So the main process
 # needs time to print its line.

@@ -20,6 +20,7 @@ from ...core.run_dir import expand_home
 from ...distributed.accelerator import RuntimeConfig, start_accelerator
 from ...distributed.machine import available_cpus
 from ...distributed.placement import place_model
+from ...training.evaluation import run_evaluation
 from ...training.evaluator import Evaluator
 from ...vision.metrics import classification_metrics
 from ...vision.pretrained import (
@@ -163,7 +164,7 @@ def evaluate(
         accelerator=accelerator,
         seed=_seed(stored),
     )
-    results = evaluator.run(model)
+    results = run_evaluation(evaluator, model, accelerator)
     return results, {
         "dataset": choice.dataset,
         "split": data.split,

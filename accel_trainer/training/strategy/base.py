@@ -36,6 +36,7 @@ class Strategy:
 
     def __init__(self, accelerator: Accelerator, *, seed: int) -> None:
         self.accelerator = accelerator
+        self.seed = seed
         # An average divides the sum over the processes by their number.
         self.gradient_factor = accelerator.num_processes
         self._seed = seed
