@@ -23,14 +23,17 @@ CAUSE = {"cuda": "no deterministic kernel", "cpu": "a generator that is not seed
 def run(page: Page, setting: Setting) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        page.attempt("checked steps", partial(_check_steps, page, setting, folder))
-        page.attempt("a wrong bit", partial(_flip_bit, page, setting, folder))
-        page.attempt("an operation named", partial(_name_operation, page, setting, folder))
+        checks = {
+            "an operation named": partial(_name_operation, page, setting, folder),
+            "checked steps": partial(_check_steps, page, setting, folder),
+            "a wrong bit": partial(_flip_bit, page, setting, folder),
+        }
         flags = [("--check-every", "2")]
         if setting.device == "cuda":
             flags.append(("--runtime.deterministic", "strict"))
         for each in flags:
-            page.attempt(" ".join(each), partial(_refuse, page, setting, folder, each))
+            checks[" ".join(each)] = partial(_refuse, page, setting, folder, each)
+        page.attempt_together(checks)
         page.attempt("why", partial(_ask_why, page, setting, folder))
 
 

@@ -48,15 +48,18 @@ timeout_s = float(sys.argv[1])
 accelerator = start_accelerator(RuntimeConfig(timeout_s=timeout_s, backend=sys.argv[2] or None))
 run_on_main(lambda: time.sleep(2.5 * timeout_s), accelerator)
 """
-MAX_S = 60
+MAX_S, TIMEOUT_S = 60, 4
 
 
 def run(page: Page, setting: Setting) -> None:
-    if setting.device == "cuda":
-        page.attempt("a group of NCCL", partial(_join, page))
     with tempfile.TemporaryDirectory() as folder:
-        page.attempt("a process is killed", partial(_kill, page, setting, Path(folder)))
-    page.attempt("work of the main process is too long", partial(_wait, page, setting))
+        checks = {
+            "a process is killed": partial(_kill, page, setting, Path(folder)),
+            "work of the main process is too long": partial(_wait, page, setting),
+        }
+        if setting.device == "cuda":
+            checks["a group of NCCL"] = partial(_join, page)
+        page.attempt_together(checks)
 
 
 def _join(page: Page) -> None:
@@ -94,9 +97,8 @@ def _kill(page: Page, setting: Setting, folder: Path) -> None:
 
 
 def _wait(page: Page, setting: Setting) -> None:
-    timeout_s = 4 if setting.is_tiny else 10
-    main, other = _start_two([sys.executable, "-c", LATE, str(timeout_s), _backend()], setting)
-    what = f"the main process works for 2.5 times the timeout of {timeout_s} s"
+    main, other = _start_two([sys.executable, "-c", LATE, str(TIMEOUT_S), _backend()], setting)
+    what = f"the main process works for 2.5 times the timeout of {TIMEOUT_S} s"
     _judge_end(page, what, other, since_s=time.monotonic())
     main.kill()
     main.communicate()

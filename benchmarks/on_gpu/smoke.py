@@ -14,7 +14,7 @@ from .runs import SMALL, rows, train
 
 
 def run(page: Page, setting: Setting) -> None:
-    num_steps = 8 if setting.is_tiny else 20
+    num_steps = 8 if setting.is_tiny else 200  # 20 are over before a kill
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bf16 = ("--mixed-precision", "bf16")
