@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from .errors import CheckpointError
+
+_logger = logging.getLogger(__name__)
 
 
 class Stateful:
@@ -65,6 +68,8 @@ class Registry:
     def load_state_dict(self, stored: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:
         """Restore all parts; `changes` are the settings that were changed on purpose.
 
+        States whose part is gone are a warning.
+
         Raises:
             CheckpointError: a part is missing or does not fit; no part was changed.
         """
@@ -81,3 +86,5 @@ class Registry:
             parts[name].load_state_dict(state)
         for name in missing:
             parts[name].start_fresh()
+        for name in sorted(stored.keys() - parts.keys()):
+            _logger.warning("the checkpoint has %s, which this run does not have: it is lost", name)

@@ -211,6 +211,13 @@ def test_a_checkpoint_without_a_state_is_refused(tmp_path: Path) -> None:
         train(tmp_path)
 
 
+def test_a_state_that_is_gone_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(tmp_path, max_steps=3)
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path, states={}, callbacks=())
+    assert "the checkpoint has centre, which this run does not have" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("states", "said"),
     [
