@@ -37,16 +37,6 @@ _NO_CONTEXT = nullcontext()
 _MIN_LOSS_SCALE = 1e-3
 
 
-class StepUpdate(NamedTuple):
-    """What `apply_gradients` did: the norm [] before clipping, None without clipping.
-
-    `was_skipped`: a gradient was NaN or inf, or overflowed in fp16, and the weights stayed.
-    """
-
-    grad_norm: Tensor | None
-    was_skipped: bool
-
-
 class Forwards(NamedTuple):
     """What the forwards of a step returned, by micro-batch: their sums, and their samples [B]."""
 
@@ -130,8 +120,13 @@ class OptimizerStep:
         self._is_computing = True
         is_repeated = position == self._position
         self._position = position
+        if is_repeated and self._accelerator.scaler is not None:
+            raise ConfigError(
+                "TRAINER",
+                "compute_gradients is called twice in a step, which does not work with "
+                "--mixed-precision fp16: use bf16",
+            )
         if is_repeated:
-            self._refuse_loss_scaling()
             after_first = self._buffers.copy_current()
             self._restart()
             forwards = self._run(step_batch, notify)
@@ -182,14 +177,6 @@ class OptimizerStep:
                 "TRAINER",
                 f"a backward of your own has left a gradient in {listed(found)}, to which "
                 "the step would add its own: use torch.autograd.grad, or set .grad to None",
-            )
-
-    def _refuse_loss_scaling(self) -> None:
-        if self._accelerator.scaler is not None:
-            raise ConfigError(
-                "TRAINER",
-                "compute_gradients is called twice in a step, which does not work with "
-                "--mixed-precision fp16: use bf16",
             )
 
     def _restart(self) -> None:
@@ -298,7 +285,9 @@ class OptimizerStep:
 
     # --- the update ---
 
-    def apply_gradients(self, position: TrainState, gradients: Gradients) -> StepUpdate:
+    def apply_gradients(
+        self, position: TrainState, gradients: Gradients
+    ) -> tuple[Tensor | None, bool]:
         """Update the weights after `position`, unless a gradient is NaN or inf. **Collective.**
 
         **Host sync** with loss scaling, and unless the check is deferred.
@@ -335,7 +324,7 @@ class OptimizerStep:
             if not was_skipped:
                 self.optimizer.step()
         self._take_gradients()
-        return StepUpdate(grad_norm, was_skipped)
+        return grad_norm, was_skipped
 
     def _clip(self, max_norm: float) -> Tensor:
         """Return the norm [] before clipping."""
