@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_ALIGNMENT = 64  # bytes, of the memory of a new tensor
 _UNSAVED = "and no checkpoint stores it"
 _NOT_NEEDED = "set unsaved_attributes = ({key!r},) on its class"
 _ONE_VALUE = (
@@ -306,6 +307,7 @@ class Rehearsal:
         """
         now = _identify(self._model)
         run_on_main(lambda: self._compare(now), self._accelerator)
+        self._warn_of_views()
         self.check_mode()
         weights = {
             name: each for name, each in self._model.named_parameters() if not is_shard(each)
@@ -318,6 +320,28 @@ class Rehearsal:
                 pairs = zip(weights, sums, strict=True)
                 lines += [f"model.{name} bits {each}" for name, each in pairs]
             self._check_same_everywhere(lines)
+
+    def _warn_of_views(self) -> None:
+        """Warn of tensors in the user's states that lie in memory as no loaded one does."""
+        states = {
+            name: each.state_dict()
+            for name, each in self._states.items()
+            if not isinstance(each, nn.Module)
+        }
+        views = {
+            name
+            for name, each in flatten(states).items()
+            if isinstance(each, Tensor)
+            and not is_shard(each)
+            and each.numel() > 1
+            and (each.data_ptr() % _ALIGNMENT or not each.is_contiguous())
+        }
+        self._say(
+            "a slice, a transposed tensor or memory of numpy is kept in",
+            views,
+            "keep a clone()",
+            "where a resume has a tensor of its own: products with it may round differently",
+        )
 
     def check_mode(self) -> None:
         """Check that the processes train in the same mode. **Collective. Host sync.**

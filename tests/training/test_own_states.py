@@ -186,6 +186,26 @@ def test_what_the_state_dict_of_a_module_lacks_is_reported(
     assert "teacher.stored" not in caplog.text
 
 
+class Keeps:
+    def __init__(self) -> None:
+        whole = torch.ones(4, 5)
+        self.tensors = {"slice": whole[1:], "clone": whole[1:].clone(), "turned": whole.T}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.tensors
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.tensors = state
+
+
+def test_a_state_in_memory_that_a_resume_does_not_repeat_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path, max_steps=1, states={"keeps": Keeps()}, callbacks=())
+    assert "is kept in keeps.slice, keeps.turned, where a resume" in caplog.text
+
+
 def test_a_state_that_is_not_given_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
