@@ -70,7 +70,8 @@ class Noisy(Plain):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         super().step()
-        self.weight.add_(torch.randn(self.weight.shape), alpha=0.01)
+        generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
+        self.weight.add_(torch.randn(self.weight.shape, generator=generator), alpha=0.01)
 
 
 class ShardedNorm(Plain):
