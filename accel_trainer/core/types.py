@@ -167,7 +167,14 @@ class StepOutput(NamedTuple):
 
     def detached(self) -> StepOutput:
         """Return the same numbers without their graph."""
-        return StepOutput(*recursively_apply(Tensor.detach, tuple(self)))
+        return StepOutput(*map(_detached, self))
+
+
+def _detached(value: Any) -> Any:
+    # accelerate's walk through a tree takes ten times as long as what most of them are: a leaf.
+    if isinstance(value, Tensor):
+        return value.detach()
+    return recursively_apply(Tensor.detach, value) if value else value
 
 
 class StepSums(NamedTuple):

@@ -16,7 +16,7 @@ from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
 from ..data.fingerprint import hash_value
 from .metrics import MeanLoss, TopKAccuracy, check_logits, describe_tensor, misfit_of
-from .targets import rows_of, trust, trust_labels
+from .targets import are_classes, rows_of, trust, trust_labels
 
 _NO_LABEL = torch.iinfo(torch.int64).min  # is ignored, and no label has it
 
@@ -140,15 +140,19 @@ class ClassificationTask:
         check_logits(logits, targets, in_loss=True)
         options: dict[str, Any] = {"weight": weights, "reduction": "none"}
         has_labels = targets.ndim == 1
+        factors = None
         if has_labels:
             options["ignore_index"] = self._ignored
-            factors = trust_labels(batch, logits.shape[1], self._ignored)
-            # For uint8, torch lacks weights with smoothing (torch 2.13).
-            targets = targets.long().where(factors == 1, 0)
+            targets = targets.long()  # for uint8, torch lacks weights with smoothing (torch 2.13)
+            if not are_classes(batch.targets, logits.shape[1]):
+                factors = trust_labels(batch, logits.shape[1], self._ignored)
+                targets = targets.where(factors == 1, 0)
         else:
             fits = (targets >= 0) & (targets < math.inf)
             factors = trust(batch, fits, "which cannot be the weight of a class: use 0 or more")
-        losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, **options) * factors
+        losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, **options)
+        if factors is not None:
+            losses = losses * factors
         num_items = None
         if has_labels and (weights is not None or self._ignored != _NO_LABEL):
             # Not in bfloat16, which cannot represent 257.
