@@ -101,8 +101,8 @@ def memory_of(tensor: Tensor) -> memoryview:
 def unpack_tensors(data: bytes | bytearray) -> dict[str, Tensor]:
     """Return the tensors of a file, in the order of its header.
 
-    Those of a bytearray share its memory: the copies of safetensors' own `load` take as long as
-    reading the file.
+    Tensors from a bytearray share its memory, because safetensors' own `load` spends as long on
+    copying them as on reading the file.
 
     Raises ValueError for an invalid file.
     """

@@ -213,9 +213,8 @@ def load_all(value: Any) -> Any:
 
     **Collective** with shards.
 
-    Each tensor gets memory of its own, as a tensor has that was computed: how a product with a
-    matrix rounds depends on where the matrix begins (torch 2.13), and in a file it may begin
-    anywhere.
+    Each tensor is copied into new memory. The alignment of a matrix decides how a product with it
+    rounds (torch 2.13), and a tensor in the memory of a file may begin anywhere.
     """
 
     def load(leaf: Any) -> Any:

@@ -151,11 +151,10 @@ class OwnState(Stateful):
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
-        self.is_optional = not owner.state_dict()  # nothing is stored then
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the owner's state dict."""
-        return self._owner.state_dict()  # type: ignore[no-any-return]
+        return self._owner.state_dict()  # type: ignore[no-any-return]  # the owner is the user's
 
     def load_state_dict(self, state: Any) -> None:
         """Pass the owner what it returned, with tensors on the CPU."""

@@ -101,7 +101,7 @@ def _find(name: str) -> Any:
         if name in _DONE_BY_RECIPES:
             fix = (
                 "recipes do that: python recipes/images.py --dataset PHOTOS (the same command "
-                "resumes), or start a project of your own with accel-trainer new"
+                "resumes), or create a project with accel-trainer new"
             )
         raise ConfigError("USAGE", f"{name[:40]!r} is not a command: {fix}")
     return importlib.import_module(commands[name][0])

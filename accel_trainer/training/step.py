@@ -141,15 +141,21 @@ class OptimizerStep:
             else:
                 forwards = self._run(step_batch, notify)
         sums = self._reduce(forwards.sums, step_batch)
-        # Does nothing without loss scaling.
-        self._accelerator.unscale_gradients()
+        if self._accelerator.scaler is not None:
+            # As accelerate's `unscale_gradients` does.
+            self._accelerator.scaler.unscale_(self.optimizer)
         gradients = self._take_gradients()
         if is_repeated:
             after_first.put_back()
         self.strategy.seed_update(position.optimizer_step)
         self._is_computing = False
-        losses = [each.loss for each in forwards.sums]
-        return Gradients(gradients, sums, step_batch, losses, forwards.sample_ids)
+        return Gradients(
+            gradients,
+            sums,
+            step_batch,
+            [each.loss for each in forwards.sums],
+            forwards.sample_ids,
+        )
 
     def _run_checked(self, step_batch: StepBatch, notify: Notify | None) -> Forwards:
         """Run the micro-batches twice, and compare the bits. Observers see the second run."""
@@ -171,8 +177,7 @@ class OptimizerStep:
                 "compute_gradients is called again after it has failed: "
                 "let its error end the run, which then resumes from its checkpoint",
             )
-        found = [name for name, each in self._parameters.items() if each.grad is not None]
-        if found:
+        if found := [name for name, each in self._parameters.items() if each.grad is not None]:
             raise ConfigError(
                 "TRAINER",
                 f"a backward of your own has left a gradient in {listed(found)}, to which "
@@ -328,26 +333,29 @@ class OptimizerStep:
 
     def _clip(self, max_norm: float) -> Tensor:
         """Return the norm [] before clipping."""
-        parameters = self.wrapped_model.parameters()
         # accelerate's function would unscale the gradients a second time.
         is_scaled = self._accelerator.scaler is not None
         clip = clip_grad_norm_ if is_scaled else self._accelerator.clip_grad_norm_
-        return clip(parameters, max_norm)
+        return clip(self.wrapped_model.parameters(), max_norm)
 
     def _step_scaled(self, update: PendingUpdate, scaler: GradScaler) -> bool:
         """Step the optimizer with loss scaling; return whether the step was skipped.
 
         An overflow, NaN or inf in a gradient skips it.
         """
-        # A fused optimizer skips inside its kernel, which only the lowered scale shows.
+        # The scaler has looked at the gradients before `train_step` could change them.
+        is_finite = not self._find_nonfinite(None)
+        self._found.zero_()
         scale = scaler.get_scale()
-        scaler.step(self.optimizer)
+        if is_finite:
+            scaler.step(self.optimizer)
         scaler.update()
-        if scaler.get_scale() >= scale:
+        if is_finite:
             return False
         self._buffers.restore()
-        # NaN or inf in a loss of some process, which no loss scale fixes.
+        # NaN or inf in a loss of some process, or after unscaling, which no loss scale fixes.
         is_bad = ~torch.isfinite(torch.stack([*update.losses])).all()
+        is_bad |= scaler.get_scale() >= scale
         if self._accelerator.reduce(is_bad.float()) > 0 or scaler.get_scale() < _MIN_LOSS_SCALE:
             self._report(update)
         return True

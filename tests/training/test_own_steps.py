@@ -16,6 +16,7 @@ from accel_trainer import (
     BatchConfig,
     Callback,
     ConfigError,
+    DivergedError,
     Gradients,
     OptimizerConfig,
     StepBatch,
@@ -276,3 +277,17 @@ def test_a_schedule_for_a_group_resumes_to_the_same_bytes(tmp_path: Path) -> Non
 def torch_weights(folder: Path) -> Tensor:
     tensors = weights(folder)
     return torch.cat([tensor.flatten().double() for tensor in tensors.values()])
+
+
+def test_a_nan_that_a_step_puts_into_scaled_gradients_is_not_applied(tmp_path: Path) -> None:
+    """The scaler has looked for NaN before, and would apply it."""
+
+    class Spoils(Trainer):
+        def train_step(self, step_batch: StepBatch) -> StepReport:
+            gradients = self.compute_gradients(step_batch)
+            factor = float("nan") if self.state.optimizer_step == 2 else 1.0
+            return self.apply_gradients(gradients.map(lambda each: each * factor))
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with pytest.raises(DivergedError, match=r"NONFINITE.*step 3"):
+        train(tmp_path, Spoils, scaler=scaler)

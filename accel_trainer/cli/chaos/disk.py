@@ -99,7 +99,7 @@ def _nothing() -> None:
 
 
 class FaultyDisk(InterceptedDisk):
-    """Does what it is told to do with the changes in `folder`; all is well until `fault` comes.
+    """Carries out each change in `folder` until `fault` strikes.
 
     `num_left`: after this many changes, SIGKILL ends the process in the middle of the next one.
     None: never. `is_full`: there is no space for anything new.

@@ -1,4 +1,4 @@
-"""One start of a user's recipe, in a process of its own, with the fault that comes to it."""
+"""Starts a user's recipe in a separate process, and delivers a fault to it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def train_as(start: Start, train: Callable[[C], RunResult], config: C) -> RunRes
 
 
 def with_changes(config: C, changes: Mapping[str, Any]) -> C:
-    """Return the config with other values, by dotted name."""
+    """Return a copy of the config with these settings changed, by dotted name."""
     groups: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         group, _, setting = name.partition(".")
