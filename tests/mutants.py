@@ -69,17 +69,17 @@ MUTANTS = [
     ),
     Mutant(
         "a stretch without its data counts as a difference",
-        "accel_trainer/cli/audit/stretches.py",
+        "accel_trainer/lab/audit/stretches.py",
         '"DIFFERS" if is_proof else "not checked"',
         '"DIFFERS"',
-        ("tests/cli/audit/test_audit.py",),
+        ("tests/lab/audit/test_audit.py",),
     ),
     Mutant(
         "a replay that fails has an exit code of its own",
-        "accel_trainer/cli/replay/replay.py",
+        "accel_trainer/lab/replay/replay.py",
         "error.exit_code = ExitCode(code)",
         "pass",
-        ("tests/cli/replay/test_replay.py::test_a_replay_that_fails_says_so",),
+        ("tests/lab/replay/test_replay.py::test_a_replay_that_fails_says_so",),
     ),
     Mutant(
         "the status of a killed run is of its start",
@@ -115,17 +115,17 @@ MUTANTS = [
     # --- the commands that train a part of a run again ---
     Mutant(
         "a replay's rows are not compared",
-        "accel_trainer/cli/replay/proof.py",
+        "accel_trainer/lab/replay/proof.py",
         "if (found := Difference.of(one, other)) is not None:",
         "if (found := None) is not None:",
-        ("tests/cli/replay/test_at.py::test_at_trains_a_kept_step_again_and_names_what_differs",),
+        ("tests/lab/replay/test_at.py::test_at_trains_a_kept_step_again_and_names_what_differs",),
     ),
     Mutant(
         "a copied checkpoint comes with all rows of its run",
-        "accel_trainer/cli/replay/at.py",
+        "accel_trainer/lab/replay/at.py",
         'json.loads(line)["optimizer_step"] <= step_of(checkpoint)',
         "line",
-        ("tests/cli/replay/test_at.py::test_at_copies_a_checkpoint_that_the_run_still_has",),
+        ("tests/lab/replay/test_at.py::test_at_copies_a_checkpoint_that_the_run_still_has",),
     ),
     # --- what a run shows ---
     Mutant(
@@ -219,25 +219,25 @@ MUTANTS = [
     ),
     Mutant(
         "another processor is not named before a replay",
-        "accel_trainer/cli/replay/replay.py",
+        "accel_trainer/lab/replay/replay.py",
         'here["kernels for"] = torch.backends.cpu.get_cpu_capability()',
         'here["kernels for"] = hardware.get("cpu_kernels")',
-        ("tests/cli/replay/test_replay.py::test_another_processor_gpu_or_version_is_named",),
+        ("tests/lab/replay/test_replay.py::test_another_processor_gpu_or_version_is_named",),
     ),
     # --- which settings change the result ---
     Mutant(
         "changes that are refused apart are left out",
-        "accel_trainer/cli/effect/search.py",
+        "accel_trainer/lab/effect/search.py",
         "for count in sorted(known) if known[count].refused is None]",
         "for count in sorted(known)]",
-        ("tests/cli/effect/test_search.py",),
+        ("tests/lab/effect/test_search.py",),
     ),
     Mutant(
         "learning rates of steps that were not trained are not compared",
-        "accel_trainer/cli/effect/trials.py",
+        "accel_trainer/lab/effect/trials.py",
         "        Difference.of(*at_both(one.rates, other.rates)),\n",
         "",
-        ("tests/cli/effect/test_effect.py",),
+        ("tests/lab/effect/test_effect.py",),
     ),
     # --- who reads and writes ---
     Mutant(
@@ -275,24 +275,24 @@ MUTANTS = [
     # --- why two runs differ ---
     Mutant(
         "an operator's outputs are compared before its inputs",
-        "accel_trainer/cli/why/traces.py",
+        "accel_trainer/lab/why/traces.py",
         'for place in ("inputs", "plain", "outputs"):',
         'for place in ("outputs", "plain", "inputs"):',
-        ("tests/cli/why/test_traces.py",),
+        ("tests/lab/why/test_traces.py",),
     ),
     Mutant(
         "negative floats are counted away from zero",
-        "accel_trainer/cli/why/element.py",
+        "accel_trainer/lab/why/element.py",
         "return bits if bits >= 0 else",
         "return bits if bits else",
-        ("tests/cli/why/test_element.py",),
+        ("tests/lab/why/test_element.py",),
     ),
     Mutant(
         "a run that does not repeat its record is compared with the other one",
-        "accel_trainer/cli/why/why.py",
+        "accel_trainer/lab/why/why.py",
         "        if each.from_record is not None:\n",
         "        if False:\n",
-        ("tests/cli/why/test_why.py::test_state_that_no_checkpoint_holds_is_named_after_a_resume",),
+        ("tests/lab/why/test_why.py::test_state_that_no_checkpoint_holds_is_named_after_a_resume",),
     ),
     # --- what a run takes ---
     Mutant(
@@ -319,39 +319,39 @@ MUTANTS = [
     # --- a user's own recipe among faults ---
     Mutant(
         "no fault comes",
-        "accel_trainer/cli/chaos/fault_bringer.py",
+        "accel_trainer/lab/chaos/fault_bringer.py",
         "if fault.step != step:",
         "if True:",
-        ("tests/cli/chaos/test_chaos.py",),
+        ("tests/lab/chaos/test_chaos.py",),
     ),
     Mutant(
         "a byte is written back as it was",
-        "accel_trainer/cli/chaos/runs.py",
+        "accel_trainer/lab/chaos/runs.py",
         "file.write(bytes([byte ^ 0xFF]))",
         "file.write(bytes([byte]))",
-        ("tests/cli/chaos/test_faults.py",),
+        ("tests/lab/chaos/test_faults.py",),
     ),
     Mutant(
         "what runs with faults leave is not compared",
-        "accel_trainer/cli/chaos/campaign.py",
+        "accel_trainer/lab/chaos/campaign.py",
         "if ending.problem or ending.refused or not is_compared:",
         "if ending.plan:",
-        ("tests/cli/chaos/test_chaos.py",),
+        ("tests/lab/chaos/test_chaos.py",),
     ),
     Mutant(
         "what a campaign has started lives on",
-        "accel_trainer/cli/chaos/runs.py",
+        "accel_trainer/lab/chaos/runs.py",
         "    finally:\n        for life in living:",
         "    finally:\n        for life in []:",
-        ("tests/cli/chaos/test_chaos.py",),
+        ("tests/lab/chaos/test_chaos.py",),
     ),
     Mutant(
         "a closer look has no end",
-        "accel_trainer/cli/chaos/closer.py",
+        "accel_trainer/lab/chaos/closer.py",
         " and time.monotonic() < deadline",
         "",
         (
-            "tests/cli/chaos/test_chaos.py::"
+            "tests/lab/chaos/test_chaos.py::"
             "test_state_of_a_callback_is_named_with_the_first_difference",
         ),
     ),
@@ -536,66 +536,66 @@ MUTANTS = [
     # --- the audit of a run ---
     Mutant(
         "an audit does not look at the digests of weights",
-        "accel_trainer/cli/audit/weights.py",
+        "accel_trainer/lab/audit/weights.py",
         "(found := digest_of(pieces[piece])) != digest",
         "(found := digest) != digest",
-        ("tests/cli/audit/test_audit.py::test_a_forgery_is_named_without_training",),
+        ("tests/lab/audit/test_audit.py::test_a_forgery_is_named_without_training",),
     ),
     Mutant(
         "an audit does not miss a row",
-        "accel_trainer/cli/audit/records.py",
+        "accel_trainer/lab/audit/records.py",
         'if is_logged and ("train", step) not in seen:',
         "if False:",
-        ("tests/cli/audit/test_audit.py::test_a_forgery_is_named_without_training",),
+        ("tests/lab/audit/test_audit.py::test_a_forgery_is_named_without_training",),
     ),
     Mutant(
         "an audit compares no rows of what it has trained again",
-        "accel_trainer/cli/audit/stretches.py",
+        "accel_trainer/lab/audit/stretches.py",
         "found = Difference.of(mine, again)",
         "found = None",
-        ("tests/cli/audit/test_audit.py::test_a_changed_sample_is_told_by_the_loss",),
+        ("tests/lab/audit/test_audit.py::test_a_changed_sample_is_told_by_the_loss",),
     ),
     Mutant(
         "an audit compares no checkpoint that it has trained again",
-        "accel_trainer/cli/audit/stretches.py",
+        "accel_trainer/lab/audit/stretches.py",
         '        if difference is not None:\n            return f"{path.name}: {piece}',
         '        if False:\n            return f"{path.name}: {piece}',
-        ("tests/cli/audit/test_audit.py::test_a_weight_whose_digest_agrees_is_named_by_training",),
+        ("tests/lab/audit/test_audit.py::test_a_weight_whose_digest_agrees_is_named_by_training",),
     ),
     # --- a past run that is trained again ---
     Mutant(
         "a stretch begins at a checkpoint after which something was logged",
-        "accel_trainer/cli/replay/stretches.py",
+        "accel_trainer/lab/replay/stretches.py",
         "stretch.after if is_first else stretch.after - 1",
         "stretch.after",
         (
-            "tests/cli/replay/test_probe.py"
+            "tests/lab/replay/test_probe.py"
             "::test_a_stretch_begins_at_a_checkpoint_before_the_row_that_it_follows",
         ),
     ),
     Mutant(
         "two stretches have the same rows",
-        "accel_trainer/cli/replay/again.py",
+        "accel_trainer/lab/replay/again.py",
         'row["optimizer_step"] > stretch.after]',
         'row["optimizer_step"] > start]',
         (
-            "tests/cli/replay/test_probe.py"
+            "tests/lab/replay/test_probe.py"
             "::test_a_probe_logs_the_bits_that_it_would_have_logged_live",
         ),
     ),
     Mutant(
         "a condition on a column that a row does not have holds there",
-        "accel_trainer/cli/replay/first_step.py",
+        "accel_trainer/lab/replay/first_step.py",
         "if condition.holds(known)\n",
         "if condition.holds(known) is not False\n",
-        ("tests/cli/replay/test_bisect.py::test_a_condition_that_never_holds_is_said",),
+        ("tests/lab/replay/test_bisect.py::test_a_condition_that_never_holds_is_said",),
     ),
     Mutant(
         "samples are not ordered by their losses",
-        "accel_trainer/cli/replay/samples.py",
+        "accel_trainer/lab/replay/samples.py",
         "sorted(samples, key=_by_loss)",
         "samples",
-        ("tests/cli/replay/test_bisect.py::test_the_step_and_the_sample_behind_a_mean_are_found",),
+        ("tests/lab/replay/test_bisect.py::test_the_step_and_the_sample_behind_a_mean_are_found",),
     ),
     # --- a step that is computed twice ---
     Mutant(

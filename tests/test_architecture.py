@@ -30,7 +30,7 @@ ENGINE = (
     "callbacks",
     "run",
 )
-ORDER = (*ENGINE, "removed", "vision", "cli", "api", "__init__", "__main__", "recipes")
+ORDER = (*ENGINE, "removed", "vision", "cli", "api", "__init__", "lab", "__main__", "recipes")
 
 
 @dataclass(frozen=True)
@@ -370,6 +370,7 @@ RULES = {
             "data",
             "vision",
             "cli",
+            "lab",
             "recipes",
         },
         "loss.item()",
@@ -379,8 +380,8 @@ RULES = {
         {
             "core.rng",
             "vision.sources.digits",  # splits once, with a generator of its own
-            "cli.chaos.faults",  # draws them by a seed
-            "cli.chaos.runs",  # which byte is flipped
+            "lab.chaos.faults",  # draws them by a seed
+            "lab.chaos.runs",  # which byte is flipped
         },
         "torch.randperm(8)",
     ),
@@ -420,16 +421,16 @@ RULES = {
             "vision.data.cache",  # makes the folder that users name
             # These work in a temporary folder.
             "cli.common.scratch",
-            "cli.chaos.command",
-            "cli.chaos.disk",  # half of what it stands in for
-            "cli.chaos.runs",
+            "lab.chaos.command",
+            "lab.chaos.disk",  # half of what it stands in for
+            "lab.chaos.runs",
             "cli.recipe.forks",  # asks for its path
             "cli.recipe.dry_run",
             "cli.lr_find",
             "cli.plan.measure",
-            "cli.effect.trials",
-            "cli.runs.replay",
-            "cli.replay.replay",
+            "lab.effect.trials",
+            "lab.replay.command",
+            "lab.replay.replay",
             "cli.share.best_so_far",
             "cli.share.export",
             "cli.share.verify",
@@ -449,11 +450,11 @@ RULES = {
         {
             "core.filesystem",  # its own temporaries; a guard refuses a folder that was moved
             "cli.common.scratch",
-            "cli.chaos.disk",  # half of what it stands in for
+            "lab.chaos.disk",  # half of what it stands in for
             # These have made what they remove, under a name that nobody has typed.
             "callbacks.trackers",
             "checkpoint.retention",
-            "cli.chaos.campaign",
+            "lab.chaos.campaign",
             "vision.data.cache",
         },
         "filesystem.remove_directories([folder])",
@@ -469,8 +470,8 @@ RULES = {
             "core.platform",  # directories, to sync them
             "run.agreement",  # the sources, to hash them
             "run.folder",  # the config, to restore it
-            "cli.chaos.runs",  # what a run has said, and the byte that it flips
-            "cli.chaos.start",  # what a run says
+            "lab.chaos.runs",  # what a run has said, and the byte that it flips
+            "lab.chaos.start",  # what a run says
             "cli.report.card",  # its template
             "cli.report.page",  # its template and script
             "cli.report.report",  # the browser
@@ -511,9 +512,9 @@ RULES = {
             "cli.doctor.findings",
             "cli.recipe.dry_run",  # hands it to the processes that it starts
             "cli.sweep.sweep",  # the same
-            "cli.chaos.closer",  # the same
-            "cli.chaos.runs",  # the same
-            "cli.chaos.start",
+            "lab.chaos.closer",  # the same
+            "lab.chaos.runs",  # the same
+            "lab.chaos.start",
             "callbacks.trackers",  # theirs say where they store
         },
         "os.environ['RANK']",
@@ -522,6 +523,7 @@ RULES = {
         mentions("sys.argv"),
         {
             "cli",
+            "lab",
             "run.agreement",  # which recipe runs, to hash it
             "run.provenance",  # records it
         },

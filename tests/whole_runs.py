@@ -160,20 +160,20 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_what_cannot_be_run_again_is_said_before_any_work",
         "test_a_forged_start_is_one_line_and_starts_nothing[*]",
     ),
-    "cli/chaos/test_chaos.py": ("test_state_of_a_callback_is_named_with_the_first_difference",),
-    "cli/audit/test_audit.py": (
+    "lab/chaos/test_chaos.py": ("test_state_of_a_callback_is_named_with_the_first_difference",),
+    "lab/audit/test_audit.py": (
         "test_an_honest_run_passes",
         "test_a_forgery_is_named_without_training[*]",
         "test_no_program_of_the_folder_is_run",
     ),
-    "cli/effect/test_effect.py": (
+    "lab/effect/test_effect.py": (
         "test_what_changes_the_result_is_told_from_what_does_later_or_never",
     ),
-    "cli/replay/test_at.py": ("test_at_rebuilds_the_bits_of_a_run_that_stopped_there",),
-    "cli/replay/test_bisect.py": ("test_the_step_and_the_sample_behind_a_mean_are_found",),
-    "cli/replay/test_probe.py": ("test_a_probe_logs_the_bits_that_it_would_have_logged_live",),
-    "cli/replay/test_replay.py": (),
-    "cli/why/test_why.py": ("test_equal_runs_are_equal_without_training",),
+    "lab/replay/test_at.py": ("test_at_rebuilds_the_bits_of_a_run_that_stopped_there",),
+    "lab/replay/test_bisect.py": ("test_the_step_and_the_sample_behind_a_mean_are_found",),
+    "lab/replay/test_probe.py": ("test_a_probe_logs_the_bits_that_it_would_have_logged_live",),
+    "lab/replay/test_replay.py": (),
+    "lab/why/test_why.py": ("test_equal_runs_are_equal_without_training",),
     "cli/plan/test_plan.py": (
         "test_a_run_does_what_was_planned",
         "test_the_costs_of_a_run_add_up_from_its_parts",

@@ -15,15 +15,16 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
+from itertools import chain
 from typing import Any, cast
 
 from ..core import console
 from ..core.errors import ConfigError, ExitCode, OneLineError
 from .common.output import printable
 
-_PACKAGE = __name__.rpartition(".")[0]
+_PACKAGES = tuple(f"{__name__.partition('.')[0]}.{name}" for name in ("cli", "lab"))
 _DONE_BY_RECIPES = ("train", "fit", "run", "resume")
 _INTERRUPTED = 130  # 128 + SIGINT
 # The optional dependencies that bring a package; commands that do without it check for themselves.
@@ -139,12 +140,16 @@ def grouped(commands: Iterable[str]) -> dict[str, list[str]]:
 def find_commands() -> dict[str, tuple[str, str, str]]:
     """Return the module, the arguments and the summary of each command, by its name.
 
-    A module of this package is a command if its docstring starts like "`accel-trainer status RUN`:
+    A module of cli or lab is a command if its docstring starts like "`accel-trainer status RUN`:
     show the state of a run". The modules are not imported.
     """
     commands = {}
-    for module in pkgutil.walk_packages(sys.modules[_PACKAGE].__path__, f"{_PACKAGE}."):
+    for module in chain.from_iterable(map(_modules_of, _PACKAGES)):
         loader = cast(Any, importlib.util.find_spec(module.name)).loader
         if match := _SUMMARY.match(loader.get_source(module.name)):
             commands[match["name"]] = (module.name, match["arguments"], match["text"])
     return dict(sorted(commands.items()))
+
+
+def _modules_of(package: str) -> Iterator[pkgutil.ModuleInfo]:
+    return pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")

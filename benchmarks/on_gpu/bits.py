@@ -8,7 +8,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from accel_trainer.cli.why.why import why
+from accel_trainer.lab.why.why import why
 
 from .. import results
 from .page import Page, Setting

@@ -17,7 +17,7 @@ from typing import Any
 
 import accel_trainer
 from accel_trainer import RecipeConfig, RunResult, main
-from tests.cli.replay import poisoned
+from tests.lab.replay import poisoned
 
 PACKAGE = accel_trainer.__name__
 
@@ -35,7 +35,9 @@ def attributes() -> Iterator[tuple[str, Any]]:
 
 
 for module in pkgutil.walk_packages(accel_trainer.__path__, f"{PACKAGE}."):
-    if not module.name.startswith((f"{PACKAGE}.cli", f"{PACKAGE}.vision", f"{PACKAGE}.__main__")):
+    if not module.name.startswith(
+        (f"{PACKAGE}.cli", f"{PACKAGE}.lab", f"{PACKAGE}.vision", f"{PACKAGE}.__main__")
+    ):
         importlib.import_module(module.name)
 BEFORE = dict(attributes())
 

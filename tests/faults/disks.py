@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from accel_trainer.cli.chaos.disk import InterceptedDisk
 from accel_trainer.core import filesystem
+from accel_trainer.lab.chaos.disk import InterceptedDisk
 
 When = Literal["before", "half", "after"]
 D = TypeVar("D", bound=filesystem.Disk)

@@ -30,8 +30,9 @@ class Start:
     """`auto` or `never`, unless the flags name a run to branch off from; None: as they say."""
     callbacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Files of callbacks, and the arguments with which their classes are called."""
-    fault: Mapping[str, Any] | None = None
-    """A fault of the disk or the process that comes to it, for `accel-trainer chaos`."""
+    disk: tuple[str, Mapping[str, Any]] | None = None
+    """What it writes to instead of the disk: `module:class` of a `Disk`, which is called with the
+    folder of the run and these arguments."""
 
 
 def this_start() -> Start | None:

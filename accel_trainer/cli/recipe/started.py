@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
-from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from ...core import filesystem
@@ -20,10 +20,11 @@ C = TypeVar("C", bound=RecipeConfig)
 def train_as(start: Start, train: Callable[[C], RunResult], config: C) -> RunResult:
     """Return the result of `train` with the config as it is changed by the start."""
     config = with_changes(config, _changes(start, config))
-    if start.fault is None:
+    if start.disk is None:
         return train(config)
     assert config.run.output_dir is not None
-    with _faulty_disk(config.run.output_dir, start.fault):
+    name, arguments = start.disk
+    with _disk(resolve_name(name)(config.run.output_dir, **arguments)):
         return train(config)
 
 
@@ -58,12 +59,9 @@ def _changes(start: Start, config: RecipeConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def _faulty_disk(folder: Path, fault: Mapping[str, Any]) -> Iterator[None]:
-    from ..chaos.disk import FaultyDisk  # no other start has one
-    from ..chaos.faults import Fault
-
+def _disk(disk: filesystem.Disk) -> Iterator[None]:
     before = filesystem.disk
-    filesystem.disk = FaultyDisk(folder, Fault(**fault))
+    filesystem.disk = disk
     try:
         yield
     finally:

@@ -1,5 +1,5 @@
 """Runs of the recipe of the commands that train a part of a run again."""
 
-from tests.cli.replay.conftest import poisoned, train_poisoned
+from tests.lab.replay.conftest import poisoned, train_poisoned
 
 __all__ = ["poisoned", "train_poisoned"]

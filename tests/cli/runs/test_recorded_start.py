@@ -28,8 +28,8 @@ from accel_trainer.core.errors import OutputError
 from accel_trainer.run.started import remember_start, started_folder
 from recipes import cifar, images
 from tests.cli.conftest import run_command
-from tests.cli.replay.conftest import NAMED, RECIPE
 from tests.docs.commands import command_help
+from tests.lab.replay.conftest import NAMED, RECIPE
 
 ID = "0123456789abcdef" * 2
 EVIL = "import pathlib\npathlib.Path({ran!r}).touch()\nraise SystemExit(65)\n"

@@ -1,0 +1,77 @@
+"""All checks of an audit, in their order: files first, then what has to be trained again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ...cli.common.unknown_recipe import UnknownRecipeError
+from ...cli.runs.run_reader import RunReader
+from ...core.errors import OneLineError
+from ...core.filesystem import make_directory, sha256_of
+from ...core.run_dir import prepare_directory
+from ..replay.replay import Replay, environment_changes
+from .evidence import Evidence
+from .records import check_records
+from .stretches import check_stretch, choose, find_stretches
+from .verdict import Verdict
+from .weights import check_weights
+
+
+def audit(
+    run: RunReader,
+    recipe: Path | None,
+    *,
+    count: int,
+    seed: int,
+    max_steps: int | None,
+    folder: Path,
+    say: Callable[[str], None],
+) -> tuple[list[Verdict], UnknownRecipeError | None]:
+    """Return a verdict on each file of `run`, and on `count` stretches trained again in `folder`.
+
+    The error says why no stretch was trained, if the user first has to name the recipe.
+
+    Raises:
+        OneLineError: files cannot be read.
+    """
+    evidence = Evidence(run)
+    verdicts = [*check_weights(evidence), *check_records(evidence)]
+    if count == 0:
+        return verdicts, None
+    stretches = find_stretches(evidence)
+    chosen = choose(stretches, count=count, seed=seed, max_steps=max_steps)
+    if not chosen:
+        fact = "no two checkpoints of one attempt, nor the start of the run, are there"
+        fix = "next time, keep more with --checkpoint.keep-for-replay 5"
+        return [*verdicts, Verdict("training", "not checked", f"{fact}: {fix}")], None
+    try:
+        replay = Replay.of(run, recipe)
+    except OneLineError as error:
+        refused = error if isinstance(error, UnknownRecipeError) else None
+        return [*verdicts, Verdict("training", "not checked", error.message)], refused
+    doubts = _find_doubts(run, replay.recipe)
+    if doubts:
+        say(f"the same bits cannot be expected: {', '.join(doubts)}")
+    num_steps = sum(each.until - each.after for each in chosen)
+    say(
+        f"training {num_steps} steps again, {len(chosen)} of {len(stretches)} stretches, "
+        f"with {replay.recipe}"
+    )
+    make_directory(folder)
+    for stretch in chosen:
+        place = prepare_directory(folder / f"steps-{stretch.after}-{stretch.until}")
+        verdicts.append(check_stretch(evidence, replay, stretch, place, doubts=doubts))
+    return verdicts, None
+
+
+def _find_doubts(run: RunReader, recipe: Path) -> list[str]:
+    """Return why the bits may differ here from those of the run."""
+    doubts = environment_changes(run)
+    code = run.environment.get("code")
+    recorded = code.get("sha256") if isinstance(code, dict) else None
+    if recorded != sha256_of(recipe):
+        doubts.append(f"{recipe.name} is not the one that the run recorded")
+    if operations := run.result.get("nondeterministic_operations"):
+        doubts.append(f"without deterministic kernels: {', '.join(map(str, operations))}")
+    return doubts

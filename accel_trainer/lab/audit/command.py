@@ -1,0 +1,68 @@
+"""`accel-trainer audit RUN`: did this run happen as it says?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...cli.common.output import format_table, say_unless, tell
+from ...cli.common.parser import CommandParser, at_least
+from ...cli.common.scratch import scratch_folder
+from ...cli.runs.run_reader import read_run, reading
+
+_EXAMPLE = "example: accel-trainer audit runs/first --segments 1"
+_DIFFERENT = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare the files of a run with each other, then train stretches of it again.
+
+    The stretches lie between checkpoints, and are drawn from `--seed`: their rows, digests and the
+    checkpoints at their ends are compared. Nothing in the run's folder changes, and no program in
+    it is run.
+
+    Returns 0 if nothing differs, else 1, or 64 if the recipe first has to be named.
+    """
+    parser = CommandParser(prog="accel-trainer audit", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument(
+        "--segments",
+        type=at_least(0),
+        default=3,
+        metavar="N",
+        help="how many stretches to train again; 0: only compare files; default: 3",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="decides which stretches; default: 0")
+    parser.add_argument(
+        "--max-steps", type=at_least(1), metavar="N", help="train at most N steps of each stretch"
+    )
+    parser.add_recipe_option()
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="keep what is trained again in this new folder"
+    )
+    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+    options = parser.parse_args(argv)
+
+    from .audit import audit  # imports torch
+
+    with reading(options.run), scratch_folder("audit") as temporary:
+        folder = temporary if options.keep is None else options.keep.resolve()
+        verdicts, refused = audit(
+            read_run(options.run),
+            options.recipe,
+            count=options.segments,
+            seed=options.seed,
+            max_steps=options.max_steps,
+            folder=folder,
+            say=say_unless(options.json),
+        )
+    if options.json:
+        tell(json.dumps([each._asdict() for each in verdicts]))
+    else:
+        tell(format_table(("what", "verdict", "compared, or the first difference"), verdicts))
+    if any(each.outcome == "DIFFERS" for each in verdicts):
+        return _DIFFERENT
+    if refused is not None:
+        raise refused
+    return 0

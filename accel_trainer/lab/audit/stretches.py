@@ -1,0 +1,155 @@
+"""Trains stretches of a run again, and compares their rows and the checkpoints at their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.format import CHECKPOINT_NAME, is_committed, list_checkpoints, step_of
+from ...cli.runs.difference import Difference
+from ...cli.runs.rows import SINCE_LAST_ROW, by_place, read_rows
+from ...core.errors import ExitCode
+from ...core.rng import epoch_permutation
+from ...training.rehearsal import first_difference
+from ..replay.replay import Replay, ReplayError
+from ..replay.stretches import Stretch
+from .evidence import Evidence, load_verified, step_named
+from .verdict import Verdict, judge
+
+# What decides the bits of a stretch. Of the rest, a resume may change what it likes.
+_SAME = ("settings", "data_fingerprint", "order", "num_processes", "num_threads", "versions")
+
+# How a recipe ends if what is here does not fit the run. Other errors, such as missing data, only
+# mean that nothing could be compared.
+_DOES_NOT_FIT = (ExitCode.USAGE, ExitCode.CHECKPOINT, ExitCode.DIVERGED)
+
+_SAMPLES = "digest/samples_so_far"
+
+
+def find_stretches(evidence: Evidence) -> list[Stretch]:
+    """Return the stretches between kept checkpoints, and from the start of the run to the first.
+
+    Left out is what was trained with other settings, data, versions or numbers of processes and
+    threads than the end of the run.
+    """
+    manifests = evidence.manifests
+    if evidence.newest is None:
+        return []
+    last = _deciding(manifests[evidence.newest])
+    alike: set[int] = set()
+    is_whole = True
+    for name in reversed(manifests):
+        if _deciding(manifests[name]) != last:
+            is_whole = False
+            break
+        alike.add(step_named(name))
+    points = sorted(alike)
+    counts = {row.get("num_processes") for row in evidence.run.attempts if row["event"] == "start"}
+    if is_whole and len(counts) <= 1 and (first := _first_step(evidence)) is not None:
+        points = [first, *points]
+    pairs = zip(points, points[1:], strict=False)
+    return [Stretch(start, end) for start, end in pairs if start < end]
+
+
+def _deciding(manifest: Mapping[str, Any]) -> list[Any]:
+    return [manifest.get(name) for name in _SAME]
+
+
+def _first_step(evidence: Evidence) -> int | None:
+    """Return the step at which the run began, None if what it began with is not there."""
+    settings = evidence.run.config.get("run") or {}
+    origin = settings.get("resume", "auto")
+    init_from = settings.get("init_from")
+    if origin in ("auto", "never"):
+        return 0 if init_from is None or Path(str(init_from)).expanduser().exists() else None
+    path = Path(str(origin)).expanduser()
+    # The run that it came from may have removed this checkpoint since.
+    return step_of(path) if CHECKPOINT_NAME.fullmatch(path.name) and is_committed(path) else None
+
+
+def choose(
+    stretches: Sequence[Stretch], *, count: int, seed: int, max_steps: int | None
+) -> list[Stretch]:
+    """Return `count` stretches drawn from `seed`, in their order, perhaps cut short."""
+    order = epoch_permutation(len(stretches), seed=seed, epoch=0)
+    drawn = [stretches[index] for index in sorted(order[:count].tolist())]
+    if max_steps is None:
+        return drawn
+    return [Stretch(each.after, min(each.until, each.after + max_steps)) for each in drawn]
+
+
+def check_stretch(
+    evidence: Evidence, replay: Replay, stretch: Stretch, folder: Path, *, doubts: Sequence[str]
+) -> Verdict:
+    """Train a stretch again in the new `folder` and compare it.
+
+    `doubts` are reasons for which the bits may differ: a difference then proves nothing.
+    """
+    what = f"steps {stretch.after + 1} to {stretch.until}"
+    start = replay.checkpoint_at(stretch.after)
+    try:
+        replay.with_flags(["--trainer.max-time-s", "None"]).train(
+            folder, until=stretch.until, after=stretch.after, callbacks={}
+        )
+    except ReplayError as error:
+        # A run that still trains may have removed the checkpoint.
+        is_there = start is None or is_committed(start)
+        is_proof = error.exit_code in _DOES_NOT_FIT and is_there and not doubts
+        return Verdict(what, "DIFFERS" if is_proof else "not checked", error.message)
+    differences = [_compare_rows(evidence.run.folder, folder, stretch)]
+    compared = "their rows"
+    at_end = [name for name in evidence.manifests if step_named(name) == stretch.until]
+    if at_end:  # otherwise, it is cut short
+        path = evidence.run.folder / "checkpoints" / at_end[-1]
+        differences.append(_compare_checkpoints(path, folder))
+        compared = f"their rows and all tensors of {path.name}"
+    difference = "; ".join(filter(None, differences)) or None
+    if difference is not None and doubts:
+        fact = f"only approximate here ({', '.join(doubts)}): {difference}"
+        return Verdict(what, "not checked", fact)
+    return judge(what, difference, compared=f"trained again: {compared}")
+
+
+def _compare_rows(run: Path, folder: Path, stretch: Stretch) -> str | None:
+    """Return the first number, or row, that differs."""
+    mine, again = (
+        by_place(
+            read_rows(each, after=stretch.after, until=stretch.until, left_out=(SINCE_LAST_ROW,))
+        )
+        for each in (run, folder)
+    )
+    # The end of a stretch is also evaluated where the run went on.
+    again = {place: again[place] for place in again if place in mine or place[0] < stretch.until}
+    found = Difference.of(mine, again)
+    if found is None:
+        return None
+    if not found.one:
+        return f"the run has no {found.event} row of step {found.step}"
+    if not found.other:
+        return f"training again gives no {found.event} row of step {found.step}"
+    name = _SAMPLES if _SAMPLES in found.names else found.names[0]
+    values = "{} in the run, {} trained again".format(*found.values(name))
+    fact = f"the {found.event} row of step {found.step}: {name} is {values}"
+    is_same = name != _SAMPLES and _SAMPLES in found.one
+    return fact + ", of samples with the same numbers" * is_same
+
+
+def _compare_checkpoints(path: Path, folder: Path) -> str | None:
+    """Return the first tensor or value of a checkpoint that differs from the one trained again."""
+    found = {each.name: each for each in list_checkpoints(folder / "checkpoints")}
+    if path.name not in found:
+        return f"training again gives no {path.name}"
+    one, other = (load_verified(each) for each in (path, found[path.name]))
+    for name in ("data_fingerprint", "order", "settings", "task_fingerprint"):
+        if one.manifest.get(name) != other.manifest.get(name):
+            return f"{path.name}: {name} is {one.manifest.get(name)}, not {other.manifest[name]}"
+    for piece in dict.fromkeys([*one.pieces, *other.pieces]):
+        states = [{**each.pieces.get(piece, {})} for each in (one, other)]
+        if piece == "trainer":
+            for state in states:
+                state.pop("callbacks", None)  # the length of the rows, which have times
+        difference = first_difference(*states)
+        if difference is not None:
+            return f"{path.name}: {piece}: {difference}"
+    return None

@@ -1,0 +1,290 @@
+"""`accel-trainer chaos RECIPE [-- its flags]`: kill your own recipe in many ways, compare all bits.
+
+It trains a few dozen steps of the recipe in a temporary folder, undisturbed. Further runs of the
+same steps get faults, and are started again until they are done: SIGKILL at any moment and in the
+middle of a change of the disk, SIGTERM, a full disk, a damaged checkpoint, and another number of
+data workers and of processes. All must end with the same tensors, optimizer state, rows and export.
+Of one that does not, the shortest plan of faults is found, and what differs first is named. The
+exit code is 1 if a run differs, and that of the recipe if it fails without any fault.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...checkpoint.format import list_checkpoints
+from ...cli.common.output import format_duration, tell
+from ...cli.common.parser import CommandParser
+from ...cli.common.processes import stops_noted
+from ...cli.common.scratch import scratch_folder
+from ...core.errors import ConfigError, ExitCode, OutputError
+from ...distributed.accelerator import uses_cpu
+from ...distributed.machine import available_cpus
+from .campaign import Recipe, Undisturbed, Verdict, judge, run_undisturbed, shrink, try_plans
+from .closer import look_closer
+from .faults import Plan, draw_plans, parse_plan, show_plan
+from .runs import Ending, said_by
+
+_EXAMPLE = "example: accel-trainer chaos recipes/minimal.py --runs 2"
+_DIFFERENT = 1
+_MIN_STEPS = 8
+_START_S = 4.0  # of a small recipe
+_NOT_TRIED = (
+    "not tried: a disk that is really full (the writes of the run's own folder fail instead), "
+    "and a power loss"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the campaign; return 0 if the recipe survives, else 1, or the recipe's own exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    own = words[: words.index("--")] if "--" in words else words
+    options = _parser().parse_args(own)
+    options.flags = words[len(own) + 1 :]
+    _check(options)
+    plan = None if options.faults is None else parse_plan(options.faults)
+    with _folder(options.keep) as folder, stops_noted() as stops:
+        recipe = Recipe(
+            path=str(options.recipe),
+            flags=options.flags,
+            num_steps=options.steps,
+            num_processes=options.num_processes,
+            folder=folder,
+            at_once=max(1, available_cpus() // options.num_processes) if uses_cpu() else 1,
+            stops=stops,
+        )
+        return _campaign(recipe, plan, options)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="accel-trainer chaos", description=__doc__, epilog=_EXAMPLE, allow_abbrev=False
+    )
+    parser.add_argument("recipe", type=Path, help="the recipe; its flags come after --")
+    add = parser.add_argument
+    add("--runs", type=int, default=4, metavar="N", help="runs with faults; default: 4")
+    add("--steps", type=int, default=24, metavar="N", help="steps of each run; default: 24")
+    add("--seed", type=int, default=0, help="decides the faults; default: 0")
+    add("--faults", metavar="PLAN", help="only one run, with these: 'kill@7 term@12'")
+    add("--num-processes", type=int, default=1, metavar="N", help="processes; default: 1")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--keep", type=Path, metavar="FOLDER", help="a new folder, where all runs are kept")
+    return parser
+
+
+def _check(options: Namespace) -> None:
+    """Raise ConfigError for options that cannot work."""
+    if not options.recipe.is_file():
+        raise ConfigError("RECIPE", f"{options.recipe} is not a file: give the path of your recipe")
+    for name, least in (("runs", 1), ("steps", _MIN_STEPS), ("num_processes", 1)):
+        given = getattr(options, name)
+        if given < least:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError("CHAOS", f"{flag} is {given}: set it to {least} or more")
+    if os.name != "posix":
+        raise ConfigError("CHAOS", "Windows has no SIGKILL: use Linux or macOS")
+
+
+@contextmanager
+def _folder(kept: Path | None) -> Iterator[Path]:
+    """Yield a temporary folder, or the one to keep. Raises OutputError if that is not empty."""
+    if kept is None:
+        with scratch_folder("chaos") as folder:
+            yield folder
+        return
+    kept.mkdir(parents=True, exist_ok=True)
+    if any(kept.iterdir()):
+        raise OutputError("CHAOS", f"--keep {kept} is not empty: choose a new folder")
+    yield kept.resolve()
+
+
+def _campaign(recipe: Recipe, plan: Plan | None, options: Namespace) -> int:
+    """Run all, and say what came of it; return the exit code."""
+
+    def say(text: str) -> None:
+        if not options.json:
+            tell(text, flush=True)
+
+    say(_announcement(recipe, plan, options.runs))
+    undisturbed = run_undisturbed(recipe)
+    said = said_by(undisturbed.reference)
+    if said:
+        tell(said, file=sys.stderr)
+    if code := _own_failure(recipe, undisturbed.reference):
+        return code
+    for name in sorted(undisturbed.left_out):
+        say(f"note: {name} is another number in each run, and is not compared")
+    verdicts = []
+    for verdict in _verdicts(recipe, undisturbed, plan, options):
+        verdicts.append(verdict)
+        say(_line(verdict))
+    failed = verdicts[-1] if verdicts[-1].has_failed else None
+    if failed is not None and failed.ending.plan:
+        say("looking for the shortest plan of faults that does the same")
+        failed = shrink(failed, recipe, undisturbed)
+    closer = [] if failed is None else look_closer(failed, recipe, undisturbed.reference)
+    if options.json:
+        tell(json.dumps(_as_json(recipe, undisturbed, verdicts, failed, closer), indent=1))
+    elif failed is None:
+        tell(_survived(undisturbed, verdicts))
+    else:
+        tell(_failure(recipe, failed, closer))
+    return ExitCode.DONE if failed is None else _DIFFERENT
+
+
+def _announcement(recipe: Recipe, plan: Plan | None, num_runs: int) -> str:
+    num_starts = 2 + (3 * num_runs if plan is None else len(plan) + 1)
+    took = format_duration(_START_S * num_starts / recipe.at_once)
+    processes = f"{recipe.num_processes} process" + "es" * (recipe.num_processes > 1)
+    return (
+        f"chaos: {recipe.path}, {recipe.num_steps} steps on {processes}; 2 runs without faults, "
+        f"{num_runs if plan is None else 1} with, {recipe.at_once} at a time: about {took} if it "
+        "is small"
+    )
+
+
+def _line(verdict: Verdict) -> str:
+    """Return one line about a run."""
+    ending = verdict.ending
+    line = f"{verdict.outcome:9} {show_plan(ending.plan) or 'no fault, in a new Python'}"
+    if ending.refused:
+        return f"{line}: {ending.refused}"
+    if verdict.has_failed or len(ending.reached) == len(ending.plan):
+        return line
+    return f"{line} (it was done before {ending.plan[len(ending.reached)]})"
+
+
+def _own_failure(recipe: Recipe, reference: Ending) -> int:
+    """Return the exit code of a recipe that fails without any fault, else 0.
+
+    Raises ConfigError if it does not end, or trains nothing that can be seen.
+    """
+    (code,) = reference.codes
+    if code is None:
+        raise ConfigError("CHAOS", f"{recipe.path} did not end: give fewer --steps")
+    if code == 0 and not list_checkpoints(reference.run / "checkpoints"):
+        fact = f"{recipe.path} does not train when it is run as a file"
+        raise ConfigError("RECIPE", f"{fact}: call accel_trainer.main(train, Config) in it")
+    return code if code >= 0 else 128 - code
+
+
+def _verdicts(
+    recipe: Recipe, undisturbed: Undisturbed, plan: Plan | None, options: Namespace
+) -> Iterator[Verdict]:
+    """Yield a verdict on the same again, and on each plan until one fails."""
+    again = judge(undisturbed.again, undisturbed)
+    yield again
+    if again.has_failed:
+        return
+    plans = [plan] if plan is not None else _draw(recipe, undisturbed, options)
+    on_others = [each for each in plans if any(fault.kind == "processes" for fault in each)]
+    alone = replace(recipe, at_once=1)  # its starts on several processes need the cores
+    for name, some, where in (
+        ("run", [each for each in plans if each not in on_others], recipe),
+        ("elsewhere", on_others, alone),
+    ):
+        for verdict in try_plans(where, undisturbed, some, name=name):
+            yield verdict
+            if verdict.has_failed:
+                return
+
+
+def _draw(recipe: Recipe, undisturbed: Undisturbed, options: Namespace) -> list[Plan]:
+    num_devices = available_cpus() if uses_cpu() else torch.accelerator.device_count()
+    other = 2 if recipe.num_processes == 1 else 1
+    return draw_plans(
+        options.runs,
+        seed=options.seed,
+        num_steps=undisturbed.num_steps,
+        num_workers=0 if undisturbed.num_workers else 2,
+        num_processes=other if other <= num_devices else None,
+    )
+
+
+# --- what is said in the end ---
+
+
+def _survived(undisturbed: Undisturbed, verdicts: Sequence[Verdict]) -> str:
+    reached = [fault for each in verdicts for fault in each.ending.reached]
+    equal = sum(each.outcome == "equal" for each in verdicts)
+    lines = [
+        f"survived {len(reached)} faults: {equal} runs of {undisturbed.num_steps} steps ended "
+        "with the same tensors, optimizer state, rows and export"
+    ]
+    if any(each.outcome == "resumed" for each in verdicts):
+        lines.append(
+            "on other numbers of processes the run goes on, but rounds differently: only "
+            "--reduce exact can be compared"
+        )
+    return "\n".join([*lines, _NOT_TRIED])
+
+
+def _failure(recipe: Recipe, failed: Verdict, closer: Sequence[str]) -> str:
+    """Return the plan of a run that failed, what differs, and the command that repeats it.
+
+    `closer` are lines about the first difference.
+    """
+    plan = failed.ending.plan
+    happened = "; ".join(fault.described for fault in plan) or "the same start, in a new Python"
+    lines = [f"the shortest: {happened}"]
+    if failed.ending.problem:
+        lines.append(f"  it fails: {failed.ending.problem}")
+    if difference := failed.difference:
+        if difference.first:
+            lines.append(f"  first: {difference.first}")
+        lines.append(f"  in the end: {difference.where}")
+        lines.append(f"  cause: {difference.cause}")
+    lines += [f"  why: {line}" for line in closer]
+    return "\n".join([*lines, f"  again: {_command(recipe, plan)}"])
+
+
+def _command(recipe: Recipe, plan: Plan) -> str:
+    words = ["accel-trainer", "chaos", recipe.path, "--steps", str(recipe.num_steps)]
+    if recipe.num_processes > 1:
+        words += ["--num-processes", str(recipe.num_processes)]
+    words += ["--faults", show_plan(plan)]
+    return shlex.join([*words, *(["--", *recipe.flags] if recipe.flags else [])])
+
+
+def _as_json(
+    recipe: Recipe,
+    undisturbed: Undisturbed,
+    verdicts: Sequence[Verdict],
+    failed: Verdict | None,
+    closer: Sequence[str],
+) -> dict[str, Any]:
+    return {
+        "recipe": recipe.path,
+        "flags": list(recipe.flags),
+        "num_processes": recipe.num_processes,
+        "num_steps": undisturbed.num_steps,
+        "survived": failed is None,
+        "runs": [
+            {
+                "faults": show_plan(each.ending.plan),
+                "exit_codes": each.ending.codes,
+                "outcome": each.outcome,
+            }
+            for each in verdicts
+        ],
+        "failure": None
+        if failed is None
+        else {
+            "faults": show_plan(failed.ending.plan),
+            "problem": failed.ending.problem,
+            "difference": None if failed.difference is None else asdict(failed.difference),
+            "why": closer,
+            "command": _command(recipe, failed.ending.plan),
+        },
+    }

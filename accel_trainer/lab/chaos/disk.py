@@ -1,0 +1,137 @@
+"""A disk that stops a process in the middle of a change, or that is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...core import filesystem
+from .faults import Fault
+
+_NEEDS_ROOM = ("make_directory", "create", "write")
+
+
+class InterceptedDisk(filesystem.Disk):
+    """Hands every change to `intercept`, with what does it and what does half of it."""
+
+    def intercept(
+        self,
+        operation: str,
+        path: Path,
+        act: Callable[[], Any],
+        act_half: Callable[[], Any],
+        *details: Any,
+    ) -> Any:
+        """Do the change by `act()`, or leave it half done by `act_half()`."""
+        return act()
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory."""
+        self.intercept(
+            "make_directory", path, lambda: filesystem.Disk.make_directory(self, path), _nothing
+        )
+
+    def create(self, path: Path) -> int:
+        """Create a file, and return its descriptor."""
+        return int(
+            self.intercept("create", path, lambda: filesystem.Disk.create(self, path), _nothing)
+        )
+
+    def write(self, path: Path, descriptor: int, data: filesystem.Chunk) -> None:
+        """Append `data`; half of it is its first half."""
+
+        def write(part: filesystem.Chunk) -> None:
+            filesystem.Disk.write(self, path, descriptor, part)
+
+        half = data[: len(data) // 2]
+        self.intercept("write", path, lambda: write(data), lambda: write(half), bytes(data))
+
+    def truncate(self, path: Path, descriptor: int, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        self.intercept(
+            "truncate",
+            path,
+            lambda: filesystem.Disk.truncate(self, path, descriptor, size),
+            _nothing,
+            size,
+        )
+
+    def sync(self, path: Path, descriptor: int) -> None:
+        """Sync a file."""
+        self.intercept("sync", path, lambda: filesystem.Disk.sync(self, path, descriptor), _nothing)
+
+    def sync_directory(self, path: Path) -> None:
+        """Sync a directory."""
+        self.intercept(
+            "sync_directory", path, lambda: filesystem.Disk.sync_directory(self, path), _nothing
+        )
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give `source` the name `target`."""
+        self.intercept(
+            "rename", source, lambda: filesystem.Disk.rename(self, source, target), _nothing, target
+        )
+
+    def remove(self, path: Path) -> None:
+        """Delete a file."""
+        self.intercept("remove", path, lambda: filesystem.Disk.remove(self, path), _nothing)
+
+    def remove_tree(self, path: Path) -> None:
+        """Delete a directory; half of it are the first half of its names."""
+
+        def remove_half() -> None:
+            names = sorted(os.listdir(path))
+            for name in names[: (len(names) + 1) // 2]:
+                shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
+
+        self.intercept(
+            "remove_tree", path, lambda: filesystem.Disk.remove_tree(self, path), remove_half
+        )
+
+
+def _nothing() -> None:
+    pass
+
+
+class FaultyDisk(InterceptedDisk):
+    """Carries out each change in `folder` until `fault` strikes.
+
+    `num_left`: after this many changes, SIGKILL ends the process in the middle of the next one.
+    None: never. `is_full`: there is no space for anything new.
+    """
+
+    def __init__(self, folder: Path, kind: str, step: int, value: float) -> None:
+        self.fault = fault = Fault(kind, step, value)
+        self.num_left = int(fault.value) if (fault.kind, fault.step) == ("write", 0) else None
+        self.is_full = False
+        self._folder = folder
+
+    def intercept(
+        self,
+        operation: str,
+        path: Path,
+        act: Callable[[], Any],
+        act_half: Callable[[], Any],
+        *details: Any,
+    ) -> Any:
+        """Do the change, or the fault that is due."""
+        if not path.is_relative_to(self._folder):
+            return act()
+        if self.is_full and operation in _NEEDS_ROOM:
+            act_half()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if self.num_left is not None:
+            self.num_left -= 1
+            if self.num_left < 0:
+                act_half()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return act()
+
+
+FAULTY_DISK = f"{__name__}:{FaultyDisk.__name__}"
+"""Its name, for a start."""

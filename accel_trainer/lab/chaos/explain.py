@@ -1,0 +1,139 @@
+"""Says where a run left its reference, and why: the first thing that differs, and its cause."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...cli.recipe.same_run import ROWS, cause_of, difference_of_runs, lost_state
+from ...cli.runs.difference import Difference
+from ...cli.runs.rows import by_place, read_rows
+from ...cli.runs.run_reader import read_run
+from ...core.errors import listed
+from ...core.json_files import read_json_object
+from .runs import Ending
+
+_MAX_FILES = 10_000
+_SKIPPED = {"__pycache__", "node_modules", "site-packages"}
+_ENGINE_ROWS = ("train/", "eval", "test/", "optim/")
+
+Files = Mapping[str, tuple[int, int]]
+"""The size and the time of the last change of each file below a folder."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """`where` is the first tensor or number of the end that differs.
+
+    `first` is the first number in the rows that differs, and `step` its step; None: no number does.
+    """
+
+    where: str
+    first: str | None
+    step: int | None
+    cause: str
+
+
+def explain(
+    reference: Ending, ending: Ending, *, left_out: Collection[str], touched: Collection[str]
+) -> Departure | None:
+    """Return how a run differs from the reference; None if it does not.
+
+    `left_out` are names in rows that are not compared, and `touched` are files that runs change in
+    the current folder. What compares two runs step by step belongs here, too.
+    """
+    one, other = reference.run, ending.run
+    where = difference_of_runs(one, other, left_out=left_out)
+    if where is None:
+        return None
+    row = Difference.of(*(by_place(read_rows(run, left_out=left_out)) for run in (one, other)))
+    step = first = None
+    if row is not None:
+        step, name = row.step, row.names[0]
+        first = f"{name} of step {step}: " + "{} -> {}".format(*row.values(name))
+    lost = _first_lost(reference.notes, ending.notes)
+    if not ending.plan:
+        cause = _why_not_repeated(one, other, lost, touched)
+    elif touched and not lost:
+        cause = f"{_changed(touched)}, and no resume takes that back"
+    elif not lost and ending.plan[-1].kind in _CAUSES:
+        cause = _CAUSES[ending.plan[-1].kind]
+    else:
+        is_measured = where.startswith((ROWS, "trainer.")) and "eval" in (first or "")
+        cause = cause_of(ROWS if is_measured else where, lost)
+    return Departure(where, first, step, cause)
+
+
+_CAUSES = {
+    "workers": (
+        "the usual cause is a sample that depends on its data worker, by get_worker_info or a "
+        "generator of the dataset: draw with a global generator"
+    ),
+    "processes": (
+        "the usual cause is a part that depends on the process: on its rank, or on the samples "
+        "that it has seen"
+    ),
+}
+
+
+def _first_lost(one: Path, other: Path) -> list[str]:
+    """Return the names of what differed at the first step at which anything did."""
+    found = (lost_state(notes, other / notes.name) for notes in sorted(one.iterdir()))
+    return next(filter(None, found), [])
+
+
+def _why_not_repeated(one: Path, other: Path, lost: list[str], touched: Collection[str]) -> str:
+    """Return why two runs without faults differ."""
+    fact = "the same start does not give the same again"
+    clock = "a clock, a process id, the hash of a text, the order of a set"
+    if touched:
+        return f"{fact}: {_changed(touched)}"
+    if read_run(one).data_fingerprint != read_run(other).data_fingerprint:
+        return f"{fact}: the samples are others, as by {clock}: build the dataset without them"
+    if operations := read_json_object(one / "result.json").get("nondeterministic_operations"):
+        return f"{fact}: torch has no deterministic kernel for {', '.join(operations)}"
+    if lost:
+        return f"{fact}, and {listed(lost)} is another: the usual causes are {clock}"
+    return (
+        f"{fact}: the usual causes are a model made before start_run, which seeds the generators, "
+        f"{clock}"
+    )
+
+
+def _changed(touched: Collection[str]) -> str:
+    return f"a run changes {listed(touched)} in the current folder"
+
+
+def own_numbers_that_vary(reference: Ending, again: Ending) -> set[str]:
+    """Return the names of callbacks' numbers, such as times, that another run has otherwise."""
+    mine, its = (by_place(read_rows(each.run)) for each in (reference, again))
+    return {
+        name
+        for place, row in mine.items()
+        for name in row
+        if "/" in name
+        and not name.startswith(_ENGINE_ROWS)
+        and row[name] != its.get(place, {}).get(name)
+    }
+
+
+def files_below(folder: Path) -> Files:
+    """Return the files below a folder, at most some thousands, without hidden ones."""
+    found: dict[str, tuple[int, int]] = {}
+    for path, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _SKIPPED and name[0] != "."]
+        for name in names:
+            file = Path(path, name)
+            if name[0] != "." and file.is_file():
+                status = file.stat()
+                found[str(file.relative_to(folder))] = status.st_size, status.st_mtime_ns
+        if len(found) > _MAX_FILES:
+            break
+    return found
+
+
+def touched_files(before: Files, after: Files) -> list[str]:
+    """Return the files that have changed or are new."""
+    return sorted(name for name, file in after.items() if before.get(name) != file)

@@ -1,0 +1,93 @@
+"""`accel-trainer diff RUN_A RUN_B`: show how two runs differ, in settings and results."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...cli.common.output import format_number, say_unless, show, tell
+from ...cli.common.parser import CommandParser
+from ...cli.runs.changes import RESULTS, Change, compare
+from ...cli.runs.run_reader import RunReader, read_run, reading
+from ...core.history import is_number
+
+_EXAMPLE = "example: accel-trainer diff runs/first runs/second"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the differences by group, without empty groups.
+
+    With `--effect`, find the settings that change the result: the first run is trained again up to
+    a step with its own and with the other's values, and then with those of some settings. What
+    comes of it is compared bit by bit after each step, and learning rates for the whole run.
+    """
+    parser = CommandParser(prog="accel-trainer diff", description=__doc__, epilog=_EXAMPLE)
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN_A", help="a run folder")
+    add("other", type=Path, metavar="RUN_B", help="the run folder to compare it with")
+    add("--effect", action="store_true", help="train to find the settings that change the result")
+    until_help = "the last step to train; default: past an evaluation and an epoch, at most 200"
+    add("--until", type=int, metavar="STEP", help=until_help)
+    add("--jobs", type=int, default=1, metavar="N", help="trainings at once; default: 1")
+    parser.add_recipe_option()
+    add("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(argv)
+    if options.jobs < 1:
+        parser.error(f"--jobs is {options.jobs}, and must be 1 or more")
+    first, second = (read_run(folder) for folder in (options.run, options.other))
+    if options.effect:
+        return _show_effect(first, second, options)
+    with reading(options.run, options.other):
+        groups = compare(first, second)
+    if options.json:
+        tell(json.dumps(groups))
+    else:
+        _show_groups(first, second, groups)
+    return 0
+
+
+def _show_groups(
+    first: RunReader, second: RunReader, groups: Mapping[str, Sequence[Change]]
+) -> None:
+    show(f"{first.name} -> {second.name}")
+    for title, changes in groups.items():
+        if changes:
+            show(title)
+            width = max(len(name) for name, _, _ in changes)
+            for name, old, new in changes:
+                show(f"  {name.ljust(width)}  {_show(name, old)} -> {_show(name, new)}")
+    if not any(groups.values()):
+        show("no difference")
+
+
+def _show_effect(first: RunReader, second: RunReader, options: Namespace) -> int:
+    from .effect import find_effects  # imports torch
+    from .text import lines_of
+
+    with reading(options.run, options.other):
+        found = find_effects(
+            first,
+            second,
+            recipe=options.recipe,
+            until=options.until,
+            num_jobs=options.jobs,
+            say=say_unless(options.json),
+        )
+    if options.json:
+        tell(json.dumps(asdict(found)))
+    else:
+        for line in lines_of(found, first, second):
+            show(line)
+    return 0
+
+
+def _show(name: str, value: Any) -> str:
+    if is_number(value) and "/" in name:
+        return format_number(name, value)
+    if isinstance(value, float) and name in RESULTS:
+        return f"{value:,.1f}"
+    return str(value)

@@ -1,0 +1,157 @@
+"""`accel-trainer at RUN --step N --to DIR`: rebuild the state after any step of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.format import step_of
+from ...cli.common.output import say, tell
+from ...cli.common.parser import CommandParser
+from ...cli.runs.checkpoints import checkpoints_by_step, last_step
+from ...cli.runs.run_reader import RunReader, read_run
+from ...core import filesystem
+from ...core.errors import ConfigError, ExitCode, OutputError
+from ...core.run_dir import prepare_directory, writes_to
+from ...core.yaml_files import dump_yaml, read_yaml
+from .proof import Proof
+from .replay import Replay, note_changes
+
+_EXAMPLE = "example: accel-trainer at runs/first --step 5 --to runs/first-5"
+_DIFFERENT = 1
+_FILES = ("config.yaml", "environment.json", "recipe.py")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """DIR becomes a run folder with a checkpoint of that step, from which a run can continue.
+
+    The steps since the checkpoint before it are trained again, and compared with the digests and
+    rows of the run: the exit code is 1 if one differs. A checkpoint that the run still has is
+    copied.
+    """
+    options = _options(argv)
+    run = read_run(options.run)
+    _check_step(run, options.step)
+    _check_new(options.to)
+    kept = None if options.again else checkpoints_by_step(run.folder).get(options.step)
+    if kept is not None:
+        with _made(options.to) as folder:
+            _copy(run, kept, folder)
+        facts: dict[str, Any] = {"from": str(kept), "copied": True}
+        proof = None
+    else:
+        replay = Replay.of(run, options.recipe)
+        _announce(replay, options.step, options.to, is_quiet=options.json)
+        with _made(options.to) as folder:
+            proof = replay.train(folder, until=options.step).proof()
+            _rename_in_config(folder / "config.yaml", options.to.resolve())
+        facts = {"copied": False, **vars(proof)}
+    made = checkpoints_by_step(options.to).get(options.step)
+    if made is None:
+        raise OutputError("REPLAY", f"{options.to} has no checkpoint of step {options.step}")
+    report = {"optimizer_step": options.step, "checkpoint": str(made), **facts}
+    _tell(report, proof, as_json=options.json)
+    return _DIFFERENT if proof is not None and proof.first_difference else ExitCode.DONE
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = CommandParser(prog="accel-trainer at", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument(
+        "--step", type=int, required=True, help="the optimizer step; the first is 1"
+    )
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the new run folder")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="train it again from the checkpoint before, even if the run still has this one",
+    )
+    parser.add_recipe_option()
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args(argv)
+
+
+def _check_step(run: RunReader, step: int) -> None:
+    last = last_step(run)
+    if not 1 <= step <= last:
+        fix = f"give a step from 1 to {last}" if last else "it has not trained yet"
+        raise ConfigError("STEP", f"{run.folder} has no step {step}: {fix}")
+
+
+def _check_new(folder: Path) -> None:
+    """Raise OutputError if `folder` exists and is not empty."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise OutputError("RUN_EXISTS", f"{folder} is not empty: choose another --to")
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[Path]:
+    """Yield a new folder beside `folder`, which takes its name at the end of the block.
+
+    What fails leaves nothing behind, and removes nothing that is not its own.
+    """
+    final = folder.resolve()
+    prepare_directory(final.parent)
+    with filesystem.new_directory(final) as temporary:
+        yield prepare_directory(temporary)
+        _check_new(final)  # somebody may have filled it meanwhile
+        with writes_to(final):
+            filesystem.publish(temporary, final)
+
+
+def _copy(run: RunReader, checkpoint: Path, folder: Path) -> None:
+    """Copy a checkpoint, the rows until its step, and what the run recorded of its start."""
+    lines = [  # byte for byte: the checkpoint has the length of the file
+        line
+        for line in filesystem.read_lines(run.folder / "metrics.jsonl")
+        if json.loads(line)["optimizer_step"] <= step_of(checkpoint)
+    ]
+    with writes_to(folder):
+        for name in _FILES:
+            if (run.folder / name).is_file():
+                _copy_file(run.folder / name, folder / name)
+        filesystem.write_file_atomic(folder / "metrics.jsonl", b"".join(lines))
+        place = folder / "checkpoints" / checkpoint.name
+        filesystem.make_directory(place.parent)
+        filesystem.make_directory(place)
+        for path in sorted(checkpoint.rglob("*")):
+            copy = place / path.relative_to(checkpoint)
+            if path.is_dir():  # of shards
+                filesystem.make_directory(copy)
+            else:
+                _copy_file(path, copy)
+
+
+def _copy_file(path: Path, copy: Path) -> None:
+    filesystem.replace_file(copy, filesystem.read_chunks(path))
+
+
+def _announce(replay: Replay, step: int, folder: Path, *, is_quiet: bool) -> None:
+    """Say what is trained, and what makes it only approximate."""
+    run = replay.run
+    start = replay.start_of(replay.checkpoint_at(step - 1))
+    if not is_quiet:
+        say(f"training {step - start} steps of {run.name} again, from step {start}, in {folder}")
+    note_changes(run)
+
+
+def _rename_in_config(path: Path, folder: Path) -> None:
+    """Set the output folder of a stored config to `folder`, the final one."""
+    config = read_yaml(path)
+    config["run"]["output_dir"] = str(folder)
+    filesystem.write_file_atomic(path, dump_yaml(config).encode())
+
+
+def _tell(report: Mapping[str, Any], proof: Proof | None, *, as_json: bool) -> None:
+    if as_json:
+        tell(json.dumps(report))
+        return
+    if proof is None:
+        tell(f"the run still has it: {report['from']} is copied (--again trains it again)")
+    else:
+        tell(proof)
+    tell(f"the state after step {report['optimizer_step']}: {report['checkpoint']}")

@@ -1,0 +1,179 @@
+"""`accel-trainer bisect RUN --where CONDITION`: find the first step for which a condition holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...cli.common.output import Say, say_unless, tell
+from ...cli.common.own_files import refuse_other_file, write_own_file
+from ...cli.common.parser import CommandParser
+from ...cli.runs.rows import Row, read_rows
+from ...cli.runs.run_reader import read_run, reading
+from ...core.errors import shortened
+from .again import interval_of
+from .condition import parse_condition
+from .first_step import FirstStep, Numbers, find_first_step, numbers_by_step
+from .first_step import tell as tell_numbers
+from .proof import Proof
+from .replay import Replay, replay_folder
+from .samples import Sample, samples_of
+from .samples_page import draw_page
+from .whole_run import add_job_options, folder_beside, has_state, train_again
+
+_EXAMPLE = "example: accel-trainer bisect runs/first --where 'train/loss > 0.1'"
+_NOWHERE = 1
+_DIFFERENT = 1
+_MAX_SHOWN = 8
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """CONDITION is about the columns of the run's rows, such as 'optim/grad_norm > 10'.
+
+    It may join several with and, or, not and parentheses, and ask isnan(...) and isfinite(...). The
+    rows are means over several steps: those before the first row in which the condition holds are
+    trained again with a row for each step, and the step is trained once more to list its samples,
+    ordered by their losses. Nothing in the run's folder changes.
+
+    Returns 0 if there is such a step, and 1 if there is none or the run could not be repeated.
+    """
+    options = _options(argv)
+    if options.page is not None:
+        refuse_other_file(options.page, "--page")
+    run = read_run(options.run)
+    say_it = say_unless(options.json)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        say_it(line)
+
+    with reading(options.run), replay_folder(options.keep) as folder:
+        replay = Replay.of(run, options.recipe)
+        found = _find(replay, options, folder, say)
+        if found is None:
+            if options.json:
+                tell(json.dumps({"where": options.where, "step": None}))
+            return _NOWHERE
+        samples, proof = samples_of(replay, found.step, folder / "samples", until=found.row)
+        proof = found.proof + proof
+        say(_tell_samples(samples))
+        say(str(proof))
+    if options.page is not None:
+        title = f"{run.name}, step {found.step}: {options.where}"
+        page = draw_page(title, "\n".join(said), samples)
+        write_own_file(options.page, page.encode(), "--page")
+        say(f"the samples as a page: {options.page}")
+    if options.json:
+        tell(json.dumps(_as_json(options.where, found, samples, proof)))
+    return _DIFFERENT if proof.first_difference else 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = CommandParser(prog="accel-trainer bisect", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument(
+        "--where", required=True, metavar="CONDITION", help="on the columns of the run's rows"
+    )
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="also write the samples as an HTML page"
+    )
+    parser.add_argument(
+        "--probe",
+        type=Path,
+        metavar="FILE",
+        help="a file of callbacks that log columns for CONDITION: trains the whole run again",
+    )
+    parser.add_argument(
+        "--every-step",
+        action="store_true",
+        help="look at a row for each step: trains the whole run again",
+    )
+    parser.add_argument(
+        "--to",
+        type=Path,
+        metavar="FOLDER",
+        help="for the rows of the whole run; default: RUN-FILE, or RUN-steps",
+    )
+    add_job_options(parser)
+    parser.add_recipe_option()
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args(argv)
+
+
+def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -> FirstStep | None:
+    """Return the first step for which the condition holds, after telling how it was found."""
+    rows: Sequence[Row] = read_rows(replay.run.folder)
+    callbacks = [] if options.probe is None else [options.probe]
+    proof = Proof()
+    is_every_step = options.every_step or interval_of(replay) == 1
+    if callbacks or options.every_step:
+        parse_condition(options.where, None)  # before any work
+        name = "steps" if options.probe is None else options.probe.stem
+        retrained = train_again(
+            replay,
+            callbacks=callbacks,
+            every=1 if options.every_step else None,
+            folder=options.to or folder_beside(replay.run, name),
+            jobs=options.jobs,
+            keep=folder / "run",
+            say=say,
+        )
+        rows, proof = retrained.rows, retrained.proof
+    columns = {name for numbers in numbers_by_step(rows).values() for name in numbers}
+    found = find_first_step(
+        replay,
+        parse_condition(options.where, columns),
+        rows,
+        callbacks=[path.resolve() for path in callbacks],
+        from_start=any([has_state(path) for path in callbacks]),
+        folder=folder / "steps",
+        say=say,
+    )
+    if found is None:
+        more = "" if is_every_step else ", which are means of several steps (--every-step: of each)"
+        say(f"{options.where} holds in none of {len(rows)} rows{more}")
+        return None
+    say(f"{options.where} holds first at step {found.step}: {tell_numbers(found.values)}")
+    if found.later:
+        say(f"and up to step {found.row} at {_tell_later(found)}")
+    return replace(found, proof=proof + found.proof)
+
+
+def _tell_later(found: FirstStep) -> str:
+    steps = [f"{step} ({tell_numbers(values)})" for step, values in found.later.items()]
+    return shortened(steps, most=_MAX_SHOWN)
+
+
+def _tell_samples(samples: Sequence[Sample]) -> str:
+    shown = [
+        str(each["id"]) if each["loss"] is None else f"{each['id']} ({float(each['loss']):.4g})"
+        for each in samples
+    ]
+    return f"its {len(samples)} samples, by loss: {shortened(shown, most=_MAX_SHOWN)}"
+
+
+def _as_json(
+    where: str, found: FirstStep, samples: Sequence[Sample], proof: Proof
+) -> dict[str, Any]:
+    """Return the answer as JSON values; NaN and inf are texts, as in rows."""
+    return {
+        "where": where,
+        "step": found.step,
+        "row": found.row,
+        "values": _as_in_rows(found.values),
+        "later": {step: _as_in_rows(values) for step, values in found.later.items()},
+        "proof": vars(proof),
+        "samples": [
+            {name: value for name, value in each.items() if name != "picture"} for each in samples
+        ],
+    }
+
+
+def _as_in_rows(numbers: Numbers) -> dict[str, float | str]:
+    return {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}

@@ -1,0 +1,59 @@
+"""`accel-trainer replay RUN --step N`: repeat a step; name the samples with a NaN or inf loss."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...cli.common.output import say, tell
+from ...cli.common.parser import CommandParser
+from ...cli.runs.run_reader import read_run
+from ...core.errors import ExitCode
+from ...core.json_files import read_json_object
+from ...core.run_dir import prepare_directory
+from .replay import Replay
+
+_EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Replay from the newest checkpoint before the step, in a temporary folder.
+
+    The same checkpoint, data and number of processes give the same bits, and `--on-nonfinite skip`
+    does not change the weights, so exactly the same step is repeated.
+
+    Raises:
+        OutputError: the recipe failed.
+    """
+    parser = CommandParser(prog="accel-trainer replay", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument(
+        "--step", type=int, required=True, help="the optimizer step; the first is 1"
+    )
+    parser.add_recipe_option()
+    options = parser.parse_args(argv)
+    replay = Replay.of(read_run(options.run), options.recipe)
+    say(f"repeating step {options.step} with {replay.recipe}")
+    with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
+        folder = prepare_directory(Path(temporary) / "run")
+        replay.with_flags(["--on-nonfinite", "skip"]).train(folder, until=options.step)
+        record = folder / f"nonfinite-step-{options.step:010d}.json"
+        if record.exists():
+            _show(read_json_object(record))
+        else:
+            tell(f"step {options.step} has a finite gradient")
+    return ExitCode.DONE
+
+
+def _show(record: dict[str, Any]) -> None:
+    position = record["position"]
+    epoch = position["epoch"] + 1
+    step_in_epoch = position["step_in_epoch"] + 1
+    tell(
+        f"step {record['optimizer_step']} (epoch {epoch}, its step {step_in_epoch}): "
+        f"loss sum {record['loss_sum']}"
+    )
+    sample_ids = record["nonfinite_sample_ids"] or "no single one"
+    tell(f"sample ids with a loss that is NaN or inf: {sample_ids}")

@@ -1,0 +1,208 @@
+"""Conditions on the rows of a run, such as `optim/grad_norm > 10 and not isnan(train/loss)`.
+
+From what binds weakest to what binds strongest:
+
+    or:         and {"or" and}
+    and:        not {"and" not}
+    not:        "not" not | comparison
+    comparison: "(" or ")" | ("isnan" | "isfinite") "(" value ")" | value ("<" | ">=" | ...) value
+    value:      a number, or the name of a column
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn
+
+from ...cli.runs.rows import Row
+from ...core.errors import ConfigError, shortened
+
+Holds = Callable[[Row], bool | None]
+Value = Callable[[Row], float | None]
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w./])"
+_TOKEN = re.compile(
+    rf"(?P<number>{_NUMBER})|(?P<word>[\w.-]+(?:/[\w.-]+)*)|(?P<sign>[<>=!]=|[<>()])"
+)
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+_TESTS: dict[str, Callable[[float], bool]] = {"isnan": math.isnan, "isfinite": math.isfinite}
+_WORDS = {"and", "or", "not", *_TESTS}
+_MAX_SHOWN = 12
+
+
+class Token(NamedTuple):
+    """A word of a condition, and where it begins, counted from 0; the end is an empty text."""
+
+    kind: str
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on a row."""
+
+    text: str
+    names: frozenset[str]
+    """The columns that it reads."""
+    holds: Holds
+    """Whether it holds in a row; None: the row lacks a column that decides."""
+
+
+def parse_condition(text: str, columns: Collection[str] | None) -> Condition:
+    """Return the condition in `text`.
+
+    Raises:
+        ConfigError: it is none, or names something else than one of `columns` (None: any name).
+    """
+    parser = _Parser(text, columns)
+    holds = parser.either()
+    parser.expect("", "`and`, `or` or the end")
+    return Condition(text, frozenset(parser.names), holds)
+
+
+@dataclass
+class _Parser:
+    """Reads a condition from left to right; each method reads what it is named after."""
+
+    text: str
+    columns: Collection[str] | None
+    names: set[str] = field(default_factory=set)
+    position: int = 0
+
+    @property
+    def next(self) -> Token:
+        """The next token."""
+        start = len(self.text) - len(self.text[self.position :].lstrip())
+        found = _TOKEN.match(self.text, start)
+        if found is not None:
+            return Token(str(found.lastgroup), found.group(), start)
+        return Token("other" if self.text[start:] else "end", self.text[start : start + 1], start)
+
+    def take(self) -> Token:
+        """Return the next token, and go on behind it."""
+        token = self.next
+        self.position = token.start + len(token.text)
+        return token
+
+    def takes(self, text: str) -> bool:
+        """Go on behind the next token if it is `text`; return whether it is."""
+        is_it = self.next.text == text
+        if is_it:
+            self.take()
+        return is_it
+
+    def expect(self, text: str, words: str) -> None:
+        """Go on behind `text`, or raise ConfigError."""
+        if not self.takes(text):
+            self.fail(f"expected {words}")
+
+    def fail(self, fact: str) -> NoReturn:
+        """Raise ConfigError about the next token."""
+        found = self.next
+        place = f"character {found.start + 1} ({found.text})" if found.text else "its end"
+        fix = "compare columns with numbers, as in train/loss > 1 and optim/grad_norm > 10"
+        if self.columns is not None:
+            fix = f"the columns are {shortened(sorted(self.columns), most=_MAX_SHOWN)}"
+        raise ConfigError("WHERE", f"--where {self.text!r}, {place}: {fact}: {fix}")
+
+    def either(self) -> Holds:
+        """Read what `or` joins."""
+        left = self.both()
+        while self.takes("or"):
+            left = _either(left, self.both())
+        return left
+
+    def both(self) -> Holds:
+        """Read what `and` joins."""
+        left = self.negation()
+        while self.takes("and"):
+            left = _both(left, self.negation())
+        return left
+
+    def negation(self) -> Holds:
+        """Read a comparison, perhaps after `not`."""
+        if self.takes("not"):
+            return _negation(self.negation())
+        return self.comparison()
+
+    def comparison(self) -> Holds:
+        """Read a comparison, a test, or what is in parentheses."""
+        if self.takes("("):
+            holds = self.either()
+            self.expect(")", "a closing parenthesis")
+            return holds
+        if self.next.text in _TESTS:
+            test = _TESTS[self.take().text]
+            self.expect("(", "an opening parenthesis")
+            value = self.value()
+            self.expect(")", "a closing parenthesis")
+            return _test(test, value)
+        left = self.value()
+        if self.next.text not in _COMPARISONS:
+            self.fail(f"expected one of {' '.join(_COMPARISONS)}")
+        compare = _COMPARISONS[self.take().text]
+        return _comparison(compare, left, self.value())
+
+    def value(self) -> Value:
+        """Read a number or a column."""
+        kind, text, _ = self.next
+        if kind == "number":
+            self.take()
+            number = float(text)
+            return lambda row: number
+        if kind != "word" or text in _WORDS:
+            self.fail("expected a column or a number")
+        if self.columns is not None and text not in self.columns:
+            near = difflib.get_close_matches(text, self.columns, n=1)
+            self.fail(f"no row has it{f', perhaps {near[0]}' if near else ''}")
+        self.names.add(self.take().text)
+        return lambda row: row.get(text)
+
+
+def _both(left: Holds, right: Holds) -> Holds:
+    def holds(row: Row) -> bool | None:
+        found = (left(row), right(row))
+        return False if False in found else None if None in found else True
+
+    return holds
+
+
+def _either(left: Holds, right: Holds) -> Holds:
+    return _negation(_both(_negation(left), _negation(right)))
+
+
+def _negation(inner: Holds) -> Holds:
+    def holds(row: Row) -> bool | None:
+        found = inner(row)
+        return None if found is None else not found
+
+    return holds
+
+
+def _test(test: Callable[[float], bool], value: Value) -> Holds:
+    def holds(row: Row) -> bool | None:
+        number = value(row)
+        return None if number is None else test(number)
+
+    return holds
+
+
+def _comparison(compare: Callable[[float, float], bool], left: Value, right: Value) -> Holds:
+    def holds(row: Row) -> bool | None:
+        one, other = left(row), right(row)
+        return None if one is None or other is None else compare(one, other)
+
+    return holds

@@ -1,0 +1,116 @@
+"""`accel-trainer probe RUN CALLBACKS.py`: log today what you forgot to log in a past run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ...cli.common.output import format_table, say_unless, show, tell
+from ...cli.common.parser import CommandParser
+from ...cli.runs.rows import Row
+from ...cli.runs.run_reader import RunReader, read_run, reading
+from ...core.errors import ConfigError
+from ...core.filesystem import write_file_atomic
+from ...core.run_dir import writes_to
+from .replay import Replay
+from .whole_run import add_job_options, folder_beside, train_again
+
+_EXAMPLE = "example: accel-trainer probe runs/first weight_norms.py"
+_DIFFERENT = 1
+_PLACE = ("event", "optimizer_step", "epoch")
+_ENGINE = ("train/", "optim/", "perf/", "digest/", "test/", "eval")
+_MAX_NAMES = 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The run is trained again with the callbacks of a file, which log with `trainer.log`.
+
+    Their rows are equal to those that they would have logged in the run, and go to `probe.jsonl` in
+    the folder `--to`. The run's own folder is only read, and its rows and digests are compared on
+    the way. The stretches between the checkpoints are stored one by one: after Ctrl-C or a kill,
+    the same command continues.
+
+    Returns 0, or 1 if a row or a digest differs from the run's.
+    """
+    options = _options(argv)
+    if not options.callbacks.is_file():
+        fact = f"{options.callbacks} is not a file"
+        raise ConfigError("CALLBACKS", f"{fact}: give the path of a Python file of callbacks")
+    run = read_run(options.run)
+    with reading(options.run):
+        found = train_again(
+            Replay.of(run, options.recipe),
+            callbacks=[options.callbacks],
+            every=options.every,
+            folder=options.to or folder_beside(run, options.callbacks.stem),
+            first=options.first,
+            last=options.until,
+            jobs=options.jobs,
+            keep=options.keep,
+            say=say_unless(options.json),
+        )
+        names = _names(run, found.rows)
+        if not names:
+            fact = f"{options.callbacks} has logged nothing that {run.folder} does not have"
+            raise ConfigError("CALLBACKS", f"{fact}: call trainer.log in on_step_end, with a name")
+        path = found.folder / "probe.jsonl"
+        rows = [_only(row, names) for row in found.rows if any(name in row for name in names)]
+    with writes_to(found.folder):
+        write_file_atomic(path, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    if options.json:
+        facts = {"file": str(path), "num_rows": len(rows), "names": names}
+        tell(json.dumps({**facts, "num_steps": found.num_steps, "proof": vars(found.proof)}))
+    else:
+        tell(format_table(*_summary(names, rows)))
+        show(str(found.proof))
+        show(f"{len(rows)} rows: {path}")
+    return _DIFFERENT if found.proof.first_difference else 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = CommandParser(prog="accel-trainer probe", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument("callbacks", type=Path, help="a Python file of callbacks")
+    parser.add_argument(
+        "--every",
+        type=int,
+        metavar="N",
+        help="a row every N steps; default: as often as the run, which logs means since the row "
+        "before",
+    )
+    parser.add_argument("--from", type=int, dest="first", metavar="STEP", help="default: 1")
+    parser.add_argument("--until", type=int, metavar="STEP", help="default: the last step")
+    parser.add_argument(
+        "--to", type=Path, metavar="FOLDER", help="for the rows; default: RUN-CALLBACKS"
+    )
+    add_job_options(parser)
+    parser.add_recipe_option()
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args(argv)
+
+
+def _names(run: RunReader, rows: Iterable[Row]) -> list[str]:
+    """Return the names that only the callbacks have logged, in the order of their first row."""
+    known = {*run.metric_names(), *run.logged, *_PLACE}
+    found = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in found if name not in known and not name.startswith(_ENGINE)]
+
+
+def _only(row: Row, names: Iterable[str]) -> Row:
+    return {name: row[name] for name in (*_PLACE, *names) if name in row}
+
+
+def _summary(names: Sequence[str], rows: Sequence[Row]) -> tuple[Sequence[str], list[list[str]]]:
+    """Return the heads and the lines of a table of the numbers."""
+    lines = []
+    for name in names:
+        values = [float(row[name]) for row in rows if isinstance(row.get(name), float | int | str)]
+        if values:
+            shown = (values[0], values[-1], min(values), max(values))
+            lines.append([name, *(f"{value:.4g}" for value in shown)])
+    if len(lines) > _MAX_NAMES:
+        rest = len(lines) - _MAX_NAMES
+        lines = [*lines[:_MAX_NAMES], [f"and {rest} more", "", "", "", ""]]
+    return ("name", "first", "last", "lowest", "highest"), lines

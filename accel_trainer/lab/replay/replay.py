@@ -1,0 +1,244 @@
+"""Trains a stretch of a recorded run again: the one way in which commands repeat what happened."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+import torch
+
+from ...checkpoint.format import step_of
+from ...cli.common.output import tell
+from ...cli.common.processes import train
+from ...cli.common.scratch import scratch_folder
+from ...cli.recipe.start import Start
+from ...cli.runs.checkpoints import complete_checkpoints
+from ...cli.runs.recorded_start import recorded_recipes, recorded_start, tell_recipe
+from ...cli.runs.rows import by_place, read_rows
+from ...cli.runs.run_reader import RunReader
+from ...core.errors import ExitCode, OutputError
+from ...core.run_dir import prepare_directory
+from ...run.extra_callbacks import VARIABLE
+from . import step_digests, stop
+from .proof import Proof, compare
+
+Callbacks = Mapping[str, Mapping[str, Any]]
+"""Files of callbacks with their arguments, as a `Start` has them."""
+
+STOP: Callbacks = {stop.__file__: {}}
+"""They end a replay after its last step, without an evaluation."""
+STEP_DIGESTS: Callbacks = {step_digests.__file__: {}}
+"""They write the digests after each step into `steps.jsonl` of the replay."""
+
+
+class ReplayError(OutputError):
+    """The recipe failed when it was trained again; `exit_code` is what it ended with."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a replay has trained: the steps after `after` up to `until`, in `folder`."""
+
+    run: Path
+    """The folder of the run that it repeats."""
+    folder: Path
+    after: int
+    until: int
+
+    def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the rows of the run and those of the replay of these steps."""
+        mine, again = (
+            read_rows(each, after=self.after, until=self.until) for each in (self.run, self.folder)
+        )
+        return mine, again
+
+    def proof(self) -> Proof:
+        """Return how they compare."""
+        return compare(*map(by_place, self.rows()))
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How a run is trained again: what it recorded of its start, and the recipe to run."""
+
+    run: RunReader
+    start: Start
+    told: set[str] = field(default_factory=set)
+    """The recipes whose paths were printed."""
+
+    @property
+    def recipe(self) -> Path:
+        """The file that is run."""
+        return Path(self.start.recipe)
+
+    @classmethod
+    def of(cls, run: RunReader, recipe: Path | None) -> Replay:
+        """Return the replay of `run` with its recorded recipe, or the one that the user names.
+
+        Raises:
+            ConfigError, OutputError: as `recorded_recipes` and `recorded_start`.
+        """
+        return cls.of_each([run], [recipe])[0]
+
+    @classmethod
+    def of_each(cls, runs: Sequence[RunReader], recipes: Sequence[Path | None]) -> list[Replay]:
+        """Return the replays of several runs, each as `of` does."""
+        found = zip(runs, recorded_recipes(runs, recipes), strict=True)
+        told: set[str] = set()
+        return [cls(run, recorded_start(run, recipe), told) for run, recipe in found]
+
+    def with_flags(self, flags: Sequence[str]) -> Replay:
+        """Return the replay with `flags` after the recorded ones."""
+        return replace(self, start=replace(self.start, flags=[*self.start.flags, *flags]))
+
+    def train(
+        self,
+        folder: Path,
+        *,
+        until: int,
+        after: int | None = None,
+        callbacks: Callbacks = STOP,
+        errors: IO[Any] | None = None,
+        received: list[int] | None = None,
+    ) -> Trained:
+        """Train in the new `folder` up to step `until`.
+
+        It begins at the newest checkpoint at or before step `after` (None: before `until`), or at
+        the start of the run. `callbacks` are those of the `Start`. `errors` receives stderr, and
+        `received` is for several threads: see `train`.
+
+        Raises:
+            ReplayError: the recipe failed; it has said why.
+        """
+        if self.start.recipe not in self.told:
+            self.told.add(self.start.recipe)
+            tell_recipe(self.recipe)
+        checkpoint = self.checkpoint_at(until - 1 if after is None else after)
+        place = ["--output-dir", str(folder), "--max-steps", str(until)]
+        start = replace(
+            self.start,
+            flags=[*self.start.flags, *place, *self._origin(checkpoint), "--quiet"],
+            variables={**self.start.variables, VARIABLE: ""},  # not those of the user
+            callbacks=callbacks,
+        )
+        code = train(start, errors=errors, received=received)
+        if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
+            fact = f"training {self.run.folder} again ended with exit code {code}"
+            error = ReplayError("REPLAY", f"{fact}: see its error above")
+            if code in [*ExitCode]:  # not by a signal, or by another program
+                error.exit_code = ExitCode(code)
+            raise error
+        return Trained(self.run.folder, folder, self.start_of(checkpoint), until)
+
+    def train_silently(
+        self,
+        folder: Path,
+        *,
+        until: int,
+        after: int,
+        callbacks: Callbacks,
+        received: list[int] | None = None,
+    ) -> Trained:
+        """Train as `train` does, and print on stderr what the recipe says only if it fails.
+
+        The warnings of a replay are those that the run has given.
+        """
+        with TemporaryFile() as errors:
+            try:
+                return self.train(
+                    folder,
+                    until=until,
+                    after=after,
+                    callbacks=callbacks,
+                    errors=errors,
+                    received=received,
+                )
+            except OutputError:
+                errors.seek(0)
+                tell(errors.read().decode(errors="replace").rstrip(), file=sys.stderr)
+                raise
+
+    def checkpoint_at(self, step: int) -> Path | None:
+        """Return the newest complete checkpoint of the run at or before `step`; None: no such."""
+        found = [path for path in complete_checkpoints(self.run.folder) if step_of(path) <= step]
+        return found[-1].resolve() if found else None
+
+    def start_of(self, checkpoint: Path | None) -> int:
+        """Return the step of `checkpoint`; None: the step at which the run itself began."""
+        if checkpoint is not None:
+            return step_of(checkpoint)
+        return int(self.run.attempts[0]["optimizer_step"]) if self.run.attempts else 0
+
+    def _origin(self, checkpoint: Path | None) -> list[str]:
+        """Return the flags that say what the replay starts from."""
+        if checkpoint is not None:
+            # It has the weights, also those that the run was initialised from.
+            return ["--resume", str(checkpoint), "--init-from", "None", "--init-skip", "None"]
+        branched_from = str((self.run.config.get("run") or {}).get("resume", "auto"))
+        return ["--resume", "never" if branched_from == "auto" else branched_from]
+
+
+@contextmanager
+def replay_folder(keep: Path | None) -> Iterator[Path]:
+    """Yield the folder of the replays of a command: the new folder `keep`, or a temporary one.
+
+    Raises OutputError if `keep` exists.
+    """
+    if keep is None:
+        with scratch_folder("replays") as temporary:
+            yield temporary
+    elif keep.exists():
+        raise OutputError("OUT_DIR", f"--keep {keep} exists: name a new folder")
+    else:
+        yield prepare_directory(keep)
+
+
+def environment_changes(run: RunReader) -> list[str]:
+    """Return what is another one here than in the run, such as `torch 2.12.0 -> 2.13.0`.
+
+    Versions, the kernels for the processor, and the GPU are compared. With any, a replay is only
+    approximate.
+    """
+    recorded, hardware = (
+        dict(found) if isinstance(found := run.environment.get(name), Mapping) else {}
+        for name in ("packages", "hardware")
+    )
+    here = {
+        name: found.version
+        for name in recorded
+        for found in [*metadata.distributions(name=name)][:1]
+    }
+    before = {**recorded, "python": run.environment.get("python")}
+    here["python"] = platform.python_version()
+    before["kernels for"] = hardware.get("cpu_kernels")
+    here["kernels for"] = torch.backends.cpu.get_cpu_capability()
+    if (device := hardware.get("device")) != "cpu":  # on which it trains again, whatever is here
+        before["device"] = device
+        here["device"] = _device_name()
+    return [
+        f"{name} {before[name]} -> {here.get(name)}"
+        for name in sorted(before)
+        if before[name] != here.get(name)
+    ]
+
+
+def _device_name() -> str:
+    """Return the device on which a run trains here, as a run records it."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        return "cpu"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def note_changes(run: RunReader) -> None:
+    """Say so on stderr if what is here makes a replay only approximate."""
+    if changes := environment_changes(run):
+        text = "note: differs from the run, so what is trained again is only approximate: %s"
+        tell(text % ", ".join(changes), file=sys.stderr)

@@ -1,0 +1,248 @@
+"""The cause of a difference, by experiments: the same steps again with one thing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...cli.common.output import Say
+from ...core.run_dir import prepare_directory
+from .records import Differences
+from .sides import Retrained, Side, retrain
+from .traces import DataDifference
+from .within import Pair, Traced
+
+_MAX_SETTINGS = 8
+_OF_WORKERS = (
+    "a race of the data workers, or random numbers that depend on the worker: without workers, the "
+    "same samples are read each time"
+)
+
+
+class Cause(NamedTuple):
+    """A cause: its short name, None if it is unknown, and a sentence."""
+
+    name: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Something that is changed on both sides, or on the second."""
+
+    title: str
+    cause: Cause
+    """The cause if the sides agree with it."""
+    flags: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    num_processes: int | None = None
+    only_second: bool = False
+
+    def agrees(self, pair: Pair, step: int, folder: Path) -> bool:
+        """Whether the sides agree up to `step` with the change."""
+        if self.only_second:
+            found = pair.one.difference_to(self.second(pair, folder / "second", until=step))
+            return found is None or found.step > step
+        both = [
+            retrain(self._changed(side), folder / f"{index}", until=step)
+            for index, side in enumerate(pair.sides)
+        ]
+        return both[0].difference_to(both[1]) is None
+
+    def second(self, pair: Pair, folder: Path, *, until: int) -> Retrained:
+        """Train the second side with the change."""
+        return retrain(self._changed(pair.other.side), folder, until=until)
+
+    def _changed(self, side: Side) -> Side:
+        replay = side.replay.with_flags(self.flags)
+        start = replace(
+            replay.start,
+            num_processes=self.num_processes or replay.start.num_processes,
+            variables={**replay.start.variables, **self.variables},
+        )
+        return replace(side, replay=replace(replay, start=start))
+
+
+def explain(say: Say, pair: Pair, traced: Traced, folder: Path) -> Cause:
+    """Return the cause, after the experiments that can tell."""
+    step = traced.step
+    if pair.kind == "start and checkpoint":
+        return _unstored(traced)
+    if (known := _seen(pair, traced)) is not None:
+        return known
+    for number, experiment in enumerate(_experiments(pair, traced)):
+        place = prepare_directory(folder / f"experiment-{number}")
+        agrees = experiment.agrees(pair, step, place)
+        say(f"with {experiment.title}, both {'agree' if agrees else 'still differ'}")
+        if agrees:
+            return experiment.cause
+    return _by_elimination(pair, traced)
+
+
+def _unstored(traced: Traced) -> Cause:
+    name = "state that no checkpoint holds"
+    where = ", ".join(traced.attributes[:3])
+    if not where and traced.difference is not None:
+        where = str(traced.difference.rows[0]["name"])
+    fix = "keep it in a buffer of the model, or in the optimizer's state_dict"
+    return Cause(name, f"{name} ({where}): {fix}")
+
+
+def _seen(pair: Pair, traced: Traced) -> Cause | None:
+    """Return the cause if the trace alone shows it."""
+    found = traced.difference
+    if found is None or found.kind != "operator" or found.place != "outputs":
+        return None
+    row = found.rows[0]
+    if pair.kind == "one run twice" and row["is_random"]:
+        whose = "a generator of its own" if "Generator" in row["plain"] else "torch's generator"
+        text = (
+            f"random numbers from {whose}, which nothing has seeded for this step: draw them with "
+            "a global generator, which is seeded for each forward and each sample"
+        )
+        return Cause("a generator that is not seeded", text)
+    return None
+
+
+def _experiments(pair: Pair, traced: Traced) -> Iterator[Experiment]:
+    if pair.kind == "two runs":
+        assert pair.changes is not None
+        yield from _of_two_runs(pair, pair.changes)
+        return
+    found = traced.difference
+    is_in_python = found is None or found.kind != "operator" or found.place != "outputs"
+    config = pair.one.side.replay.run.config
+    hardware = pair.one.side.replay.run.environment["hardware"]
+    if is_in_python:
+        yield Experiment(
+            "PYTHONHASHSEED=0",
+            Cause("hash order", "the order of a set of texts, which is another in each process"),
+            variables={"PYTHONHASHSEED": "0"},
+        )
+    if (config.get("batch") or {}).get("num_workers"):
+        yield Experiment(
+            "--batch.num-workers 0",
+            Cause("data workers", _OF_WORKERS),
+            flags=["--batch.num-workers", "0"],
+        )
+    if hardware.get("num_threads", 1) > 1:
+        yield Experiment(
+            "--runtime.num-threads 1",
+            Cause("threads", "an operator whose threads add up in the order in which they end"),
+            flags=["--runtime.num-threads", "1"],
+        )
+    runtime = config.get("runtime") or {}
+    if runtime.get("deterministic") is False and not is_in_python:
+        yield Experiment(
+            "--runtime.deterministic True",
+            Cause("not deterministic", "--runtime.deterministic False took a faster kernel"),
+            flags=["--runtime.deterministic", "True"],
+        )
+
+
+def _of_two_runs(pair: Pair, changes: Differences) -> Iterator[Experiment]:
+    """Yield what gives the second run the values of the first."""
+    config = pair.one.side.replay.run.config
+    named = [
+        (name, old, new)
+        for name, old, new in changes.decisive
+        if name.partition(".")[0] in config and old is not None
+    ]
+    for name, old, new in named[:_MAX_SETTINGS]:
+        allowed = ["--allow-change", name] if pair.other.side.begin else []
+        yield Experiment(
+            f"{name} {old} on B",
+            Cause(name, f"{name} is {old} in A and {new} in B"),
+            flags=[*_as_flags({name: old}), *allowed],
+            only_second=True,
+        )
+
+
+def order_of_sums(changes: Differences) -> Experiment | None:
+    """Return the experiment that adds up in B as in A; None if nothing recorded differs in that."""
+    order = {name: old for name, old, _ in changes.order_of_sums}
+    if not order:
+        return None
+    threads = order.get("hardware.num_threads")
+    flags = [] if threads is None else ["--runtime.num-threads", str(threads)]
+    settings = {name: value for name, value in order.items() if name.startswith("batch.")}
+    names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in order))
+    text = f"rounding: numbers are added in another order ({names}), and nothing else differs"
+    return Experiment(
+        f"A's {names} on B",
+        Cause("order of sums", text),
+        flags=[*flags, *_as_flags(settings)],
+        num_processes=order.get("hardware.num_processes"),
+        only_second=True,
+    )
+
+
+def _as_flags(settings: Mapping[str, Any]) -> list[str]:
+    return [
+        word
+        for name, value in settings.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+
+
+def _by_elimination(pair: Pair, traced: Traced) -> Cause:
+    """Return what is left, from where the difference is."""
+    is_twice = pair.kind == "one run twice"
+    found = traced.difference
+    data = traced.data
+    if data.has_other_ids:
+        return Cause("order of samples", "the order of the samples: nothing has seeded it")
+    if data.samples or (found is not None and found.rows[0]["phase"] == "data"):
+        return _of_data(data, is_twice=is_twice)
+    if found is None:
+        return Cause(None, "it did not happen again while the step was watched")
+    row = found.rows[0]
+    if row["kind"] == "state":
+        return _of_state(row["name"], traced.step)
+    if row["kind"] == "operator" and found.place == "outputs":
+        if is_twice:
+            fact = f"{row['name']} gives other bits from equal inputs"
+            return Cause("no deterministic kernel", f"{fact}: it has no deterministic kernel")
+        return _of_code(pair, "its operators give other bits from equal inputs")
+    if row["phase"] == "after the update":
+        where = f" ({row['line']})" if row["line"] else ""
+        text = f"a callback{where} changes it after the update"
+        return Cause("callback", text if where else "the average of the weights")
+    if not is_twice:
+        return _of_code(pair, "what comes from Python differs")
+    text = "a number or tensor made in Python, such as from the time, a file or another library"
+    return Cause("made in Python", text)
+
+
+def _of_state(name: str, step: int) -> Cause:
+    if step == 1:
+        text = f"the initial {name}: the model is built before start_run, which seeds torch"
+        return Cause("initial weights", f"{text}, or its weights come from elsewhere")
+    text = f"{name} changed between the steps: in an evaluation, or in a callback after it"
+    return Cause("between the steps", text)
+
+
+def _of_data(data: DataDifference, *, is_twice: bool) -> Cause:
+    again = " each time it is read" if is_twice else ""
+    if data.was_read_apart is False:
+        text = f"the samples are equal, and the collate function makes another batch{again}"
+        return Cause("collate function", text)
+    if data.was_read_apart is None:
+        return Cause("dataset", f"the dataset or the collate function gives other contents{again}")
+    if is_twice:
+        text = "the dataset gives another sample each time it is read: its augmentation is not "
+        return Cause("dataset", f"{text}seeded, its threads race, or it changes itself")
+    return Cause("dataset", "the dataset gives other contents: other files, or other code")
+
+
+def _of_code(pair: Pair, fact: str) -> Cause:
+    assert pair.changes is not None
+    names = [name for name, _, _ in pair.changes.decisive]
+    code = [name for name in names if name.startswith("code.")]
+    if code:
+        return Cause("code", f"{fact}, and the recipes are not the same file")
+    if names:
+        return Cause(None, f"{fact}; what differs is {', '.join(names[:3])}")
+    return Cause(None, f"{fact}, and no recorded setting differs")

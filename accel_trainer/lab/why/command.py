@@ -1,0 +1,70 @@
+"""`accel-trainer why RUN [RUN]`: find where and why two runs begin to differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...cli.common.output import say_unless, tell
+from ...cli.common.own_files import refuse_other_file, write_own_file
+from ...cli.common.parser import CommandParser, at_least
+from ...cli.runs.run_reader import read_run, reading
+
+_EXAMPLE = "example: accel-trainer why runs/first runs/second"
+_DIFFERENT = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare the files of two runs, then train again the steps in which they begin to differ.
+
+    The first step, part, operator and number that differ are named, and their cause by
+    experiments. With one run: does it repeat itself? Nothing in the runs' folders changes.
+
+    Returns 0 if they are equal, 1 if they differ.
+    """
+    parser = CommandParser(prog="accel-trainer why", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, nargs="+", help="a run folder, or two")
+    parser.add_argument(
+        "--recipe",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="the recipe to run, once for both runs or once for each; "
+        "default: the one that you started it with here",
+    )
+    parser.add_argument(
+        "--until", type=at_least(1), metavar="STEP", help="the last step to look at"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="keep the replays in this new folder"
+    )
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="also write an HTML page, which works offline"
+    )
+    parser.add_argument("--json", action="store_true", help="print the finding as JSON")
+    options = parser.parse_args(argv)
+    if len(options.run) > 2:
+        parser.error(f"{len(options.run)} runs are given, and two can be compared")
+    if options.page is not None:
+        refuse_other_file(options.page, "--page")
+
+    from .why import why  # imports torch
+
+    with reading(*options.run):
+        found = why(
+            *options.run,
+            recipes=options.recipe,
+            until=options.until,
+            keep=options.keep,
+            say=say_unless(options.json),
+        )
+    if options.page is not None:
+        from .page import draw_page
+
+        page = draw_page(found, [read_run(folder) for folder in options.run])
+        write_own_file(options.page, page.encode(), "--page")
+    if options.json:
+        tell(json.dumps(found.as_json()))
+    return 0 if found.is_equal else _DIFFERENT

@@ -1,0 +1,76 @@
+"""A stretch of a recorded run, trained again by its recipe in a new process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from accel_trainer.checkpoint.format import list_checkpoints, step_of
+from accel_trainer.cli.runs.rows import read_rows
+from accel_trainer.cli.runs.run_reader import RunReader, read_run
+from accel_trainer.core.errors import OutputError
+from accel_trainer.lab.replay.replay import (
+    STEP_DIGESTS,
+    STOP,
+    Replay,
+    environment_changes,
+)
+
+pytestmark = pytest.mark.usefixtures("python_is_forked")
+
+
+ROOT = Path(__file__).parents[3]
+FLAGS = (
+    "--config recipes/configs/digits.yaml --runtime.num-threads 1 --max-steps 8 --quiet"
+    " --checkpoint-every-n-steps 2 --checkpoint.keep-for-replay 2"
+    " --trainer.log-every-n-steps 2 --trainer.digest-every-n-steps 2"
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, one_that_forks: Path) -> RunReader:
+    """A run of 8 steps, with checkpoints after each second one."""
+    pytest.importorskip("sklearn")
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    recipe = ROOT / "recipes" / "cifar.py"
+    command = [one_that_forks, recipe, *FLAGS.split(), "--output-dir", folder]
+    subprocess.run([str(word) for word in command], cwd=ROOT, check=True)
+    return read_run(folder)
+
+
+def test_a_replay_begins_at_the_nearest_checkpoint_and_repeats_the_rows(
+    run: RunReader, tmp_path: Path
+) -> None:
+    replayed = tmp_path / "replayed"
+    callbacks = {**STEP_DIGESTS, **STOP}
+    trained = Replay.of(run, None).train(replayed, until=6, callbacks=callbacks)
+    assert trained.after == 4
+    rows = [read_rows(each, after=4, until=6) for each in (run.folder, replayed)]
+    assert rows[0] == rows[1] != []
+    steps = [json.loads(line) for line in (replayed / "steps.jsonl").read_text().splitlines()]
+    assert [step["optimizer_step"] for step in steps] == [5, 6]
+    assert steps[-1]["model"] == rows[0][-1]["digest/model"]
+    assert [step_of(path) for path in list_checkpoints(replayed / "checkpoints")] == [6]
+    assert environment_changes(run) == []
+
+
+def test_another_processor_gpu_or_version_is_named(run: RunReader) -> None:
+    hardware = {**run.environment["hardware"], "cpu_kernels": "ALTIVEC", "device": "NVIDIA H200"}
+    packages = {**run.environment["packages"], "torch": "1.0"}
+    environment = {**run.environment, "hardware": hardware, "packages": packages}
+    device, kernels, version = environment_changes(replace(run, environment=environment))
+    assert device.startswith("device NVIDIA H200 -> ")
+    assert kernels == f"kernels for ALTIVEC -> {torch.backends.cpu.get_cpu_capability()}"
+    assert version == f"torch 1.0 -> {metadata.version('torch')}"
+
+
+def test_a_replay_that_fails_says_so(run: RunReader, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="ended with exit code 64") as caught:
+        Replay.of(run, None).with_flags(["--seed", "5"]).train(tmp_path / "failed", until=6)
+    assert caught.value.exit_code == 64, "the command ends as the recipe did"

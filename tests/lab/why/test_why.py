@@ -1,0 +1,102 @@
+"""Two runs of a small recipe are compared, and the planted reason why they differ is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from accel_trainer.cli.main import main
+from accel_trainer.lab.why.finding import Finding
+from accel_trainer.lab.why.why import why
+
+pytestmark = pytest.mark.usefixtures("python_is_forked")
+
+RECIPE = Path(__file__).with_name("planted.py")
+FLAGS = (
+    "--batch-size 32 --epochs 1 --runtime.num-threads 1 --quiet --checkpoint-every-n-steps 2"
+    " --checkpoint.keep-for-replay 4 --trainer.log-every-n-steps 2"
+    " --trainer.digest-every-n-steps 2"
+)
+
+
+def train(python: Path, folder: Path, plant: str, *, until: int, flags: str = "") -> Path:
+    """Train the recipe with a plant up to a step; the same folder goes on from where it is."""
+    command = [python, RECIPE, *FLAGS.split(), "--plant", plant, "--max-steps", until]
+    command += [*flags.split(), "--output-dir", folder]
+    subprocess.run([str(word) for word in command], check=True)
+    return folder
+
+
+def found_in(one: Path, other: Path | None = None) -> Finding:
+    return why(one, other, recipes=[RECIPE], say=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def clean(one_that_forks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps without a plant."""
+    return train(one_that_forks, tmp_path_factory.mktemp("why") / "clean", "nothing", until=2)
+
+
+def test_equal_runs_are_equal_without_training(
+    clean: Path, one_that_forks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = train(one_that_forks, tmp_path / "again", "nothing", until=2)
+    assert main(["why", str(clean), str(again)]) == 0
+    assert "equal: 2 steps, " in capsys.readouterr().out
+
+
+def test_an_operator_that_draws_unseeded_numbers_is_named(
+    one_that_forks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant = "generator of its own"
+    runs = [train(one_that_forks, tmp_path / name, plant, until=2) for name in "ab"]
+    page = tmp_path / "page.html"
+    command = ["why", *map(str, runs), "--recipe", str(RECIPE), "--json", "--page", str(page)]
+    assert main(command) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["step"] == 1
+    assert (found["phase"], found["module"]) == ("forward", "middle")
+    assert found["operator"] == "aten.rand.generator"
+    assert found["inputs_equal"] is True
+    assert "planted.py" in found["line"]
+    assert found["element"] == [0, 0, 0, 0]
+    assert found["cause"] == "a generator that is not seeded"
+    assert '<td class="first">differs first</td>' in page.read_text()
+
+
+def test_state_that_no_checkpoint_holds_is_named_after_a_resume(
+    one_that_forks: Path, tmp_path: Path
+) -> None:
+    plant = "Python state"
+    whole = train(one_that_forks, tmp_path / "whole", plant, until=4)
+    parts = train(one_that_forks, tmp_path / "parts", plant, until=2)
+    train(one_that_forks, parts, plant, until=4)
+    found = found_in(whole, parts)
+    assert found.step == 3
+    assert found.cause == "state that no checkpoint holds"
+    assert "model.middle.num_calls" in found.text
+
+
+@pytest.mark.slow
+def test_samples_of_other_data_are_named(clean: Path, one_that_forks: Path, tmp_path: Path) -> None:
+    other = train(one_that_forks, tmp_path / "other", "nothing", until=2, flags="--data changed")
+    found = found_in(clean, other)
+    assert found.phase == "data"
+    assert "other contents of sample 17\n" in found.text
+    assert found.cause == "data"
+
+
+def test_one_run_that_repeats_itself_is_equal(clean: Path) -> None:
+    found = found_in(clean)
+    assert found.is_equal
+    assert "repeats itself" in found.text
+
+
+def test_three_runs_are_refused_in_one_line(
+    clean: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["why", *[str(clean)] * 3]) == 64
+    assert "two can be compared" in capsys.readouterr().err
