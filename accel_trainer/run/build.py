@@ -51,6 +51,7 @@ from .best_weights import best_weights
 from .config import decisive_values
 from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, fingerprint_of
 from .extra_callbacks import Observer, extra_callbacks
+from .folder import record_start
 from .observers import build_callbacks
 from .optimization import Optimization, describe_length, plan_optimization
 from .parts import check_coupling, check_part, check_parts, check_states
@@ -207,8 +208,11 @@ def build_trainer(
     if run.accelerator.is_main_process:
         run.resources.enter_context(guarded_folder(checkpointer.directory))
 
-    # 9. The checkpoint is restored last: everything that it is loaded into is complete.
+    # 9. The checkpoint is restored: everything that it is loaded into is complete.
     _restore(run, trainer, header, history)
+
+    # 10. Nothing is refused any more: the folder gets the config that its run now has.
+    run_on_main(lambda: record_start(run.config, run.folder, run.accelerator), run.accelerator)
     return trainer
 
 

@@ -1,9 +1,7 @@
 """Restores a trainer from a loaded checkpoint, if the data and the task are the same.
 
-`check_changes` has compared the settings with the folder's config.yaml, and refuses a start. Here
-they are compared with the manifest, which has those that the checkpoint was trained with: what
-differs was changed on purpose. `Trainer.restore` then passes each piece to the object that it
-belongs to.
+`continued` has compared the settings: what differs was changed on purpose. `Trainer.restore` then
+passes each piece to the object that it belongs to.
 """
 
 from __future__ import annotations
@@ -65,7 +63,6 @@ def _find_changes(
 ) -> list[str]:
     """Return what was changed on purpose since the checkpoint: settings, and perhaps `data`.
 
-    `config.yaml` does not say it: an attempt that was killed before its first save has changed it.
     Raises CheckpointError if the data has changed, other than by `batch.order`, and may not.
     """
     changes = [

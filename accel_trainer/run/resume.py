@@ -1,9 +1,9 @@
-"""What a run continues from: it chooses the folder, compares the configs and reads the checkpoint.
+"""What a run continues from: chooses the folder, reads the checkpoint and compares the settings.
 
 These functions are called in the order in which they stand here. On the main process alone,
-`open_folder` chooses the folder, finds the source and compares the stored config with the new one.
-On all processes, `start_run` then loads the checkpoint (`load_for_all`), and `build_trainer`
-restores it (`restore.py`).
+`open_folder` chooses the folder and finds the source. On all processes, `start_run` then loads the
+checkpoint and compares its settings with the new ones, and `build_trainer` restores it
+(`restore.py`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from accelerate import Accelerator
 
-from ..checkpoint.format import CHECKPOINT_NAME, Files, LoadedCheckpoint, decode_files
+from ..checkpoint.format import (
+    CHECKPOINT_NAME,
+    Files,
+    LoadedCheckpoint,
+    decode_files,
+    list_checkpoints,
+    read_manifest,
+)
 from ..checkpoint.retention import (
     candidates,
     first_valid,
@@ -29,7 +37,6 @@ from ..checkpoint.sharded import keep_slices
 from ..core.errors import CheckpointError, ConfigError, OutputError
 from ..core.json_files import read_json_object
 from ..core.run_dir import expand_home, is_in_use
-from ..core.yaml_files import read_yaml
 from ..distributed.collectives import broadcast_files, join_peers, run_on_main
 from .config import RecipeConfig, RunConfig, training_changes
 
@@ -66,16 +73,32 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
 def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     """Whether `folder` holds a run of the same config that is neither done nor in use."""
     try:
-        stored = read_yaml(folder / "config.yaml")
-        resolved = with_global_batch_size(config, stored, num_processes=1)
-        if training_changes(stored, resolved) or not has_checkpoints(folder / "checkpoints"):
-            return False
-        if is_in_use(folder):
+        stored = stored_settings(Source(str(folder)))
+        size = stored.get("batch.global_batch_size")
+        resolved = with_global_batch_size(config, size, num_processes=1)
+        if not stored or training_changes(stored, resolved) or is_in_use(folder):
             return False
         result = folder / "result.json"
         return not (result.exists() and read_json_object(result)["state"] == "done")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, CheckpointError):
+    except (OSError, ValueError, KeyError, TypeError, CheckpointError):
         return False
+
+
+def stored_settings(source: Source) -> Mapping[str, Any]:
+    """Return what the run was trained with, by dotted name; {} if no checkpoint can be read.
+
+    It is read from the manifest of the newest checkpoint. The folder's config.yaml may be of an
+    attempt that was killed before its first save.
+
+    Raises CheckpointError if the folder of the checkpoints is a link.
+    """
+    directory = Path(source.run, "checkpoints")
+    named = [directory / source.checkpoint] if source.checkpoint else list_checkpoints(directory)
+    for path in reversed(named):
+        with suppress(CheckpointError):
+            settings: Mapping[str, Any] = read_manifest(path)[1].get("settings", {})
+            return settings
+    return {}
 
 
 def find_source(folder: Path, run: RunConfig) -> Source | None:
@@ -101,51 +124,6 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
     raise CheckpointError(
         "CKPT_NOT_FOUND", f"--resume {run.resume} is neither a checkpoint nor a run: check the path"
     )
-
-
-def read_stored_config(source: Source) -> dict[str, Any]:
-    """Return the stored config of the run to continue. Raises CheckpointError."""
-    path = Path(source.run, "config.yaml")
-    try:
-        stored = read_yaml(path)
-        batch = stored.get("batch", {})
-        if not isinstance(batch, dict) or not isinstance(
-            batch.get("global_batch_size"), int | None
-        ):
-            raise ValueError(f"batch is {str(batch)[:80]}, expected whole numbers by name")
-        return stored
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            "RUN_CONFIG", f"{path} cannot be read ({error}): restore it"
-        ) from error
-
-
-def with_global_batch_size(config: R, stored: Mapping[str, Any] | None, *, num_processes: int) -> R:
-    """Return `config` with its global batch size filled in.
-
-    It is the given one, else that of the `stored` config, else it follows from `num_processes`.
-    """
-    batch = config.batch
-    size = (
-        batch.global_batch_size
-        or (stored or {}).get("batch", {}).get("global_batch_size")
-        or batch.resolved_global_batch_size(num_processes)
-    )
-    return replace(config, batch=replace(batch, global_batch_size=size))
-
-
-def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Source) -> None:
-    """Raise ConfigError if a setting has changed that `--allow-change` does not name."""
-    names = {name.replace("-", "_") for name in config.run.allow_change}
-    refused = [change for change in training_changes(stored, config) if change[0] not in names]
-    if refused:
-        listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
-        flags = " ".join(name for name, _, _ in refused)
-        raise ConfigError(
-            "CONFIG_CHANGED",
-            f"{source.run} was made with another config ({listed}): set it back, choose another "
-            f"--output-dir, or change it on purpose with --allow-change {flags}",
-        )
 
 
 def load_for_all(
@@ -184,3 +162,50 @@ def load_for_all(
     if loaded is None:
         raise none_valid(directory)
     return loaded
+
+
+def continued(
+    config: R, checkpoint: LoadedCheckpoint | None, source: Source | None, *, num_processes: int
+) -> R:
+    """Return `config` as the run has it, with the global batch size of its checkpoint.
+
+    The settings are compared with those that the checkpoint was trained with.
+
+    Raises ConfigError if a setting has changed that `--allow-change` does not name, or if the
+    processes cannot share the global batch.
+    """
+    stored: Mapping[str, Any] = {}
+    if checkpoint is not None:
+        stored = checkpoint.manifest.get("settings", {})
+    size = stored.get("batch.global_batch_size")
+    config = with_global_batch_size(config, size, num_processes=num_processes)
+    # What does not depend on the data is refused before it is read.
+    enough = num_processes * config.batch.resolved_global_batch_size(num_processes)
+    config.batch.plan(enough, num_processes=num_processes)
+    if stored and source is not None:
+        check_changes(stored, config, source)
+    return config
+
+
+def with_global_batch_size(config: R, stored: int | None, *, num_processes: int) -> R:
+    """Return `config` with its global batch size filled in.
+
+    It is the given one, else the `stored` one, else it follows from `num_processes`.
+    """
+    batch = config.batch
+    size = batch.global_batch_size or stored or batch.resolved_global_batch_size(num_processes)
+    return replace(config, batch=replace(batch, global_batch_size=size))
+
+
+def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Source) -> None:
+    """Raise ConfigError if a setting has changed that `--allow-change` does not name."""
+    names = {name.replace("-", "_") for name in config.run.allow_change}
+    refused = [change for change in training_changes(stored, config) if change[0] not in names]
+    if refused:
+        listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
+        flags = " ".join(name for name, _, _ in refused)
+        raise ConfigError(
+            "CONFIG_CHANGED",
+            f"{source.run} was made with another config ({listed}): set it back, choose another "
+            f"--output-dir, or change it on purpose with --allow-change {flags}",
+        )

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from .agreement import check_same_everywhere, describe_identity
 from .config import RecipeConfig, check_allowed_changes, with_defaults
 from .folder import OpenedFolder, open_folder
 from .preflight import find_warnings, refuse_launch
-from .resume import Source, load_for_all
+from .resume import Source, continued, load_for_all
 
 _logger = logging.getLogger(__name__)
 
@@ -112,31 +112,31 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         # 4. The main process opens the folder, and tells the others what the run continues from.
         opened = _open_on_main(config, recipe, accelerator, stop_flag, lock)
         folder = Path(opened.path)
-        config = replace(
-            config, batch=replace(config.batch, global_batch_size=opened.global_batch_size)
-        )
-        if accelerator.is_main_process:
-            for code, message in find_warnings(config, is_too_late_for_cublas=is_late).items():
-                _logger.warning("[%s] %s", code, message)
         # 5. Errors are reported in that folder; those of memory and of compilation are explained.
         with failures_reported(folder, activity, watchdog, rank=rank, num_processes=num_processes):
             with (
-                explain_out_of_memory(config.batch, activity, accelerator),
                 compile_errors_explained(),
                 nondeterminism_named(warns=accelerator.is_main_process) as operations,
                 ExitStack() as resources,
             ):
-                # 6. The checkpoint is loaded last, since it is large.
-                yield Run(
-                    config=config,
-                    accelerator=accelerator,
-                    folder=folder,
-                    checkpoint=load_for_all(opened.source, accelerator, timeout_s=timeout_s),
-                    nondeterministic=operations,
-                    activity=activity,
-                    stop_flag=stop_flag,
-                    resources=resources,
-                )
+                # 6. The checkpoint is loaded, and a change of settings is refused.
+                checkpoint = load_for_all(opened.source, accelerator, timeout_s=timeout_s)
+                config = continued(config, checkpoint, opened.source, num_processes=num_processes)
+                if accelerator.is_main_process:
+                    found = find_warnings(config, is_too_late_for_cublas=is_late)
+                    for code, message in found.items():
+                        _logger.warning("[%s] %s", code, message)
+                with explain_out_of_memory(config.batch, activity, accelerator):
+                    yield Run(
+                        config=config,
+                        accelerator=accelerator,
+                        folder=folder,
+                        checkpoint=checkpoint,
+                        nondeterministic=operations,
+                        activity=activity,
+                        stop_flag=stop_flag,
+                        resources=resources,
+                    )
             wait_for_main(accelerator, timeout_s=timeout_s)
             stop_flag.agree()  # a signal may have come after the last step
             shutdown(accelerator)
@@ -150,9 +150,7 @@ def _open_on_main(
     lock: ExitStack,
 ) -> OpenedFolder:
     """Open the run folder on the main process; return what it found there. **Collective.**"""
-    open_it = partial(
-        open_folder, config, recipe, accelerator=accelerator, stop_flag=stop_flag, lock=lock
-    )
+    open_it = partial(open_folder, config, recipe, stop_flag=stop_flag, lock=lock)
     opened = OpenedFolder(*run_on_main(open_it, accelerator))
     folder = Path(opened.path)
     if not accelerator.is_main_process and folder.is_dir():  # perhaps on another machine's disk

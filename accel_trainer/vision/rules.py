@@ -23,11 +23,12 @@ import numpy as np
 from ..core.batch_plan import BatchConfig
 from ..core.config import flatten_config
 from ..core.errors import CheckpointError, ConfigError, DataError, OutputError
+from ..core.yaml_files import read_yaml
 from ..distributed.launch_env import setup_launch_env
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig
 from ..run.config import RecipeConfig
-from ..run.resume import Source, find_source, is_unfinished, read_stored_config
+from ..run.resume import Source, find_source, is_unfinished, stored_settings
 from ..training.config import TrainerConfig
 from .data.photo_decode import read_header
 from .models.timm_nets import expected_size
@@ -201,7 +202,7 @@ def _stored_settings(config: PhotoRecipeConfig, recipe: str) -> dict[str, Any]:
     What is wrong with that run is for `start_run` to report, on the main process.
     """
     run = config.run
-    with suppress(CheckpointError, OutputError, OSError):
+    with suppress(CheckpointError, OutputError, OSError, ValueError):
         if source := find_source(run.output_dir or run.runs_dir, run):
             return _read_settings(source)
         if run.output_dir is None and run.resume == "auto":
@@ -210,14 +211,16 @@ def _stored_settings(config: PhotoRecipeConfig, recipe: str) -> dict[str, Any]:
 
 
 def _read_settings(source: Source) -> dict[str, Any]:
-    stored = dict(flatten_config(read_stored_config(source)))
+    # Only the config has what may differ between starts, such as the batch size of a device.
+    config = dict(flatten_config(read_yaml(Path(source.run, "config.yaml"))))
+    stored = {**config, **stored_settings(source)}
     return {name: stored[name] for name in _RULES if isinstance(stored.get(name), int | float)}
 
 
 def _settings_of_unfinished(config: PhotoRecipeConfig, recipe: str) -> dict[str, Any]:
     """Return those of the newest unfinished run that has all settings which `config` gives."""
     for folder in sorted(config.run.runs_dir.glob(f"{recipe}-*"), reverse=True):
-        with suppress(CheckpointError, ConfigError):
+        with suppress(CheckpointError, ConfigError, OSError, ValueError):
             stored = _read_settings(Source(str(folder)))
             filled = config
             for name, value in stored.items():

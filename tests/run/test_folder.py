@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from accel_trainer import BatchConfig, RecipeConfig, RunConfig
 from accel_trainer.core.config import config_to_dict
 from accel_trainer.core.errors import ConfigError, DivergedError, UserError
 from accel_trainer.fault_tolerance.preemption import StopFlag
-from accel_trainer.run.folder import OpenedFolder, open_folder
+from accel_trainer.run.folder import OpenedFolder, open_folder, record_start
 from accel_trainer.run.resume import Source
 from tests.faults.tiny_run import name_at
 
@@ -31,9 +30,7 @@ def opened(config: RecipeConfig, *, error: UserError | None = None) -> OpenedFol
     flag = StopFlag()
     flag.is_starting = True
     with ExitStack() as lock:
-        found = open_folder(
-            config, "recipe", accelerator=Accelerator(cpu=True), stop_flag=flag, lock=lock
-        )
+        found = open_folder(config, "recipe", stop_flag=flag, lock=lock)
         if error is not None:
             raise error
     return found
@@ -42,58 +39,37 @@ def opened(config: RecipeConfig, *, error: UserError | None = None) -> OpenedFol
 def earlier_run(folder: Path) -> bytes:
     """Make a folder with a checkpoint; return its config."""
     (folder / "checkpoints" / name_at(3)).mkdir(parents=True)
-    config = replace(
-        config_of(folder), batch=BatchConfig(per_device_batch_size=8, global_batch_size=32)
-    )
-    (folder / "config.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config_to_dict(config_of(folder))))
     (folder / "metrics.jsonl").write_text('{"optimizer_step": 3}\n')
     return (folder / "config.yaml").read_bytes()
 
 
-def test_a_new_folder_has_the_config_with_its_global_batch(tmp_path: Path) -> None:
-    found = opened(config_of(tmp_path / "run"))
+def test_a_new_folder_has_only_a_lock_until_the_start_is_accepted(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run")
+    found = opened(config)
     assert (found.path, found.source) == (str(tmp_path / "run"), None)
-    assert found.global_batch_size == 8
-    stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert stored["batch"]["global_batch_size"] == 8
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert environment["recipe_defaults"]["trainer"]["num_epochs"] == 10
     assert OpenedFolder(*json.loads(json.dumps(found))) == found, (
         "it is sent to the other processes"
     )
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]
+    record_start(config, tmp_path / "run", Accelerator(cpu=True))
+    stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert stored["batch"]["per_device_batch_size"] == 8
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["recipe_defaults"]["trainer"]["num_epochs"] == 10
 
 
-def test_a_folder_with_a_checkpoint_is_continued_with_its_global_batch(tmp_path: Path) -> None:
-    earlier_run(tmp_path)
-    found = opened(config_of(tmp_path))
-    assert found.source == Source(str(tmp_path))
-    assert found.global_batch_size == 32
+def test_an_old_folder_keeps_its_config_while_it_is_opened(tmp_path: Path) -> None:
+    before = earlier_run(tmp_path)
+    assert opened(config_of(tmp_path, seed=1)).source == Source(str(tmp_path))
+    assert (tmp_path / "config.yaml").read_bytes() == before
 
 
 def test_a_folder_of_a_branch_begins_with_the_history_of_its_source(tmp_path: Path) -> None:
     earlier_run(tmp_path / "run")
-    config = config_of(
-        tmp_path / "branch", seed=1, resume=str(tmp_path / "run"), allow_change=("seed",)
-    )
-    found = opened(config)
+    found = opened(config_of(tmp_path / "branch", resume=str(tmp_path / "run")))
     assert found.source == Source(str(tmp_path / "run"))
     assert (tmp_path / "branch" / "metrics.jsonl").read_text() == '{"optimizer_step": 3}\n'
-
-
-def test_a_refused_change_leaves_the_folder_with_its_config(tmp_path: Path) -> None:
-    before = earlier_run(tmp_path)
-    with pytest.raises(ConfigError, match="CONFIG_CHANGED.*seed: 0 -> 1"):
-        opened(config_of(tmp_path, seed=1))
-    assert (tmp_path / "config.yaml").read_bytes() == before
-
-
-def test_an_old_folder_has_its_config_again_if_the_run_is_refused_later(tmp_path: Path) -> None:
-    before = earlier_run(tmp_path)
-    with pytest.raises(ConfigError, match="later"):
-        opened(
-            config_of(tmp_path, seed=1, allow_change=("seed",)), error=ConfigError("MODEL", "later")
-        )
-    assert (tmp_path / "config.yaml").read_bytes() == before
 
 
 @pytest.mark.parametrize(

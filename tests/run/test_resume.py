@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from accelerate import Accelerator
 
 from accel_trainer import BatchConfig, RecipeConfig, RunConfig
-from accel_trainer.core.config import config_to_dict
+from accel_trainer.checkpoint.format import LoadedCheckpoint
 from accel_trainer.core.errors import CheckpointError, ConfigError, OutputError
+from accel_trainer.run.config import decisive_values
 from accel_trainer.run.resume import (
     Source,
     check_changes,
     choose_folder,
+    continued,
     find_source,
     load_for_all,
-    read_stored_config,
     with_global_batch_size,
 )
 from tests.faults.tiny_run import is_state_at, make, name_at, save
@@ -31,8 +31,10 @@ def config_in(runs_dir: Path, **changes: Any) -> RecipeConfig:
 
 def make_run(folder: Path, config: RecipeConfig, *, state: str | None = None) -> Path:
     """Make the folder of a run with a checkpoint, and with a result if it has ended."""
-    (folder / "checkpoints" / name_at(3)).mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
+    folder.mkdir()
+    checkpointer = make(folder / "checkpoints", {"settings": decisive_values(config)})
+    save(checkpointer, 3)
+    checkpointer.close()
     if state is not None:
         (folder / "result.json").write_text(json.dumps({"state": state}))
     return folder
@@ -97,44 +99,49 @@ def test_a_run_does_not_resume_if_it_must_not_or_cannot(tmp_path: Path) -> None:
         find_source(tmp_path / "new", RunConfig(resume=str(tmp_path / "nothing")))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[1, 2]",
-        "batch: [1]",
-        "batch: 5",
-        "batch:",
-        "batch: {global_batch_size: many}",
-        "a: b: c",
-        "",
-    ],
-)
-def test_a_stored_config_that_cannot_be_read_ends_the_resume(tmp_path: Path, text: str) -> None:
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(CheckpointError, match="config.yaml cannot be read .*: restore it"):
-        read_stored_config(Source(str(tmp_path)))
+def checkpoint_with(settings: dict[str, Any] | None) -> LoadedCheckpoint:
+    return LoadedCheckpoint("step-3", {} if settings is None else {"settings": settings}, {})
 
 
 @pytest.mark.parametrize(
     ("given", "stored", "expected"),
     [
-        ({"global_batch_size": 64}, {"batch": {"global_batch_size": 32}}, 64),
-        ({}, {"batch": {"global_batch_size": 32}}, 32),
-        ({}, {"batch": {"global_batch_size": None}}, 48),
+        ({"global_batch_size": 64}, 32, 64),
+        ({}, 32, 32),
         ({}, None, 48),
     ],
 )
 def test_a_resume_has_the_global_batch_that_is_given_stored_or_computed(
-    given: dict[str, int], stored: Any, expected: int
+    given: dict[str, int], stored: int | None, expected: int
 ) -> None:
     config = RecipeConfig(batch=BatchConfig(per_device_batch_size=8, accumulation_steps=2, **given))
-    assert (
-        with_global_batch_size(config, stored, num_processes=3).batch.global_batch_size == expected
-    )
+    filled = with_global_batch_size(config, stored, num_processes=3)
+    assert filled.batch.global_batch_size == expected
+
+
+def test_a_resume_is_compared_with_what_its_checkpoint_was_trained_with() -> None:
+    config = RecipeConfig(batch=BatchConfig(per_device_batch_size=8, accumulation_steps=4))
+    trained = decisive_values(with_global_batch_size(config, 64, num_processes=1))
+    source = Source("run")
+    found = continued(config, checkpoint_with(trained), source, num_processes=2)
+    assert found.batch.global_batch_size == 64
+    with pytest.raises(ConfigError, match="CONFIG_CHANGED.*seed: 5 -> 0"):
+        continued(config, checkpoint_with({**trained, "seed": 5}), source, num_processes=2)
+    for found in (
+        continued(config, checkpoint_with(None), source, num_processes=2),  # of an old version
+        continued(config, None, None, num_processes=2),
+    ):
+        assert found.batch.global_batch_size == 64, "2 processes x 8 samples x 4 micro-batches"
+
+
+def test_a_global_batch_that_the_processes_cannot_share_is_refused() -> None:
+    config = RecipeConfig(batch=BatchConfig(per_device_batch_size=8, global_batch_size=24))
+    with pytest.raises(ConfigError, match="BATCH_SIZE"):
+        continued(config, None, None, num_processes=5)
 
 
 def test_changed_settings_end_the_resume_unless_each_is_allowed() -> None:
-    stored = config_to_dict(RecipeConfig())
+    stored = decisive_values(RecipeConfig())
     batch = BatchConfig(global_batch_size=64)
     config = RecipeConfig(
         seed=4, batch=batch, run=RunConfig(allow_change=("batch.global-batch-size",))
