@@ -4,13 +4,14 @@ from .checkpoint.config import CheckpointConfig
 from .cli.flags.parser import load_config, parse_config, save_config
 from .cli.recipe.main import main
 from .core.batch_plan import BatchConfig, BatchPlan
-from .core.callback import Callback, RunResult
+from .core.callback import Callback, RunResult, TrainerView
 from .core.errors import (
     CheckpointError,
     ConfigError,
     DataError,
     DivergedError,
     ExitCode,
+    OneLineError,
     OutputError,
     Preempted,
     ProcessError,
@@ -89,6 +90,7 @@ __all__ = [
     "MeanNumber",
     "Metric",
     "MultiLabelTask",
+    "OneLineError",
     "OptimizerConfig",
     "OutputError",
     "Preempted",
@@ -114,6 +116,7 @@ __all__ = [
     "TrainState",
     "Trainer",
     "TrainerConfig",
+    "TrainerView",
     "UserError",
     "WholeSetMetric",
     "build_eval_loader",

@@ -123,7 +123,7 @@ MUTANTS = [
     Mutant(
         "a copied checkpoint comes with all rows of its run",
         "accel_trainer/lab/replay/at.py",
-        'json.loads(line)["optimizer_step"] <= step_of(checkpoint)',
+        'json.loads(line)["optimizer_step"] <= checkpoint.step',
         "line",
         ("tests/lab/replay/test_at.py::test_at_copies_a_checkpoint_that_the_run_still_has",),
     ),
@@ -558,8 +558,8 @@ MUTANTS = [
     Mutant(
         "an audit compares no checkpoint that it has trained again",
         "accel_trainer/lab/audit/stretches.py",
-        '        if difference is not None:\n            return f"{path.name}: {piece}',
-        '        if False:\n            return f"{path.name}: {piece}',
+        '        if difference is not None:\n            return f"{one.name}: {piece}',
+        '        if False:\n            return f"{one.name}: {piece}',
         ("tests/lab/audit/test_audit.py::test_a_weight_whose_digest_agrees_is_named_by_training",),
     ),
     # --- a past run that is trained again ---

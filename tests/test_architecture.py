@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+import accel_trainer.commands
+import accel_trainer.vision
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = "accel_trainer"
 
@@ -30,7 +33,19 @@ ENGINE = (
     "callbacks",
     "run",
 )
-ORDER = (*ENGINE, "removed", "vision", "cli", "api", "__init__", "lab", "__main__", "recipes")
+ORDER = (
+    *ENGINE,
+    "removed",
+    "public_names",
+    "vision",
+    "cli",
+    "api",
+    "commands",
+    "__init__",
+    "lab",
+    "__main__",
+    "recipes",
+)
 
 
 @dataclass(frozen=True)
@@ -137,6 +152,54 @@ def test_imports_go_left_only() -> None:
 )
 def test_an_import_that_does_not_go_left_is_found(name: str, source: str, wrong: list[str]) -> None:
     assert wrong_imports([module(name, source)]) == wrong
+
+
+def private_imports(modules: Iterable[Module]) -> list[str]:
+    """Return a line for each import of `lab` that a user's own command could not have."""
+    public = {
+        PACKAGE: accel_trainer.__all__,
+        f"{PACKAGE}.commands": accel_trainer.commands.__all__,
+        f"{PACKAGE}.vision": accel_trainer.vision.__all__,
+    }
+    wrong = []
+    for source in modules:
+        for node in ast.walk(source.tree) if source.folder == "lab" else ():
+            named: list[tuple[str, str]] = []
+            if isinstance(node, ast.Import):
+                named = [(alias.name, "") for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                home = ".".join(absolute(source, node))
+                named = [(home, alias.name) for alias in node.names]
+            wrong += [
+                f"{source.name} imports {home} {name}".rstrip()
+                for home, name in named
+                if home.split(".")[0] == PACKAGE
+                and not home.startswith(f"{PACKAGE}.lab")
+                and name not in public.get(home, ())
+            ]
+    return wrong
+
+
+def test_the_lab_imports_only_what_users_have() -> None:
+    assert private_imports(read_modules()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ("from accel_trainer import Trainer\nfrom accel_trainer.commands import read_run", []),
+        ("from .proof import Proof\nfrom ..rows import shared\nimport torch", []),
+        ("from accel_trainer.lab.chaos.faults import Fault", []),
+        ("from ...core.errors import ConfigError", ["accel_trainer.core.errors ConfigError"]),
+        ("from accel_trainer import core", ["accel_trainer core"]),
+        ("from accel_trainer.commands import Run", ["accel_trainer.commands Run"]),
+        ("def f():\n    import accel_trainer.run", ["accel_trainer.run"]),
+    ],
+)
+def test_a_private_import_of_the_lab_is_found(source: str, wrong: list[str]) -> None:
+    found = private_imports([module("lab.replay.at", source)])
+    assert found == [f"lab.replay.at imports {line}" for line in wrong]
+    assert private_imports([module("cli.lr_find", source)]) == []
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:

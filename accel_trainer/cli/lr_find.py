@@ -16,7 +16,7 @@ from ..run.config import RecipeConfig
 from .common.output import tell
 from .common.own_files import refuse_other_file
 from .common.parser import CommandParser
-from .common.processes import train
+from .common.processes import train_recipe
 from .common.recipes import find_config_class
 from .flags.fields import config_fields
 from .flags.parser import parse_config
@@ -146,7 +146,7 @@ def _measure(recipe: str, flags: Sequence[str], num_processes: int) -> list[floa
     with tempfile.TemporaryDirectory(prefix="lr-find-") as temporary:
         folder = Path(temporary) / "run"
         flags = [*flags, "--output-dir", str(folder)]
-        code = train(Start(recipe=recipe, flags=flags, num_processes=num_processes))
+        code = train_recipe(Start(recipe=recipe, flags=flags, num_processes=num_processes))
         if code not in (ExitCode.DONE, ExitCode.DIVERGED):
             raise OutputError("LR_FIND", f"the run ended with exit code {code}, see above")
         if not (folder / "config.yaml").exists():

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import accel_trainer
+import accel_trainer.commands
 import accel_trainer.vision
 from accel_trainer import ConfigError, parse_config
 from accel_trainer.cli.main import find_commands
@@ -142,4 +143,5 @@ def test_the_reference_has_every_public_name_once() -> None:
     ]
     wanted = [f"accel_trainer.{name}" for name in accel_trainer.__all__]
     wanted += [f"accel_trainer.vision.{name}" for name in accel_trainer.vision.__all__]
+    wanted += [f"accel_trainer.commands.{name}" for name in accel_trainer.commands.__all__]
     assert sorted(listed) == sorted(wanted)

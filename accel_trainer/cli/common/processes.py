@@ -37,13 +37,13 @@ _LAUNCH = (
 )
 
 
-def train(
+def train_recipe(
     start: Start,
     *,
     errors: IO[Any] | None = None,
     received: list[int] | None = None,
 ) -> int:
-    """Train without showing what the recipe prints on stdout, and return its exit code.
+    """Train as `start` says without showing what the recipe prints, and return its exit code.
 
     `errors` receives stderr; None: it goes where this process's does. Several threads can train at
     once, inside one `forward_signals` whose list of signals is `received`; None: this call forwards
@@ -67,7 +67,7 @@ def train_at_once(
 ) -> Iterator[tuple[T, R]]:
     """Yield each item with what `train_one` returns for it, as they end; at most `jobs` at once.
 
-    It is called with the item and the list for `received` of `train`.
+    It is called with the item and the list for `received` of `train_recipe`.
 
     Raises:
         KeyboardInterrupt: a signal to stop came.

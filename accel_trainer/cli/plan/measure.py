@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from ...core.batch_plan import BatchPlan
 from ...core.errors import OutputError
 from ...core.json_files import read_json_object
-from ..common.processes import train
+from ..common.processes import train_recipe
 from ..recipe.start import Start
 from ..runs.run_reader import read_run
 from .steps import RunPlan
@@ -87,7 +87,7 @@ def measure(recipe: Path, flags: Sequence[str], *, num_processes: int, seconds: 
             changes={"run.output_dir": str(run), **_CHANGES},
             callbacks={TIMER: timer},
         )
-        code = train(start)
+        code = train_recipe(start)
         end_time = time.time()
         if code:
             raise TrialFailed(code)

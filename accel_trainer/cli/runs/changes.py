@@ -27,7 +27,7 @@ Change = tuple[str, Any, Any]
 """A dotted name, the old value and the new value."""
 
 
-def compare(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
+def compare_runs(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
     """Return the differences in config, data, environment (code and versions) and results."""
     data: list[Change] = []
     old, new = first.data_fingerprint, second.data_fingerprint

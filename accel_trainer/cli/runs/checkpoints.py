@@ -1,27 +1,80 @@
-"""The checkpoints of a run that are complete, by their steps."""
+"""The checkpoints of a run, by their steps."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ...checkpoint.format import is_committed, list_checkpoints, step_of
+from ...checkpoint.format import (
+    CHECKPOINT_NAME,
+    LoadedCheckpoint,
+    decode_files,
+    is_committed,
+    list_checkpoints,
+    read_files,
+    read_manifest,
+    step_of,
+)
+from ...checkpoint.sharded import load_all
 from .run_reader import RunReader
 
 
-def complete_checkpoints(run: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, in the order of their positions.
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    """A checkpoint in the folder of a run, valid or not."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, path: Path) -> StoredCheckpoint | None:
+        """Return the checkpoint at `path`; None: it is not named like one."""
+        return cls(path) if CHECKPOINT_NAME.fullmatch(path.name) else None
+
+    @property
+    def name(self) -> str:
+        """Its name, which begins with its step."""
+        return self.path.name
+
+    @property
+    def step(self) -> int:
+        """The optimizer step after which it was saved."""
+        return step_of(self.path)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was written as a whole."""
+        return is_committed(self.path)
+
+    def read_manifest(self) -> dict[str, Any]:
+        """Return its header: the hashes of its files, and what decided the training.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        return read_manifest(self.path)[1]
+
+    def read(self) -> LoadedCheckpoint:
+        """Return it with all tensors, whose hashes are verified. Raises CheckpointError."""
+        loaded = decode_files(read_files(self.path), self.path)
+        return LoadedCheckpoint(loaded.name, loaded.manifest, load_all(loaded.pieces))
+
+
+def checkpoints_in(run: Path) -> list[StoredCheckpoint]:
+    """Return the checkpoints in the folder of a run, valid or not, in the order of their positions.
 
     A step that ends an epoch may have two: before and after the evaluation.
     """
-    return [path for path in list_checkpoints(run / "checkpoints") if is_committed(path)]
+    return [StoredCheckpoint(path) for path in list_checkpoints(run / "checkpoints")]
 
 
-def checkpoints_by_step(run: Path) -> dict[int, Path]:
-    """Return the complete checkpoints of a run by their steps, the newest of each."""
-    return {step_of(path): path for path in complete_checkpoints(run)}
+def complete_by_step(run: Path) -> Mapping[int, StoredCheckpoint]:
+    """Return the complete checkpoints in the folder of a run by their steps, the newest of each."""
+    return {each.step: each for each in checkpoints_in(run) if each.is_complete}
 
 
 def last_step(run: RunReader) -> int:
     """Return the last step that the run has recorded; 0: none."""
     steps = [int(row["optimizer_step"]) for row in run.rows]
-    return max([*steps, *checkpoints_by_step(run.folder)], default=0)
+    return max([*steps, *complete_by_step(run.folder)], default=0)

@@ -42,15 +42,24 @@ read: training a run again has the defaults, whoever the run is from."""
 _MIN_ALLOWED = 8  # processes, however few cores there are
 
 
-def recorded_start(run: RunReader, recipe: Path) -> Start:
-    """Return the start of a recipe with the settings, threads and processes of a run.
+def recorded_starts(runs: Sequence[RunReader], recipes: Sequence[Path | None]) -> list[Start]:
+    """Return how each of `runs` is started again: with its settings, threads and processes.
 
-    It starts in the current folder; a note says so if the run was started in another.
+    Its recipe is the one in `recipes`, or else (None) the recorded one, if this user has started
+    the run with it on this machine. A run starts in the current folder; a note says so if it was
+    started in another.
 
     Raises:
-        OutputError: they are not recorded, are not what a run records, or ask for more processes
-            than this machine can have.
+        UnknownRecipeError: the user has not, as far as is known: the run may be a stranger's.
+        ConfigError: a file in `recipes` does not exist.
+        OutputError: what started a run is not recorded, is not what a run records, is gone, or asks
+            for more processes than this machine can have.
     """
+    found = recorded_recipes(runs, recipes)
+    return [_start_of(run, recipe) for run, recipe in zip(runs, found, strict=True)]
+
+
+def _start_of(run: RunReader, recipe: Path) -> Start:
     flags = recorded_flags(run)
     try:
         hardware = run.environment["hardware"]
@@ -110,11 +119,6 @@ def recorded_recipes(runs: Sequence[RunReader], chosen: Sequence[Path | None]) -
     for note in notes:
         tell(note, file=sys.stderr)
     return named
-
-
-def tell_recipe(recipe: Path) -> None:
-    """Print the path of a recipe that is about to start, on stderr."""
-    tell(f"note: running {recipe}", file=sys.stderr)
 
 
 def _named(run: RunReader, chosen: Path | None) -> Path:

@@ -17,9 +17,9 @@ from ...core.errors import CheckpointError, ExitCode
 from ..common.output import say, tell
 from ..common.parser import CommandParser
 from ..common.processes import forward_signals, start_recipe
-from .changes import compare
+from .changes import compare_runs
 from .difference import Difference
-from .recorded_start import recorded_recipes, recorded_start, tell_recipe
+from .recorded_start import recorded_starts
 from .rows import Rows, at_both, by_place, read_rows
 from .run_reader import RunReader, read_run
 
@@ -45,11 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = read_run(options.run)
     folder = (options.output_dir or _free_folder(options.run)).resolve()
     final = _final_weights(run)  # before any work: this fails if the run has no checkpoint
-    (recipe,) = recorded_recipes([run], [options.recipe])
-    start = recorded_start(run, recipe)
+    (start,) = recorded_starts([run], [options.recipe])
     start = replace(start, flags=[*start.flags, *_flags(run, folder)])
-    say(f"training {run.name} again in {folder}, with {recipe}")
-    tell_recipe(recipe)
+    say(f"training {run.name} again in {folder}, with {start.recipe}")
+    tell(f"note: running {start.recipe}", file=sys.stderr)
     with forward_signals(), start_recipe(start) as process:
         _warn_as_it_starts(run, folder, process)
         code = process.wait()
@@ -109,7 +108,7 @@ def _warn_as_it_starts(run: RunReader, folder: Path, process: subprocess.Popen[b
 
 
 def _warn(run: RunReader, again: RunReader, group: str) -> None:
-    for name, old, new in compare(run, again)[group]:
+    for name, old, new in compare_runs(run, again)[group]:
         tell(f"warning: differs from the run: {name} {old} -> {new}", file=sys.stderr)
 
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ...core.config import flatten_config
 from ...core.errors import CheckpointError, OutputError, UserError
 from ...core.filesystem import read_lines
 from ...core.history import is_number
@@ -72,6 +73,11 @@ class RunReader:
     def dataset(self) -> str:
         """The dataset's name, or its folder's name; empty if the recipe has no such setting."""
         return str(self.config.get("dataset") or "").rstrip("/").rpartition("/")[2]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The values of the config by dotted name."""
+        return dict(flatten_config(self.config))
 
     @cached_property
     def state(self) -> str:

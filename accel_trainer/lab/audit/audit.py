@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ...cli.common.unknown_recipe import UnknownRecipeError
-from ...cli.runs.run_reader import RunReader
-from ...core.errors import OneLineError
-from ...core.filesystem import make_directory, sha256_of
-from ...core.run_dir import prepare_directory
+from accel_trainer import OneLineError
+from accel_trainer.commands import RunReader, UnknownRecipeError, filesystem, prepare_directory
+
 from ..replay.replay import Replay, environment_changes
 from .evidence import Evidence
 from .records import check_records
@@ -58,7 +56,7 @@ def audit(
         f"training {num_steps} steps again, {len(chosen)} of {len(stretches)} stretches, "
         f"with {replay.recipe}"
     )
-    make_directory(folder)
+    filesystem.make_directory(folder)
     for stretch in chosen:
         place = prepare_directory(folder / f"steps-{stretch.after}-{stretch.until}")
         verdicts.append(check_stretch(evidence, replay, stretch, place, doubts=doubts))
@@ -70,7 +68,7 @@ def _find_doubts(run: RunReader, recipe: Path) -> list[str]:
     doubts = environment_changes(run)
     code = run.environment.get("code")
     recorded = code.get("sha256") if isinstance(code, dict) else None
-    if recorded != sha256_of(recipe):
+    if recorded != filesystem.sha256_of(recipe):
         doubts.append(f"{recipe.name} is not the one that the run recorded")
     if operations := run.result.get("nondeterministic_operations"):
         doubts.append(f"without deterministic kernels: {', '.join(map(str, operations))}")

@@ -6,10 +6,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...cli.common.output import format_table, say_unless, tell
-from ...cli.common.parser import CommandParser, at_least
-from ...cli.common.scratch import scratch_folder
-from ...cli.runs.run_reader import read_run, reading
+from accel_trainer.commands import (
+    CommandParser,
+    at_least,
+    format_table,
+    read_run,
+    reading,
+    say_unless,
+    scratch_folder,
+    tell,
+)
 
 _EXAMPLE = "example: accel-trainer audit runs/first --segments 1"
 _DIFFERENT = 1

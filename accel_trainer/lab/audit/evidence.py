@@ -9,20 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.format import (
+from accel_trainer import CheckpointError, read_history
+from accel_trainer.commands import (
     LoadedCheckpoint,
-    decode_files,
-    list_checkpoints,
-    read_files,
-    step_of,
+    Row,
+    RunReader,
+    StoredCheckpoint,
+    checkpoints_in,
+    read_json_object,
 )
-from ...checkpoint.sharded import load_all
-from ...cli.runs.run_reader import RunReader
-from ...core.errors import CheckpointError
-from ...core.history import read_history
-from ...core.json_files import read_json_object
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -37,26 +32,26 @@ class Evidence:
         folder = self.run.folder
         return [*read_history(folder)] if (folder / "metrics.jsonl").exists() else []
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the checkpoints, in the order of their positions."""
-        return [path.name for path in list_checkpoints(self._directory)]
+    @cached_property
+    def checkpoints(self) -> dict[str, StoredCheckpoint]:
+        """All checkpoints by their names, in the order of their positions."""
+        return {each.name: each for each in checkpoints_in(self.run.folder)}
 
-    @property
-    def _directory(self) -> Path:
-        return self.run.folder / "checkpoints"
+    def load(self, name: str) -> LoadedCheckpoint:
+        """Return a checkpoint whose tensors have the hashes of its manifest.
 
-    def checkpoint(self, name: str) -> LoadedCheckpoint:
-        """Return a checkpoint with the manifest's hashes. Raises CheckpointError."""
-        return load_verified(self._directory / name)
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        return self.checkpoints[name].read()
 
     @cached_property
     def manifests(self) -> dict[str, Mapping[str, Any]]:
         """The manifests of the checkpoints that are not damaged, by name."""
         found = {}
-        for name in self.names:
+        for name in self.checkpoints:
             try:
-                found[name] = self.checkpoint(name).manifest
+                found[name] = self.load(name).manifest
             except CheckpointError:
                 continue  # the check of the checkpoints says so
         return found
@@ -75,7 +70,7 @@ class Evidence:
     @cached_property
     def best(self) -> Mapping[str, Any] | None:
         """What `checkpoints/best.json` says, None without one. Raises OSError or ValueError."""
-        path = self._directory / "best.json"
+        path = self.run.folder / "checkpoints" / "best.json"
         return read_json_object(path) if path.exists() else None
 
     def evaluation_until(self, step: int) -> Row:
@@ -86,15 +81,9 @@ class Evidence:
         return found[-1] if found else {}
 
 
-def load_verified(path: Path) -> LoadedCheckpoint:
-    """Return a checkpoint whose tensors are read and have their hashes. Raises CheckpointError."""
-    loaded = decode_files(read_files(path), path)
-    return LoadedCheckpoint(loaded.name, loaded.manifest, load_all(loaded.pieces))
-
-
 def step_named(name: str) -> int:
     """Return the step in the name of a checkpoint."""
-    return step_of(Path(name))
+    return StoredCheckpoint(Path(name)).step
 
 
 def as_in_rows(value: Any) -> Any:

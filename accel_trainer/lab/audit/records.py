@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
-from ...checkpoint.format import CHECKPOINT_NAME
-from ...core.config import flatten_config
-from ...core.filesystem import read_lines
-from ...core.history import is_number
-from ...core.train_state import TrainState
-from ...training.config import TrainerConfig
+from accel_trainer import TrainerConfig, TrainState
+from accel_trainer.commands import StoredCheckpoint, filesystem
+
 from .evidence import Evidence, as_in_rows, step_named
 from .verdict import Verdict, judge
 
@@ -36,7 +34,7 @@ def _check_config(evidence: Evidence) -> Verdict:
     if not isinstance(settings, Mapping):
         fact = f"{evidence.newest} is of an older version, and has no settings"
         return Verdict("config.yaml", "not checked", fact)
-    config = dict(flatten_config(evidence.run.config))
+    config = evidence.run.settings
     changed = [
         f"{name} is {config[name]}, and {evidence.newest} was trained with {value}"
         for name, value in settings.items()
@@ -101,11 +99,11 @@ def _check_ends_of_rows(evidence: Evidence) -> Verdict:
     """Compare the length of the rows at each checkpoint with what it says."""
     what = "rows at checkpoints"
     path = evidence.run.folder / "metrics.jsonl"
-    lines = read_lines(path) if path.exists() else ()
+    lines = filesystem.read_lines(path) if path.exists() else ()
     ends = {size: number for number, size in enumerate(accumulate(map(len, lines), initial=0))}
     compared = 0
     for name in evidence.manifests:
-        state = evidence.checkpoint(name).pieces["trainer"]["callbacks"].get("MetricLogger")
+        state = evidence.load(name).pieces["trainer"]["callbacks"].get("MetricLogger")
         if state is None:
             continue
         compared += 1
@@ -127,7 +125,7 @@ def _check_evaluations(evidence: Evidence) -> Verdict:
     what = "evaluations"
     compared = 0
     for name in evidence.manifests:
-        stored = evidence.checkpoint(name).pieces["trainer"]
+        stored = evidence.load(name).pieces["trainer"]
         row = evidence.evaluation_until(stored["evaluated_step"] or 0)
         if difference := _differing(stored["metrics"], row, "its row"):
             return Verdict(what, "DIFFERS", f"{name}: {difference}")
@@ -172,12 +170,12 @@ def _find_better(evidence: Evidence, best: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the record of the best evaluation."""
     name, metric = str(best.get("name")), str(best.get("metric"))
     value = best.get("value")
-    if not CHECKPOINT_NAME.fullmatch(name):
+    if StoredCheckpoint.of(Path(name)) is None:
         return f"it names {name[:40]!r}, which is no checkpoint"
     values = {
         row["optimizer_step"]: row[metric]
         for row in evidence.rows
-        if row["event"] == "eval" and is_number(row.get(metric))
+        if row["event"] == "eval" and _is_number(row.get(metric))
     }
     step = step_named(name)
     if values.get(step) != value:
@@ -192,7 +190,7 @@ def _find_better(evidence: Evidence, best: Mapping[str, Any]) -> str | None:
 def _differing(metrics: Mapping[str, Any], row: Mapping[str, Any], where: str) -> str | None:
     """Return the first number that is not the one in a row."""
     for name, value in metrics.items():
-        if is_number(value) and as_in_rows(value) != row.get(name):
+        if _is_number(value) and as_in_rows(value) != row.get(name):
             return f"{name} is {value}, and in {where} {row.get(name)}"
     return None
 
@@ -202,3 +200,7 @@ def has_changed(evidence: Evidence) -> bool:
     allowed = (evidence.run.config.get("run") or {}).get("allow_change")
     settings = [manifest.get("settings") for manifest in evidence.manifests.values()]
     return bool(allowed) or any(each != settings[0] for each in settings)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -6,15 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.format import CHECKPOINT_NAME, is_committed, list_checkpoints, step_of
-from ...cli.runs.difference import Difference
-from ...cli.runs.rows import SINCE_LAST_ROW, by_place, read_rows
-from ...core.errors import ExitCode
-from ...core.rng import epoch_permutation
-from ...training.rehearsal import first_difference
+from accel_trainer import ExitCode
+from accel_trainer.commands import (
+    Difference,
+    LoadedCheckpoint,
+    StoredCheckpoint,
+    by_place,
+    checkpoints_in,
+    epoch_permutation,
+    first_difference,
+    read_rows,
+)
+
 from ..replay.replay import Replay, ReplayError
 from ..replay.stretches import Stretch
-from .evidence import Evidence, load_verified, step_named
+from ..rows import SINCE_LAST_ROW
+from .evidence import Evidence, step_named
 from .verdict import Verdict, judge
 
 # What decides the bits of a stretch. Of the rest, a resume may change what it likes.
@@ -63,9 +70,9 @@ def _first_step(evidence: Evidence) -> int | None:
     init_from = settings.get("init_from")
     if origin in ("auto", "never"):
         return 0 if init_from is None or Path(str(init_from)).expanduser().exists() else None
-    path = Path(str(origin)).expanduser()
+    found = StoredCheckpoint.of(Path(str(origin)).expanduser())
     # The run that it came from may have removed this checkpoint since.
-    return step_of(path) if CHECKPOINT_NAME.fullmatch(path.name) and is_committed(path) else None
+    return found.step if found is not None and found.is_complete else None
 
 
 def choose(
@@ -94,16 +101,16 @@ def check_stretch(
         )
     except ReplayError as error:
         # A run that still trains may have removed the checkpoint.
-        is_there = start is None or is_committed(start)
+        is_there = start is None or start.is_complete
         is_proof = error.exit_code in _DOES_NOT_FIT and is_there and not doubts
         return Verdict(what, "DIFFERS" if is_proof else "not checked", error.message)
     differences = [_compare_rows(evidence.run.folder, folder, stretch)]
     compared = "their rows"
     at_end = [name for name in evidence.manifests if step_named(name) == stretch.until]
     if at_end:  # otherwise, it is cut short
-        path = evidence.run.folder / "checkpoints" / at_end[-1]
-        differences.append(_compare_checkpoints(path, folder))
-        compared = f"their rows and all tensors of {path.name}"
+        name = at_end[-1]
+        differences.append(_compare_checkpoints(evidence.load(name), folder))
+        compared = f"their rows and all tensors of {name}"
     difference = "; ".join(filter(None, differences)) or None
     if difference is not None and doubts:
         fact = f"only approximate here ({', '.join(doubts)}): {difference}"
@@ -135,15 +142,15 @@ def _compare_rows(run: Path, folder: Path, stretch: Stretch) -> str | None:
     return fact + ", of samples with the same numbers" * is_same
 
 
-def _compare_checkpoints(path: Path, folder: Path) -> str | None:
+def _compare_checkpoints(one: LoadedCheckpoint, folder: Path) -> str | None:
     """Return the first tensor or value of a checkpoint that differs from the one trained again."""
-    found = {each.name: each for each in list_checkpoints(folder / "checkpoints")}
-    if path.name not in found:
-        return f"training again gives no {path.name}"
-    one, other = (load_verified(each) for each in (path, found[path.name]))
+    found = {each.name: each for each in checkpoints_in(folder)}
+    if one.name not in found:
+        return f"training again gives no {one.name}"
+    other = found[one.name].read()
     for name in ("data_fingerprint", "order", "settings", "task_fingerprint"):
         if one.manifest.get(name) != other.manifest.get(name):
-            return f"{path.name}: {name} is {one.manifest.get(name)}, not {other.manifest[name]}"
+            return f"{one.name}: {name} is {one.manifest.get(name)}, not {other.manifest[name]}"
     for piece in dict.fromkeys([*one.pieces, *other.pieces]):
         states = [{**each.pieces.get(piece, {})} for each in (one, other)]
         if piece == "trainer":
@@ -151,5 +158,5 @@ def _compare_checkpoints(path: Path, folder: Path) -> str | None:
                 state.pop("callbacks", None)  # the length of the rows, which have times
         difference = first_difference(*states)
         if difference is not None:
-            return f"{path.name}: {piece}: {difference}"
+            return f"{one.name}: {piece}: {difference}"
     return None

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from ...checkpoint.serialization import unpack_tensors
-from ...core import filesystem
-from ...core.digest import digest_of
-from ...core.errors import CheckpointError
-from ...core.json_files import read_json_object
-from ...distributed.machine import free_memory_bytes
-from ...training.rehearsal import first_difference
+from safetensors.torch import load_file
+
+from accel_trainer import CheckpointError
+from accel_trainer.commands import digest_of, filesystem, first_difference, read_json_object
+
 from .evidence import Evidence, step_named
 from .verdict import Verdict, judge
 
@@ -31,14 +28,14 @@ def check_weights(evidence: Evidence) -> Iterator[Verdict]:
 def _check_files(evidence: Evidence) -> Verdict:
     """Compare the files of each checkpoint with the hashes in its manifest."""
     what = "checkpoints"
-    for name in evidence.names:
+    for name in evidence.checkpoints:
         try:
-            evidence.checkpoint(name)
+            evidence.load(name)
         except CheckpointError as error:
             return Verdict(what, "DIFFERS", error.message)
-    if not evidence.names:
+    if not evidence.checkpoints:
         return Verdict(what, "not checked", "there is none")
-    return Verdict(what, "equal", f"the files of {len(evidence.names)} with their hashes")
+    return Verdict(what, "equal", f"the files of {len(evidence.checkpoints)} with their hashes")
 
 
 def _check_digests(evidence: Evidence) -> Verdict:
@@ -53,7 +50,7 @@ def _check_digests(evidence: Evidence) -> Verdict:
             for part, digest in row.items()
             if part.startswith("digest/")
         }
-        pieces = evidence.checkpoint(name).pieces if expected else {}
+        pieces = evidence.load(name).pieces if expected else {}
         for piece, (part, digest) in expected.items():
             if piece in pieces and (found := digest_of(pieces[piece])) != digest:
                 fact = f"{piece} of {name} has the digest {found}, and its row has {digest}"
@@ -89,14 +86,9 @@ def _check_export(evidence: Evidence) -> Verdict:
     ]
     if not sources:
         return Verdict(what, "not checked", f"there is no {found['name'] or found['step']}")
-    pieces = evidence.checkpoint(sources[-1]).pieces
-    stored = _read_tensors(path)
+    pieces = evidence.load(sources[-1]).pieces
+    stored = load_file(path)
     tensor = first_difference(pieces[found["weights"]], stored)
     fact = f"{tensor} is not that of {found['weights']} in {sources[-1]}"
     compared = f"{len(stored)} tensors of {found['weights']} in {sources[-1]}"
     return judge(what, None if tensor is None else fact, compared=compared)
-
-
-def _read_tensors(path: Path) -> dict[str, object]:
-    """Return the tensors of a file. Raises OSError or ValueError."""
-    return {**unpack_tensors(filesystem.read_file(path, max_bytes=free_memory_bytes()))}

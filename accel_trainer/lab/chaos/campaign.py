@@ -8,9 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.format import list_checkpoints, step_of
-from ...cli.runs.run_reader import read_run
-from ...core import filesystem
+from accel_trainer.commands import checkpoints_in, filesystem, read_run
+
 from .explain import Departure, explain, files_below, own_numbers_that_vary, touched_files
 from .faults import Plan, shorter, simpler
 from .runs import Ending, Starts, run_all, survive
@@ -60,7 +59,7 @@ class Undisturbed:
     @property
     def num_steps(self) -> int:
         """The steps of the reference."""
-        return step_of(list_checkpoints(self.reference.run / "checkpoints")[-1])
+        return checkpoints_in(self.reference.run)[-1].step
 
     @property
     def left_out(self) -> set[str]:

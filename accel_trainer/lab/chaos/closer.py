@@ -10,9 +10,9 @@ from contextlib import redirect_stderr, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ...cli.recipe.forks import new_process_context
-from ...cli.runs.run_reader import read_run
-from ...core.errors import OneLineError
+from accel_trainer import OneLineError
+from accel_trainer.commands import new_process_context, read_run
+
 from ..replay.replay import STOP, Replay
 from ..why.why import why
 from .campaign import Recipe, Verdict

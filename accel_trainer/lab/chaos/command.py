@@ -23,14 +23,18 @@ from typing import Any
 
 import torch
 
-from ...checkpoint.format import list_checkpoints
-from ...cli.common.output import format_duration, tell
-from ...cli.common.parser import CommandParser
-from ...cli.common.processes import stops_noted
-from ...cli.common.scratch import scratch_folder
-from ...core.errors import ConfigError, ExitCode, OutputError
-from ...distributed.accelerator import uses_cpu
-from ...distributed.machine import available_cpus
+from accel_trainer import ConfigError, ExitCode, OutputError
+from accel_trainer.commands import (
+    CommandParser,
+    available_cpus,
+    checkpoints_in,
+    format_duration,
+    scratch_folder,
+    stops_noted,
+    tell,
+    uses_cpu,
+)
+
 from .campaign import Recipe, Undisturbed, Verdict, judge, run_undisturbed, shrink, try_plans
 from .closer import look_closer
 from .faults import Plan, draw_plans, parse_plan, show_plan
@@ -173,7 +177,7 @@ def _own_failure(recipe: Recipe, reference: Ending) -> int:
     (code,) = reference.codes
     if code is None:
         raise ConfigError("CHAOS", f"{recipe.path} did not end: give fewer --steps")
-    if code == 0 and not list_checkpoints(reference.run / "checkpoints"):
+    if code == 0 and not checkpoints_in(reference.run):
         fact = f"{recipe.path} does not train when it is run as a file"
         raise ConfigError("RECIPE", f"{fact}: call accel_trainer.main(train, Config) in it")
     return code if code >= 0 else 128 - code

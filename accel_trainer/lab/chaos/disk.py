@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...core import filesystem
+from accel_trainer.commands import filesystem
+
 from .faults import Fault
 
 _NEEDS_ROOM = ("make_directory", "create", "write")

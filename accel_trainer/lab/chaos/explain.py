@@ -7,14 +7,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cli.recipe.same_run import ROWS, cause_of, difference_of_runs, lost_state
-from ...cli.runs.difference import Difference
-from ...cli.runs.rows import by_place, read_rows
-from ...cli.runs.run_reader import read_run
-from ...core.errors import listed
-from ...core.json_files import read_json_object
+from accel_trainer.commands import (
+    Difference,
+    by_place,
+    cause_of,
+    difference_of_runs,
+    lost_state,
+    read_json_object,
+    read_rows,
+    read_run,
+    shortened,
+)
+
 from .runs import Ending
 
+_ROWS = "metrics.jsonl"
 _MAX_FILES = 10_000
 _SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 _ENGINE_ROWS = ("train/", "eval", "test/", "optim/")
@@ -61,8 +68,8 @@ def explain(
     elif not lost and ending.plan[-1].kind in _CAUSES:
         cause = _CAUSES[ending.plan[-1].kind]
     else:
-        is_measured = where.startswith((ROWS, "trainer.")) and "eval" in (first or "")
-        cause = cause_of(ROWS if is_measured else where, lost)
+        is_measured = where.startswith((_ROWS, "trainer.")) and "eval" in (first or "")
+        cause = cause_of(_ROWS if is_measured else where, lost)
     return Departure(where, first, step, cause)
 
 
@@ -95,7 +102,7 @@ def _why_not_repeated(one: Path, other: Path, lost: list[str], touched: Collecti
     if operations := read_json_object(one / "result.json").get("nondeterministic_operations"):
         return f"{fact}: torch has no deterministic kernel for {', '.join(operations)}"
     if lost:
-        return f"{fact}, and {listed(lost)} is another: the usual causes are {clock}"
+        return f"{fact}, and {shortened(sorted(lost))} is another: the usual causes are {clock}"
     return (
         f"{fact}: the usual causes are a model made before start_run, which seeds the generators, "
         f"{clock}"
@@ -103,7 +110,7 @@ def _why_not_repeated(one: Path, other: Path, lost: list[str], touched: Collecti
 
 
 def _changed(touched: Collection[str]) -> str:
-    return f"a run changes {listed(touched)} in the current folder"
+    return f"a run changes {shortened(sorted(touched))} in the current folder"
 
 
 def own_numbers_that_vary(reference: Ending, again: Ending) -> set[str]:

@@ -6,9 +6,8 @@ import os
 import signal
 import threading
 
-from accel_trainer.core import filesystem
-from accel_trainer.core.callback import Callback, TrainerView
-from accel_trainer.core.types import StepReport
+from accel_trainer import Callback, StepReport, TrainerView
+from accel_trainer.commands import filesystem
 from accel_trainer.lab.chaos.disk import FaultyDisk
 
 FAULT_BRINGER = __file__

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...core.errors import ConfigError
+from accel_trainer import ConfigError
 
 SAVE_EVERY = 3
 """Steps from one checkpoint to the next, as in a dry run."""

@@ -15,11 +15,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ...checkpoint.format import list_checkpoints
-from ...cli.common.processes import command_of, environment_of
-from ...cli.recipe.forks import new_process_context
-from ...core.errors import ExitCode
-from ...distributed.accelerator import uses_cpu
+from accel_trainer import ExitCode
+from accel_trainer.commands import (
+    checkpoints_in,
+    command_of,
+    environment_of,
+    new_process_context,
+    uses_cpu,
+)
+
 from .faults import Fault, Plan
 from .start import Attempt, begin
 
@@ -126,10 +130,10 @@ def _after(fault: Fault, first: Attempt) -> Attempt:
 
 def damage_newest(run: Path, draw: random.Random) -> None:
     """Flip a byte of the newest checkpoint of a run, if there is an older one."""
-    checkpoints = list_checkpoints(run / "checkpoints")
+    checkpoints = checkpoints_in(run)
     if len(checkpoints) < 2:
         return
-    files = sorted(path for path in checkpoints[-1].rglob("*") if path.is_file())
+    files = sorted(path for path in checkpoints[-1].path.rglob("*") if path.is_file())
     path = draw.choice([path for path in files if path.stat().st_size])
     with path.open("r+b") as file:
         file.seek(draw.randrange(path.stat().st_size))

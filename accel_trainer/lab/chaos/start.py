@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...cli.recipe.start import Start
-from ...cli.recipe.unsaved import UNSAVED
+from accel_trainer.commands import UNSAVED, Start
+
 from .disk import FAULTY_DISK
 from .fault_bringer import FAULT_BRINGER
 from .faults import SAVE_EVERY, Fault

@@ -9,12 +9,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...cli.common.output import format_number, say_unless, show, tell
-from ...cli.common.parser import CommandParser
-from ...cli.runs.changes import RESULTS, Change, compare
-from ...cli.runs.run_reader import RunReader, read_run, reading
-from ...core.history import is_number
+from accel_trainer.commands import (
+    Change,
+    CommandParser,
+    RunReader,
+    compare_runs,
+    format_number,
+    read_run,
+    reading,
+    say_unless,
+    show,
+    tell,
+)
 
+_WITH_ONE_DECIMAL = ("samples_per_s", "wall_s")
 _EXAMPLE = "example: accel-trainer diff runs/first runs/second"
 
 
@@ -42,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.effect:
         return _show_effect(first, second, options)
     with reading(options.run, options.other):
-        groups = compare(first, second)
+        groups = compare_runs(first, second)
     if options.json:
         tell(json.dumps(groups))
     else:
@@ -86,8 +94,8 @@ def _show_effect(first: RunReader, second: RunReader, options: Namespace) -> int
 
 
 def _show(name: str, value: Any) -> str:
-    if is_number(value) and "/" in name:
+    if type(value) in (int, float) and "/" in name:
         return format_number(name, value)
-    if isinstance(value, float) and name in RESULTS:
+    if isinstance(value, float) and name in _WITH_ONE_DECIMAL:
         return f"{value:,.1f}"
     return str(value)

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cli.common.output import Say
-from ...cli.runs.changes import compare
-from ...cli.runs.checkpoints import checkpoints_by_step, last_step
-from ...cli.runs.difference import Difference
-from ...cli.runs.rows import by_place, read_rows
-from ...cli.runs.run_reader import RunReader
-from ...core.config import flatten_config
-from ...core.errors import ConfigError, OutputError
+from accel_trainer import ConfigError, OutputError
+from accel_trainer.commands import (
+    Difference,
+    RunReader,
+    Say,
+    by_place,
+    compare_runs,
+    complete_by_step,
+    last_step,
+    read_rows,
+)
+
 from ..replay.replay import Replay, environment_changes
 from ..why.records import differences
 from .search import find_changes
@@ -80,7 +84,7 @@ def find_effects(
     Raises:
         ConfigError, OutputError: the first run cannot be trained again, or does not repeat itself.
     """
-    settings = [name for name, _, _ in compare(first, second)["config"]]
+    settings = [name for name, _, _ in compare_runs(first, second)["config"]]
     found = differences(first, second)
     decisive = [name for name, _, _ in (*found.decisive, *found.order_of_sums)]
     tried = [name for name in settings if name in decisive or name in _ALSO_TRIED]
@@ -94,9 +98,7 @@ def find_effects(
     repeats_second = None
     if tried:
         replay = Replay.of(first, recipe)
-        trials = Trials(
-            replay, dict(flatten_config(second.config)), after=0, until=limit, num_jobs=num_jobs
-        )
+        trials = Trials(replay, second.settings, after=0, until=limit, num_jobs=num_jobs)
         _announce(trials, tried, say)
         _check_repeats(first, trials)
         (whole,) = trials([frozenset(tried)])
@@ -213,5 +215,5 @@ def _trials_of_end(run: RunReader, trials: Trials) -> Trials | None:
     None: the run ends before, or keeps no checkpoint from which they could be trained.
     """
     end = last_step(run)
-    steps = [step for step in checkpoints_by_step(run.folder) if end - trials.until <= step < end]
+    steps = [step for step in complete_by_step(run.folder) if end - trials.until <= step < end]
     return trials.elsewhere(after=min(steps), until=end) if end > trials.until and steps else None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from accel_trainer.core.callback import Callback, TrainerView
-from accel_trainer.core.filesystem import write_file_atomic
-from accel_trainer.core.yaml_files import read_yaml
+from accel_trainer import Callback, TrainerView
+from accel_trainer.commands import filesystem, read_run
 
 
 class Rates(Callback):
@@ -16,7 +15,7 @@ class Rates(Callback):
         """Write the file on the main process."""
         if trainer.accelerator.is_main_process:
             folder = trainer.log.folder
-            num_epochs = read_yaml(folder / "config.yaml")["trainer"]["num_epochs"]
+            num_epochs = read_run(folder).config["trainer"]["num_epochs"]
             num_steps = num_epochs * trainer.loader.plan.steps_per_epoch
             rates = [trainer.learning_rate_at(step) for step in range(num_steps)]
-            write_file_atomic(folder / "rates.json", json.dumps(rates).encode())
+            filesystem.write_file_atomic(folder / "rates.json", json.dumps(rates).encode())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...cli.runs.run_reader import RunReader
-from ...core.config import flatten_config
+from accel_trainer.commands import RunReader
+
 from .effect import Effect, Effects
 
 _MAX_VALUE = 30
@@ -13,7 +13,7 @@ _MAX_VALUE = 30
 
 def lines_of(found: Effects, first: RunReader, second: RunReader) -> Iterator[str]:
     """Yield the lines of an answer about two runs."""
-    values = [dict(flatten_config(run.config)) for run in (first, second)]
+    values = [run.settings for run in (first, second)]
 
     def table(effects: Sequence[Effect]) -> Iterator[str]:
         rows = [

@@ -12,14 +12,21 @@ from typing import Any
 
 import yaml
 
-from ...cli.common.processes import train_at_once
-from ...cli.common.scratch import scratch_folder
-from ...cli.runs.difference import Difference
-from ...cli.runs.recorded_start import flags_with
-from ...cli.runs.rows import Rows, at_both, by_place, read_digests, read_rows
-from ...core.errors import OutputError
-from ...core.filesystem import read_chunks, write_file_atomic
+from accel_trainer import OutputError
+from accel_trainer.commands import (
+    Difference,
+    Rows,
+    at_both,
+    by_place,
+    filesystem,
+    flags_with,
+    read_rows,
+    scratch_folder,
+    train_at_once,
+)
+
 from ..replay.replay import STEP_DIGESTS, STOP, Replay
+from ..rows import read_digests
 from . import rates
 
 
@@ -82,9 +89,8 @@ class Trials:
         num_jobs: int,
     ) -> None:
         self.until = until
-        checkpoint = replay.checkpoint_at(after)
-        self.begin = replay.start_of(checkpoint)
-        self.is_resumed = checkpoint is not None
+        self.begin = replay.begin_after(after)
+        self.is_resumed = replay.checkpoint_at(after) is not None
         self.known: dict[frozenset[str], Trial] = {}
         self.replay = replay
         self._after = after
@@ -140,7 +146,7 @@ class Trials:
         """Return the replay with `config`, in which `names` have changed, written to `path`."""
         hardware = self.replay.run.environment["hardware"]
         threads = (config.get("runtime") or {}).get("num_threads") or hardware["num_threads"]
-        write_file_atomic(path, yaml.safe_dump(config, sort_keys=False).encode())
+        filesystem.write_file_atomic(path, yaml.safe_dump(config, sort_keys=False).encode())
         flags = flags_with(path, num_threads=threads)
         if self.is_resumed and names:
             flags += ["--allow-change", *sorted(names)]
@@ -175,5 +181,5 @@ def _steps_in(folder: Path) -> Rows:
 
 def _rates_in(folder: Path) -> Rows:
     path = folder / "rates.json"
-    rates = json.loads(b"".join(read_chunks(path))) if path.is_file() else []
+    rates = json.loads(b"".join(filesystem.read_chunks(path))) if path.is_file() else []
     return {(step, "rate"): {"learning rate": rate} for step, rate in enumerate(rates, start=1)}

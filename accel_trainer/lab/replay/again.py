@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...checkpoint.format import list_checkpoints, step_of
-from ...cli.runs.rows import by_place, of_the_step
-from ...core.errors import OutputError
-from ...core.filesystem import sha256_of
-from ...distributed.machine import available_cpus
+from accel_trainer import OutputError
+from accel_trainer.commands import available_cpus, by_place, checkpoints_in, filesystem
+
+from ..rows import of_the_step
 from .proof import compare
 from .replay import STOP, Callbacks, Replay, environment_changes
 from .stretches import Logged, Stretch, latest_start
@@ -48,7 +47,7 @@ class Again:
             callbacks=own if stretch.is_end else {**own, **STOP},
             received=received,
         )
-        ended = max(map(step_of, list_checkpoints(folder / "checkpoints")), default=0)
+        ended = max((each.step for each in checkpoints_in(folder)), default=0)
         if ended != stretch.until:
             fact = f"training again ended after step {ended}, and not after {stretch.until}"
             raise OutputError("REPLAY", f"{fact}: a callback or a signal has stopped it")
@@ -72,7 +71,7 @@ class Again:
         """Return a hash of what decides the rows: the files that are run, settings, versions."""
         replay = self.replay
         files = [*self.callbacks, replay.recipe, replay.run.folder / "config.yaml"]
-        hashes = [sha256_of(file) for file in files]
+        hashes = [filesystem.sha256_of(file) for file in files]
         deciding = json.dumps([hashes, self.every, environment_changes(replay.run)])
         return hashlib.sha256(deciding.encode()).hexdigest()[:16]
 

@@ -9,15 +9,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.format import step_of
-from ...cli.common.output import say, tell
-from ...cli.common.parser import CommandParser
-from ...cli.runs.checkpoints import checkpoints_by_step, last_step
-from ...cli.runs.run_reader import RunReader, read_run
-from ...core import filesystem
-from ...core.errors import ConfigError, ExitCode, OutputError
-from ...core.run_dir import prepare_directory, writes_to
-from ...core.yaml_files import dump_yaml, read_yaml
+import yaml
+
+from accel_trainer import ConfigError, ExitCode, OutputError
+from accel_trainer.commands import (
+    CommandParser,
+    RunReader,
+    StoredCheckpoint,
+    complete_by_step,
+    filesystem,
+    last_step,
+    prepare_directory,
+    read_run,
+    say,
+    tell,
+    writes_to,
+)
+
 from .proof import Proof
 from .replay import Replay, note_changes
 
@@ -37,23 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = read_run(options.run)
     _check_step(run, options.step)
     _check_new(options.to)
-    kept = None if options.again else checkpoints_by_step(run.folder).get(options.step)
+    kept = None if options.again else complete_by_step(run.folder).get(options.step)
     if kept is not None:
         with _made(options.to) as folder:
             _copy(run, kept, folder)
-        facts: dict[str, Any] = {"from": str(kept), "copied": True}
+        facts: dict[str, Any] = {"from": str(kept.path), "copied": True}
         proof = None
     else:
         replay = Replay.of(run, options.recipe)
         _announce(replay, options.step, options.to, is_quiet=options.json)
         with _made(options.to) as folder:
             proof = replay.train(folder, until=options.step).proof()
-            _rename_in_config(folder / "config.yaml", options.to.resolve())
+            _rename_in_config(folder, options.to.resolve())
         facts = {"copied": False, **vars(proof)}
-    made = checkpoints_by_step(options.to).get(options.step)
+    made = complete_by_step(options.to).get(options.step)
     if made is None:
         raise OutputError("REPLAY", f"{options.to} has no checkpoint of step {options.step}")
-    report = {"optimizer_step": options.step, "checkpoint": str(made), **facts}
+    report = {"optimizer_step": options.step, "checkpoint": str(made.path), **facts}
     _tell(report, proof, as_json=options.json)
     return _DIFFERENT if proof is not None and proof.first_difference else ExitCode.DONE
 
@@ -103,12 +111,12 @@ def _made(folder: Path) -> Iterator[Path]:
             filesystem.publish(temporary, final)
 
 
-def _copy(run: RunReader, checkpoint: Path, folder: Path) -> None:
+def _copy(run: RunReader, checkpoint: StoredCheckpoint, folder: Path) -> None:
     """Copy a checkpoint, the rows until its step, and what the run recorded of its start."""
     lines = [  # byte for byte: the checkpoint has the length of the file
         line
         for line in filesystem.read_lines(run.folder / "metrics.jsonl")
-        if json.loads(line)["optimizer_step"] <= step_of(checkpoint)
+        if json.loads(line)["optimizer_step"] <= checkpoint.step
     ]
     with writes_to(folder):
         for name in _FILES:
@@ -118,8 +126,8 @@ def _copy(run: RunReader, checkpoint: Path, folder: Path) -> None:
         place = folder / "checkpoints" / checkpoint.name
         filesystem.make_directory(place.parent)
         filesystem.make_directory(place)
-        for path in sorted(checkpoint.rglob("*")):
-            copy = place / path.relative_to(checkpoint)
+        for path in sorted(checkpoint.path.rglob("*")):
+            copy = place / path.relative_to(checkpoint.path)
             if path.is_dir():  # of shards
                 filesystem.make_directory(copy)
             else:
@@ -133,17 +141,18 @@ def _copy_file(path: Path, copy: Path) -> None:
 def _announce(replay: Replay, step: int, folder: Path, *, is_quiet: bool) -> None:
     """Say what is trained, and what makes it only approximate."""
     run = replay.run
-    start = replay.start_of(replay.checkpoint_at(step - 1))
+    start = replay.begin_after(step - 1)
     if not is_quiet:
         say(f"training {step - start} steps of {run.name} again, from step {start}, in {folder}")
     note_changes(run)
 
 
-def _rename_in_config(path: Path, folder: Path) -> None:
-    """Set the output folder of a stored config to `folder`, the final one."""
-    config = read_yaml(path)
+def _rename_in_config(run: Path, folder: Path) -> None:
+    """Set the output folder in the config of a run to `folder`, the final one."""
+    config = read_run(run).config
     config["run"]["output_dir"] = str(folder)
-    filesystem.write_file_atomic(path, dump_yaml(config).encode())
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    filesystem.write_file_atomic(run / "config.yaml", text.encode())
 
 
 def _tell(report: Mapping[str, Any], proof: Proof | None, *, as_json: bool) -> None:

@@ -10,12 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...cli.common.output import Say, say_unless, tell
-from ...cli.common.own_files import refuse_other_file, write_own_file
-from ...cli.common.parser import CommandParser
-from ...cli.runs.rows import Row, read_rows
-from ...cli.runs.run_reader import read_run, reading
-from ...core.errors import shortened
+from accel_trainer.commands import (
+    CommandParser,
+    Row,
+    Say,
+    read_rows,
+    read_run,
+    reading,
+    refuse_other_file,
+    say_unless,
+    shortened,
+    tell,
+    write_own_file,
+)
+
 from .again import interval_of
 from .condition import parse_condition
 from .first_step import FirstStep, Numbers, find_first_step, numbers_by_step

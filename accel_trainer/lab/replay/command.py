@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...cli.common.output import say, tell
-from ...cli.common.parser import CommandParser
-from ...cli.runs.run_reader import read_run
-from ...core.errors import ExitCode
-from ...core.json_files import read_json_object
-from ...core.run_dir import prepare_directory
+from accel_trainer import ExitCode
+from accel_trainer.commands import (
+    CommandParser,
+    prepare_directory,
+    read_json_object,
+    read_run,
+    say,
+    tell,
+)
+
 from .replay import Replay
 
 _EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"

@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
-from ...cli.runs.rows import Row
-from ...core.errors import ConfigError, shortened
+from accel_trainer import ConfigError
+from accel_trainer.commands import Row, shortened
 
 Holds = Callable[[Row], bool | None]
 Value = Callable[[Row], float | None]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cli.common.output import Say
-from ...cli.runs.rows import Row
+from accel_trainer.commands import Row, Say
+
 from .again import Again
 from .condition import Condition
 from .proof import Proof
@@ -68,13 +68,13 @@ def find_first_step(
     row, values = next(iter(found.items()))
     training = [each for each in rows if each["event"] in ("train", "log")]
     steps = [each["optimizer_step"] for each in training if each["optimizer_step"] < row]
-    before = max(steps, default=replay.start_of(None))
+    before = max(steps, default=replay.begin)
     measured = {name for each in training if each["optimizer_step"] == row for name in each}
     if row - before == 1 or not condition.names & measured:
         return FirstStep(row, row, values, {}, Proof())
     mean = f"step {row}, the mean of the steps {before + 1} to {row}"
     say(f"the first row in which it holds is that of {mean}: {tell(values)}")
-    stretch = Stretch(replay.start_of(None) if from_start else before, row)
+    stretch = Stretch(replay.begin if from_start else before, row)
     say(f"training {num_steps(replay, stretch)} steps again, with a row for each")
     note_changes(replay.run)
     trained = Again(replay, callbacks, every=1).train(stretch, folder)

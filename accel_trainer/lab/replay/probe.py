@@ -7,13 +7,21 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ...cli.common.output import format_table, say_unless, show, tell
-from ...cli.common.parser import CommandParser
-from ...cli.runs.rows import Row
-from ...cli.runs.run_reader import RunReader, read_run, reading
-from ...core.errors import ConfigError
-from ...core.filesystem import write_file_atomic
-from ...core.run_dir import writes_to
+from accel_trainer import ConfigError
+from accel_trainer.commands import (
+    CommandParser,
+    Row,
+    RunReader,
+    filesystem,
+    format_table,
+    read_run,
+    reading,
+    say_unless,
+    show,
+    tell,
+    writes_to,
+)
+
 from .replay import Replay
 from .whole_run import add_job_options, folder_beside, train_again
 
@@ -58,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = found.folder / "probe.jsonl"
         rows = [_only(row, names) for row in found.rows if any(name in row for name in names)]
     with writes_to(found.folder):
-        write_file_atomic(path, b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+        filesystem.write_file_atomic(
+            path, b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+        )
     if options.json:
         facts = {"file": str(path), "num_rows": len(rows), "names": names}
         tell(json.dumps({**facts, "num_steps": found.num_steps, "proof": vars(found.proof)}))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...cli.runs.difference import Difference
-from ...cli.runs.rows import Rows, shared
+from accel_trainer.commands import Difference, Rows
+
+from ..rows import shared
 
 
 @dataclass(frozen=True)

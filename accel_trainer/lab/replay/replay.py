@@ -14,20 +14,25 @@ from typing import IO, Any
 
 import torch
 
-from ...checkpoint.format import step_of
-from ...cli.common.output import tell
-from ...cli.common.processes import train
-from ...cli.common.scratch import scratch_folder
-from ...cli.recipe.start import Start
-from ...cli.runs.checkpoints import complete_checkpoints
-from ...cli.runs.recorded_start import recorded_recipes, recorded_start, tell_recipe
-from ...cli.runs.rows import by_place, read_rows
-from ...cli.runs.run_reader import RunReader
-from ...core.errors import ExitCode, OutputError
-from ...core.run_dir import prepare_directory
-from ...run.extra_callbacks import VARIABLE
+from accel_trainer import ExitCode, OutputError
+from accel_trainer.commands import (
+    RunReader,
+    Start,
+    StoredCheckpoint,
+    by_place,
+    checkpoints_in,
+    prepare_directory,
+    read_rows,
+    recorded_starts,
+    scratch_folder,
+    tell,
+    train_recipe,
+)
+
 from . import step_digests, stop
 from .proof import Proof, compare
+
+_CALLBACKS = "ACCEL_TRAINER_CALLBACKS"
 
 Callbacks = Mapping[str, Mapping[str, Any]]
 """Files of callbacks with their arguments, as a `Start` has them."""
@@ -83,16 +88,16 @@ class Replay:
         """Return the replay of `run` with its recorded recipe, or the one that the user names.
 
         Raises:
-            ConfigError, OutputError: as `recorded_recipes` and `recorded_start`.
+            ConfigError, OutputError: as `recorded_starts`.
         """
         return cls.of_each([run], [recipe])[0]
 
     @classmethod
     def of_each(cls, runs: Sequence[RunReader], recipes: Sequence[Path | None]) -> list[Replay]:
         """Return the replays of several runs, each as `of` does."""
-        found = zip(runs, recorded_recipes(runs, recipes), strict=True)
         told: set[str] = set()
-        return [cls(run, recorded_start(run, recipe), told) for run, recipe in found]
+        starts = zip(runs, recorded_starts(runs, recipes), strict=True)
+        return [cls(run, start, told) for run, start in starts]
 
     def with_flags(self, flags: Sequence[str]) -> Replay:
         """Return the replay with `flags` after the recorded ones."""
@@ -119,23 +124,23 @@ class Replay:
         """
         if self.start.recipe not in self.told:
             self.told.add(self.start.recipe)
-            tell_recipe(self.recipe)
-        checkpoint = self.checkpoint_at(until - 1 if after is None else after)
+            tell(f"note: running {self.recipe}", file=sys.stderr)
+        after = until - 1 if after is None else after
         place = ["--output-dir", str(folder), "--max-steps", str(until)]
         start = replace(
             self.start,
-            flags=[*self.start.flags, *place, *self._origin(checkpoint), "--quiet"],
-            variables={**self.start.variables, VARIABLE: ""},  # not those of the user
+            flags=[*self.start.flags, *place, *self._origin(after), "--quiet"],
+            variables={**self.start.variables, _CALLBACKS: ""},  # not those of the user
             callbacks=callbacks,
         )
-        code = train(start, errors=errors, received=received)
+        code = train_recipe(start, errors=errors, received=received)
         if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
             fact = f"training {self.run.folder} again ended with exit code {code}"
             error = ReplayError("REPLAY", f"{fact}: see its error above")
             if code in [*ExitCode]:  # not by a signal, or by another program
                 error.exit_code = ExitCode(code)
             raise error
-        return Trained(self.run.folder, folder, self.start_of(checkpoint), until)
+        return Trained(self.run.folder, folder, self.begin_after(after), until)
 
     def train_silently(
         self,
@@ -165,22 +170,27 @@ class Replay:
                 tell(errors.read().decode(errors="replace").rstrip(), file=sys.stderr)
                 raise
 
-    def checkpoint_at(self, step: int) -> Path | None:
+    def checkpoint_at(self, step: int) -> StoredCheckpoint | None:
         """Return the newest complete checkpoint of the run at or before `step`; None: no such."""
-        found = [path for path in complete_checkpoints(self.run.folder) if step_of(path) <= step]
-        return found[-1].resolve() if found else None
+        before = (each for each in reversed(checkpoints_in(self.run.folder)) if each.step <= step)
+        return next((each for each in before if each.is_complete), None)
 
-    def start_of(self, checkpoint: Path | None) -> int:
-        """Return the step of `checkpoint`; None: the step at which the run itself began."""
-        if checkpoint is not None:
-            return step_of(checkpoint)
+    @property
+    def begin(self) -> int:
+        """The step at which the run itself began."""
         return int(self.run.attempts[0]["optimizer_step"]) if self.run.attempts else 0
 
-    def _origin(self, checkpoint: Path | None) -> list[str]:
-        """Return the flags that say what the replay starts from."""
-        if checkpoint is not None:
+    def begin_after(self, step: int) -> int:
+        """Return the step of the checkpoint at or before `step`, or the one where the run began."""
+        checkpoint = self.checkpoint_at(step)
+        return self.begin if checkpoint is None else checkpoint.step
+
+    def _origin(self, after: int) -> list[str]:
+        """Return the flags that say what a replay starts from that begins at or before a step."""
+        if (checkpoint := self.checkpoint_at(after)) is not None:
+            path = str(checkpoint.path.resolve())
             # It has the weights, also those that the run was initialised from.
-            return ["--resume", str(checkpoint), "--init-from", "None", "--init-skip", "None"]
+            return ["--resume", path, "--init-from", "None", "--init-skip", "None"]
         branched_from = str((self.run.config.get("run") or {}).get("resume", "auto"))
         return ["--resume", "never" if branched_from == "auto" else branched_from]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...core.filesystem import read_file
-from ...core.json_files import parse_json
+from accel_trainer.commands import filesystem
+
 from . import step_samples
 from .proof import Proof
 from .replay import STOP, Replay
@@ -38,7 +39,7 @@ def samples_of(
     samples = [
         sample
         for path in sorted(folder.glob("samples-*.json"))
-        for sample in parse_json(read_file(path, max_bytes=_MAX_BYTES))
+        for sample in json.loads(filesystem.read_file(path, max_bytes=_MAX_BYTES))
     ]
     return sorted(samples, key=_by_loss), trained.proof()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ...cli.common.page import write_html, write_table
+from accel_trainer.commands import write_html, write_table
+
 from .samples import Sample
 
 _MAX_PICTURES = 256

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from accel_trainer.callbacks.metrics_file import MetricsFile
-from accel_trainer.core.callback import Callback, TrainerView
-from accel_trainer.core.digest import samples_digest, sum_of_samples
-from accel_trainer.core.types import StepReport
+import hashlib
+import json
+
+from accel_trainer import Callback, StepReport, TrainerView
+from accel_trainer.commands import filesystem
 
 
 class StepDigests(Callback):
@@ -18,13 +19,13 @@ class StepDigests(Callback):
         """Open the file on the main process."""
         self._file = None
         if trainer.accelerator.is_main_process:
-            self._file = MetricsFile(trainer.log.folder / "steps.jsonl")
+            self._file = filesystem.AppendFile(trainer.log.folder / "steps.jsonl")
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Write the digests. **Collective** with shards. **Host sync.**"""
         digests = trainer.digests()
         if self._file is not None:
-            parts = [(report.optimizer_step, ids) for ids in report.sample_ids]
-            digests["samples"] = samples_digest(sum_of_samples(parts))
+            ids = sorted(each for ids in report.sample_ids for each in ids.tolist())
+            digests["samples"] = hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
             place = {"event": "step", "optimizer_step": report.optimizer_step}
-            self._file.append({**place, **digests})
+            self._file.append(json.dumps({**place, **digests}).encode() + b"\n")

@@ -13,11 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from accel_trainer.core.callback import Callback, TrainerView
-from accel_trainer.core.digest import flatten
-from accel_trainer.core.filesystem import create_file
-from accel_trainer.core.types import Batch, StepOutput, StepReport
-from accel_trainer.vision.png import to_png
+from accel_trainer import Batch, Callback, StepOutput, StepReport, TrainerView
+from accel_trainer.commands import filesystem, flatten
+from accel_trainer.vision import to_png
 
 
 class StepSamples(Callback):
@@ -43,7 +41,7 @@ class StepSamples(Callback):
             return
         samples = [sample for batch, losses in seen for sample in _describe(batch, losses)]
         path = trainer.log.folder / f"samples-{trainer.accelerator.process_index}.json"
-        create_file(path, [json.dumps(samples).encode()])
+        filesystem.create_file(path, [json.dumps(samples).encode()])
 
 
 def _describe(batch: Batch, losses: Tensor) -> list[dict[str, Any]]:

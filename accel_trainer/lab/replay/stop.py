@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from accel_trainer.core.callback import Callback, TrainerView
-from accel_trainer.core.types import StepReport
+from accel_trainer import Callback, StepReport, TrainerView
 
 
 class StopWithoutEvaluation(Callback):

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core import filesystem
-from ...core.json_files import read_json_object
-from ...core.run_dir import writes_to
+from accel_trainer.commands import filesystem, read_json_object, writes_to
+
 from .proof import Proof
 from .stretches import Logged, Stretch
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...checkpoint.format import step_of
-from ...cli.runs.checkpoints import complete_checkpoints, last_step
+from accel_trainer.commands import complete_by_step, last_step
+
 from .proof import Proof
 from .replay import Replay
 
@@ -45,10 +45,10 @@ def plan(
     """
     end = last_step(replay.run)
     last = end if last is None else min(last, end)
-    begin = replay.start_of(None)
+    begin = replay.begin
     points = [begin if in_one else max(begin, (first - 1) // every * every)]
-    for checkpoint in [] if in_one else complete_checkpoints(replay.run.folder):
-        row = (step_of(checkpoint) // every + 1) * every
+    for step in [] if in_one else complete_by_step(replay.run.folder):
+        row = (step // every + 1) * every
         if row < last and row - points[-1] >= max(1, (end - begin) / _MOST):
             points.append(row)
     result = replay.run.result
@@ -63,10 +63,10 @@ def plan(
 
 def latest_start(replay: Replay, stretch: Stretch) -> int:
     """Return the last step whose checkpoint a stretch may begin at."""
-    is_first = stretch.after <= replay.start_of(None)
+    is_first = stretch.after <= replay.begin
     return stretch.after if is_first else stretch.after - 1
 
 
 def num_steps(replay: Replay, stretch: Stretch) -> int:
     """Return how many steps are trained for a stretch."""
-    return stretch.until - replay.start_of(replay.checkpoint_at(latest_start(replay, stretch)))
+    return stretch.until - replay.begin_after(latest_start(replay, stretch))

@@ -8,16 +8,18 @@ from functools import reduce
 from operator import add
 from pathlib import Path
 
-from ...cli.common.output import Say
-from ...cli.common.parser import CommandParser
-from ...cli.common.processes import train_at_once
-from ...cli.runs.checkpoints import last_step
-from ...cli.runs.rows import Row
-from ...cli.runs.run_reader import RunReader
-from ...core.callback import Callback
-from ...core.errors import ConfigError, UserError
-from ...core.run_dir import prepare_directory
-from ...run.extra_callbacks import callbacks_in
+from accel_trainer import Callback, ConfigError, UserError
+from accel_trainer.commands import (
+    CommandParser,
+    Row,
+    RunReader,
+    Say,
+    callbacks_in,
+    last_step,
+    prepare_directory,
+    train_at_once,
+)
+
 from .again import Again, default_jobs, interval_of
 from .proof import Proof
 from .replay import Replay, environment_changes, note_changes, replay_folder

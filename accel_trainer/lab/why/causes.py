@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...cli.common.output import Say
-from ...core.run_dir import prepare_directory
+from accel_trainer.commands import Say, prepare_directory
+
 from .records import Differences
 from .sides import Retrained, Side, retrain
 from .traces import DataDifference

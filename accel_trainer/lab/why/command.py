@@ -6,10 +6,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...cli.common.output import say_unless, tell
-from ...cli.common.own_files import refuse_other_file, write_own_file
-from ...cli.common.parser import CommandParser, at_least
-from ...cli.runs.run_reader import read_run, reading
+from accel_trainer.commands import (
+    CommandParser,
+    at_least,
+    read_run,
+    reading,
+    refuse_other_file,
+    say_unless,
+    tell,
+    write_own_file,
+)
 
 _EXAMPLE = "example: accel-trainer why runs/first runs/second"
 _DIFFERENT = 1

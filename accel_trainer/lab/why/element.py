@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ...core.filesystem import read_file
+from accel_trainer.commands import filesystem
 
 _MAX_BYTES = 2**24
 _MAX_TEXT = 60
@@ -61,7 +61,7 @@ def _kept_in(folder: Path) -> Tensor | str | None:
     if (folder / "kept.safetensors").exists():
         return load_file(folder / "kept.safetensors")["kept"]
     if (folder / "kept.txt").exists():
-        text = read_file(folder / "kept.txt", max_bytes=_MAX_BYTES).decode()
+        text = filesystem.read_file(folder / "kept.txt", max_bytes=_MAX_BYTES).decode()
         return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} ..."
     return None
 

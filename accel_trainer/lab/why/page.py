@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ...cli.common.page import write_html, write_table
-from ...cli.runs.run_reader import RunReader
+from accel_trainer.commands import RunReader, write_html, write_table
+
 from .finding import Finding, ModuleState
 
 _LOSS = "train/loss"

@@ -8,14 +8,20 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from ...checkpoint.format import read_manifest
-from ...cli.runs.changes import Change, compare
-from ...cli.runs.checkpoints import checkpoints_by_step
-from ...cli.runs.difference import Difference
-from ...cli.runs.rows import Rows, by_place, of_the_step, read_rows, shared
-from ...cli.runs.run_reader import RunReader
-from ...core.config import flatten_config
-from ...run.config import MUTABLE_ON_RESUME
+from accel_trainer.commands import (
+    MUTABLE_ON_RESUME,
+    Change,
+    Difference,
+    Rows,
+    RunReader,
+    StoredCheckpoint,
+    by_place,
+    compare_runs,
+    complete_by_step,
+    read_rows,
+)
+
+from ..rows import of_the_step, shared
 
 _WEIGHTS = "digest/model"
 CHECKPOINT = "checkpoint"
@@ -57,13 +63,13 @@ class Differences:
 
 def differences(first: RunReader, second: RunReader) -> Differences:
     """Return what may make the two runs differ."""
-    groups = compare(first, second)
+    groups = compare_runs(first, second)
     changes = [*groups["config"], *groups["data"], *groups["environment"]]
     listed = [each for each in changes if not each[0].startswith((*_FOR_PEOPLE, *_LOGGING))]
     if first.restarts != second.restarts:
         listed.append(("resumed at steps", first.restarts, second.restarts))
     order = [each for each in listed if each[0] in _ORDER_OF_SUMS]
-    names = {name for name, _ in flatten_config(first.config) if _decides(name)}
+    names = {name for name in first.settings if _decides(name)}
     return Differences(
         decisive=[each for each in listed if each not in order and _decides(each[0])],
         order_of_sums=order,
@@ -111,7 +117,7 @@ def rows_of_both(first: RunReader, second: RunReader, *, until: int) -> tuple[Ro
 
 def compare_checkpoints(first: Path, second: Path) -> Iterator[tuple[int, bool]]:
     """Yield each step at which both runs have a checkpoint, and whether all tensors are equal."""
-    mine, theirs = checkpoints_by_step(first), checkpoints_by_step(second)
+    mine, theirs = complete_by_step(first), complete_by_step(second)
     for step in sorted(mine.keys() & theirs.keys()):
         yield step, _hashes(mine[step]) == _hashes(theirs[step])
 
@@ -121,17 +127,17 @@ def of_checkpoints(step: int) -> Difference:
     return Difference(step, CHECKPOINT, {CHECKPOINT: "one"}, {CHECKPOINT: "other"})
 
 
-def _hashes(checkpoint: Path) -> dict[str, str]:
+def _hashes(checkpoint: StoredCheckpoint) -> dict[str, str]:
     """Return the hashes of the files with state; those of callbacks may hold times."""
-    files = read_manifest(checkpoint)[1]["files"]
+    files = checkpoint.read_manifest()["files"]
     return {name: file["sha256"] for name, file in files.items() if name != "trainer.json"}
 
 
-def count_tensors(checkpoint: Path) -> int:
+def count_tensors(checkpoint: StoredCheckpoint) -> int:
     """Return the number of tensors in a checkpoint."""
     names: set[tuple[str, str]] = set()
-    for path in checkpoint.rglob("*.safetensors"):
-        piece = path.relative_to(checkpoint).parts[0]
+    for path in checkpoint.path.rglob("*.safetensors"):
+        piece = path.relative_to(checkpoint.path).parts[0]
         with safe_open(path, "np") as file:
             names |= {(piece, name) for name in file.keys()}  # noqa: SIM118  # not iterable
     return len(names)

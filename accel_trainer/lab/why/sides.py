@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...checkpoint.format import step_of
-from ...cli.runs.difference import Difference
-from ...cli.runs.rows import Rows, by_place, read_digests, shared
+from accel_trainer.commands import Difference, Rows, by_place
+
 from ..replay.replay import STEP_DIGESTS, STOP, Callbacks, Replay, Trained
+from ..rows import read_digests, shared
 from .records import compare_checkpoints, first_difference, of_checkpoints
 
 
@@ -25,7 +25,7 @@ class Side:
     def begin(self) -> int:
         """The step at which it begins."""
         checkpoint = self.replay.checkpoint_at(self.after)
-        return 0 if checkpoint is None else step_of(checkpoint)
+        return 0 if checkpoint is None else checkpoint.step
 
     def train(self, folder: Path, *, until: int, callbacks: Callbacks) -> Trained:
         """Train up to step `until` in the new `folder`, watched by `callbacks`.

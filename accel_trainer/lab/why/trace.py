@@ -28,14 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import get_worker_info
 
-from accel_trainer.core.callback import TrainerView
-from accel_trainer.core.digest import flatten
-from accel_trainer.core.filesystem import create_file
-from accel_trainer.core.shards import local_part
-from accel_trainer.core.types import Batch, Gradients, StepOutput, StepReport
-from accel_trainer.data.reader import Reader
-from accel_trainer.run.extra_callbacks import Observer
-from accel_trainer.training.unsaved_state import mark_unsaved
+from accel_trainer import Batch, Gradients, Reader, StepOutput, StepReport, TrainerView
+from accel_trainer.commands import Observer, filesystem, flatten, mark_unsaved
 
 UNINITIALISED = "uninitialised"
 _ENGINE = str(Path(__file__).parents[2])
@@ -195,12 +189,14 @@ class Recorder:
         """Stop recording, and write the rows."""
         self._watching.close()
         self.is_on = False
-        create_file(folder / "trace.jsonl", [f"{json.dumps(row)}\n".encode() for row in self._rows])
+        filesystem.create_file(
+            folder / "trace.jsonl", [f"{json.dumps(row)}\n".encode() for row in self._rows]
+        )
         if isinstance(self._kept, Tensor):
             kept = save({"kept": self._kept.contiguous()})
-            create_file(folder / "kept.safetensors", [kept])
+            filesystem.create_file(folder / "kept.safetensors", [kept])
         elif self._kept is not None:
-            create_file(folder / "kept.txt", [repr(self._kept).encode()])
+            filesystem.create_file(folder / "kept.txt", [repr(self._kept).encode()])
 
     def _enter_module(self, module: nn.Module, inputs: Any) -> None:
         if self.is_recording:
@@ -246,7 +242,7 @@ class Recorder:
             if isinstance(value, np.ndarray):
                 value = torch.from_numpy(value)
             if isinstance(value, Tensor):
-                self._kept = local_part(value.detach()).cpu().clone()
+                self._kept = _local(value.detach()).cpu().clone()
             elif not isinstance(value, str):
                 self._kept = value
         self._rows.append(row)
@@ -431,7 +427,7 @@ def _is_among(tensor: Tensor, others: list[Tensor]) -> bool:
 
 def _memory_of(tensor: Tensor) -> int:
     try:
-        return int(local_part(tensor).untyped_storage().data_ptr())
+        return int(_local(tensor).untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):  # it has no memory, such as a sparse one
         return 0
 
@@ -451,7 +447,7 @@ def hash_of(value: Any) -> str:
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, Tensor):
         try:
-            whole = local_part(value.detach()).cpu().resolve_conj().resolve_neg()
+            whole = _local(value.detach()).cpu().resolve_conj().resolve_neg()
             content = whole.reshape(-1).view(torch.uint8).numpy().tobytes()
         except (RuntimeError, NotImplementedError, TypeError):
             return type(value).__name__
@@ -480,3 +476,8 @@ def _line_of_user() -> str | None:
 @cache
 def _is_users(file: str) -> bool:
     return not file.startswith(_NO_CODE_OF_USERS) and "-packages" not in file
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return this process's part of `tensor`, or `tensor` itself if it is not a DTensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

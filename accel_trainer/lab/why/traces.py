@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...core.filesystem import read_lines
+from accel_trainer.commands import filesystem
+
 from .finding import ModuleState
 
 Row = Mapping[str, Any]
@@ -65,7 +66,7 @@ class TraceDifference:
 
 def read_trace(folder: Path) -> list[Row]:
     """Return the rows that a replay has recorded."""
-    lines = read_lines(folder / "trace.jsonl")
+    lines = filesystem.read_lines(folder / "trace.jsonl")
     return [{**json.loads(line), "index": index} for index, line in enumerate(lines)]
 
 

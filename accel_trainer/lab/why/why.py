@@ -6,13 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...cli.common.output import Say
-from ...cli.runs.changes import Change
-from ...cli.runs.checkpoints import checkpoints_by_step, last_step
-from ...cli.runs.difference import Difference
-from ...cli.runs.rows import by_place, read_rows
-from ...cli.runs.run_reader import RunReader, read_run
-from ...core.errors import ConfigError, shortened
+from accel_trainer import ConfigError
+from accel_trainer.commands import (
+    Change,
+    Difference,
+    RunReader,
+    Say,
+    by_place,
+    complete_by_step,
+    last_step,
+    read_rows,
+    read_run,
+    shortened,
+)
+
 from ..replay.replay import Replay, environment_changes, replay_folder
 from .causes import Cause, explain, order_of_sums
 from .finding import Finding
@@ -181,7 +188,7 @@ def _tell_row(found: Difference) -> str:
 def _tell_equal(first: RunReader, second: RunReader, limit: int, checkpoint: int) -> str:
     ends = {last_step(first), last_step(second), limit}
     if checkpoint == limit:
-        num_tensors = count_tensors(checkpoints_by_step(first.folder)[checkpoint])
+        num_tensors = count_tensors(complete_by_step(first.folder)[checkpoint])
         text = f"equal: {limit} steps, {num_tensors} tensors"
     else:
         text = f"equal: {limit} steps, by all numbers in rows; no checkpoint of both to compare"

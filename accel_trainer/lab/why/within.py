@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cli.runs.difference import Difference
-from ...cli.runs.rows import read_digests, shared
-from ...core.errors import shortened
-from ...core.run_dir import prepare_directory
+from accel_trainer.commands import Difference, prepare_directory, shortened
+
 from ..replay.replay import STEP_DIGESTS
+from ..rows import read_digests, shared
 from . import trace
 from .element import Element, first_element
 from .finding import Finding, ModuleState

@@ -1,0 +1,115 @@
+"""The public names of `accel_trainer.commands`."""
+
+from ..checkpoint.format import LoadedCheckpoint
+from ..cli.common.output import (
+    Say,
+    format_duration,
+    format_number,
+    format_table,
+    say,
+    say_unless,
+    show,
+    tell,
+)
+from ..cli.common.own_files import refuse_other_file, write_own_file
+from ..cli.common.page import write_html, write_table
+from ..cli.common.parser import CommandParser, at_least
+from ..cli.common.processes import (
+    command_of,
+    environment_of,
+    stops_noted,
+    train_at_once,
+    train_recipe,
+)
+from ..cli.common.scratch import scratch_folder
+from ..cli.common.unknown_recipe import UnknownRecipeError
+from ..cli.recipe.forks import new_process_context
+from ..cli.recipe.same_run import cause_of, difference_of_runs, lost_state
+from ..cli.recipe.start import Start
+from ..cli.recipe.unsaved import UNSAVED
+from ..cli.runs.changes import Change, compare_runs
+from ..cli.runs.checkpoints import (
+    StoredCheckpoint,
+    checkpoints_in,
+    complete_by_step,
+    last_step,
+)
+from ..cli.runs.difference import Difference
+from ..cli.runs.recorded_start import flags_with, recorded_starts
+from ..cli.runs.rows import Row, Rows, at_both, by_place, read_rows
+from ..cli.runs.run_reader import RunReader, read_run, reading
+from ..core import filesystem
+from ..core.digest import digest_of, flatten
+from ..core.errors import shortened
+from ..core.json_files import read_json_object
+from ..core.rng import epoch_permutation
+from ..core.run_dir import prepare_directory, writes_to
+from ..distributed.accelerator import uses_cpu
+from ..distributed.machine import available_cpus
+from ..run.config import MUTABLE_ON_RESUME
+from ..run.extra_callbacks import Observer, callbacks_in
+from ..training.rehearsal import first_difference
+from ..training.unsaved_state import mark_unsaved
+
+__all__ = [
+    "MUTABLE_ON_RESUME",
+    "UNSAVED",
+    "Change",
+    "CommandParser",
+    "Difference",
+    "LoadedCheckpoint",
+    "Observer",
+    "Row",
+    "Rows",
+    "RunReader",
+    "Say",
+    "Start",
+    "StoredCheckpoint",
+    "UnknownRecipeError",
+    "at_both",
+    "at_least",
+    "available_cpus",
+    "by_place",
+    "callbacks_in",
+    "cause_of",
+    "checkpoints_in",
+    "command_of",
+    "compare_runs",
+    "complete_by_step",
+    "difference_of_runs",
+    "digest_of",
+    "environment_of",
+    "epoch_permutation",
+    "filesystem",
+    "first_difference",
+    "flags_with",
+    "flatten",
+    "format_duration",
+    "format_number",
+    "format_table",
+    "last_step",
+    "lost_state",
+    "mark_unsaved",
+    "new_process_context",
+    "prepare_directory",
+    "read_json_object",
+    "read_rows",
+    "read_run",
+    "reading",
+    "recorded_starts",
+    "refuse_other_file",
+    "say",
+    "say_unless",
+    "scratch_folder",
+    "shortened",
+    "show",
+    "stops_noted",
+    "tell",
+    "train_at_once",
+    "train_recipe",
+    "uses_cpu",
+    "write_html",
+    "write_own_file",
+    "write_table",
+    "writes_to",
+]
