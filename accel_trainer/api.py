@@ -42,8 +42,8 @@ from .data.split import fold, split
 from .data.stream import StreamReader
 from .data.workers import SampleReader
 from .distributed.accelerator import RuntimeConfig
+from .distributed.differentiable import gather_with_gradient
 from .distributed.launch import launch
-from .distributed.with_gradient import gather_with_gradient
 from .optim.config import OptimizerConfig
 from .optim.lr_scheduler import ScheduleConfig, build_schedule, schedule_from_torch
 from .optim.optimizers import build_optimizer

@@ -874,11 +874,11 @@ MUTANTS = [
     ),
     Mutant(
         "the gradient of gathered samples is that of this process only",
-        "accel_trainer/distributed/with_gradient.py",
+        "accel_trainer/distributed/differentiable.py",
         "return sum_with_gradient(gradient)",
         "return gradient",
         (
-            "tests/distributed/test_with_gradient.py::test_gathered_samples_have_the_gradient_of_the_whole_batch",
+            "tests/distributed/test_differentiable.py::test_gathered_samples_have_the_gradient_of_the_whole_batch",
         ),
     ),
     Mutant(

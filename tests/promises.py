@@ -137,7 +137,7 @@ PROMISES = [
         PROCESSES,
         "_SumOverProcesses.backward",
         "return gradient",
-        "tests/distributed/test_with_gradient.py",
+        "tests/distributed/test_differentiable.py",
     ),
     Promise(PROCESSES, "broadcast_from_main", "pass", "tests/distributed/test_collectives.py"),
     Promise(

@@ -424,7 +424,7 @@ RULES = {
             "training.targets",  # looks at labels on the CPU only
             "training.metrics",  # computes from merged sums, which are on the host
             "distributed.collectives",  # sizes and messages, never in a step
-            "distributed.with_gradient",  # sizes, only in the step of a task that asks for them
+            "distributed.differentiable",  # sizes, only in the step of a task that asks for them
             "fault_tolerance.preemption",  # the codes of a stop or a save, which are on the host
             "training.nonfinite_report",  # once it has found one
             "training.strategy.exact",  # only in a step that leaves parameters out

@@ -66,10 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
     parser = CommandParser(
-        prog="accel-trainer lr-find RECIPE.py",
-        description=f"{__doc__} {_RULES}",
-        epilog=_EXAMPLE,
-        allow_abbrev=False,
+        f"{__doc__} {_RULES}", _EXAMPLE, prog="accel-trainer lr-find RECIPE.py", allow_abbrev=False
     )
     parser.add_argument(
         "--from", type=float, default=1e-5, dest="lowest", help="first value; default: 1e-5"

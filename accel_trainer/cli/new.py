@@ -125,7 +125,7 @@ def test_a_dry_run_succeeds(tmp_path):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the files of a new project into a folder that does not exist yet."""
-    parser = CommandParser(prog="accel-trainer new", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to create")
     parser.add_argument(
         "--template", choices=TEMPLATES, default="images", help="the recipe to start from"

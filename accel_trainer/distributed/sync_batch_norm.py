@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from ..core.errors import ConfigError
-from .with_gradient import sum_with_gradient
+from .differentiable import sum_with_gradient
 
 _TORCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

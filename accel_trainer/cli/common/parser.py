@@ -17,15 +17,30 @@ class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser that raises ConfigError with the nearest flag instead of exiting with 2."""
 
     def __init__(
-        self, *, prog: str, description: str | None, epilog: str, allow_abbrev: bool = True
+        self,
+        description: str | None,
+        example: str,
+        *,
+        prog: str | None = None,
+        allow_abbrev: bool = True,
     ) -> None:
+        """`prog` is what usage begins with; None: the command in front of the description."""
+        named = re.match("`(accel-trainer [a-z-]+)", description or "")
         super().__init__(
-            prog=prog,
+            prog=prog or (named and named[1]),
             description=description,
-            epilog=epilog,
+            epilog=example,
             allow_abbrev=allow_abbrev,
             formatter_class=_Paragraphs,
         )
+
+    def add_run(self) -> None:
+        """Add the argument of commands on one run."""
+        self.add_argument("run", type=Path, help="the run folder")
+
+    def add_json_option(self) -> None:
+        """Add the flag of commands whose answer is also for programs."""
+        self.add_argument("--json", action="store_true", help="print one JSON object")
 
     def add_data_options(self) -> None:
         """Add the flags of commands that read labelled photos."""

@@ -62,7 +62,7 @@ class Photo:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the description; return 65 if a run would stop."""
-    parser = CommandParser(prog="accel-trainer data", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument(
         "source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME"
     )

@@ -46,7 +46,7 @@ _EXAMPLE = "example: accel-trainer pack photos packed --short-side 256 --num-wor
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Pack a dataset, or continue; print what was written."""
-    parser = CommandParser(prog="accel-trainer pack", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument(
         "source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME"
     )

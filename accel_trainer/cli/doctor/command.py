@@ -48,10 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     **Collective** when launched on several processes.
     """
     parser = CommandParser(
-        prog="accel-trainer doctor [RECIPE.py | RUN]",
-        description=__doc__,
-        epilog=_EXAMPLE,
-        allow_abbrev=False,
+        __doc__, _EXAMPLE, prog="accel-trainer doctor [RECIPE.py | RUN]", allow_abbrev=False
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     options, flags = parser.parse_known_args(argv)

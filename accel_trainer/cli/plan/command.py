@@ -40,10 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
     parser = CommandParser(
-        prog="accel-trainer plan [RECIPE.py]",
-        description=__doc__,
-        epilog=_EXAMPLE,
-        allow_abbrev=False,
+        __doc__, _EXAMPLE, prog="accel-trainer plan [RECIPE.py]", allow_abbrev=False
     )
     parser.add_argument(
         "--hours", type=float, metavar="H", help="also say how many epochs fit into this time"

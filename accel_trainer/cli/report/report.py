@@ -33,7 +33,7 @@ _EXAMPLE = "example: accel-trainer report runs --open"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page and its charts and print their paths."""
-    parser = CommandParser(prog="accel-trainer report", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument(

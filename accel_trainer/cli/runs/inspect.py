@@ -45,7 +45,7 @@ class CheckpointReport:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Describe the run or checkpoint at a path; return the exit code."""
-    parser = CommandParser(prog="accel-trainer inspect", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("path", type=Path, help="a run folder, or one of its checkpoints")
     path = parser.parse_args(argv).path.resolve()
     with reading(path):

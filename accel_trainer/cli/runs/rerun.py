@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns 0 if the final weights have the same hash, else 1, or the exit code of a rerun that
     failed.
     """
-    parser = CommandParser(prog="accel-trainer rerun", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("run", type=Path, help="the run folder")
+    parser = CommandParser(__doc__, _EXAMPLE)
+    parser.add_run()
     parser.add_argument(
         "--output-dir", type=Path, help="where to train it again; default: RUN-rerun"
     )

@@ -30,7 +30,7 @@ _EXAMPLE = "example: accel-trainer runs runs --sort best"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
-    parser = CommandParser(prog="accel-trainer runs", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="default: runs")
     parser.add_argument(
         "--sort",

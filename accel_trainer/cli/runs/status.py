@@ -19,8 +19,8 @@ _EXAMPLE = "example: accel-trainer status runs/first --exit-code"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the state of a run; with `--exit-code`, exit with the code of the run."""
-    parser = CommandParser(prog="accel-trainer status", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("run", type=Path, help="the run folder")
+    parser = CommandParser(__doc__, _EXAMPLE)
+    parser.add_run()
     parser.add_argument(
         "--exit-code", action="store_true", help="exit as the run did; 0 while it runs"
     )

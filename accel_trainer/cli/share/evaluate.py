@@ -64,7 +64,7 @@ class StoredModel:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the metrics, and the best and worst classes."""
-    parser = CommandParser(prog="accel-trainer evaluate", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument(
         "model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub"
     )

@@ -41,7 +41,7 @@ _STEP = re.compile(r"step[- ](\d+)")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or push the export and print where it is."""
-    parser = CommandParser(prog="accel-trainer export", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("run", type=Path, help="a run; one that has not ended is exported as it is")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--to", type=Path, help="the folder to write")

@@ -47,7 +47,7 @@ Prediction = tuple[Path, list[tuple[str, float]] | DataError]
 @torch.inference_mode()
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line per image: its path, then labels with their confidence."""
-    parser = CommandParser(prog="accel-trainer predict", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument(
         "model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub"
     )

@@ -42,7 +42,7 @@ _EXAMPLE = "example: accel-trainer verify model --dataset photos"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print each reported and measured number; return 1 if one differs or a file was changed."""
-    parser = CommandParser(prog="accel-trainer verify", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("folder", type=Path, help="an export, or a finished run")
     parser.add_argument("--dataset", help="name or folder; default: the data it was trained on")
     parser.add_cache_option()

@@ -44,10 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
     swept = "A flag that takes one value and is given several is swept, in all combinations."
     parser = CommandParser(
-        prog="accel-trainer sweep RECIPE.py",
-        description=f"{__doc__} {swept}",
-        epilog=_EXAMPLE,
-        allow_abbrev=False,
+        f"{__doc__} {swept}", _EXAMPLE, prog="accel-trainer sweep RECIPE.py", allow_abbrev=False
     )
     parser.add_argument(
         "--values",

@@ -23,7 +23,7 @@ _EXAMPLE = "example: accel-trainer watch runs --open"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve the page until Ctrl-C, and print its address."""
-    parser = CommandParser(prog="accel-trainer watch", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")
     parser.add_argument("--port", type=int, default=8765, help="0: any free one; default: 8765")
     parser.add_argument(

@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0 if nothing differs, else 1, or 64 if the recipe first has to be named.
     """
-    parser = CommandParser(prog="accel-trainer audit", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("run", type=Path, help="the run folder")
+    parser = CommandParser(__doc__, _EXAMPLE)
+    parser.add_run()
     parser.add_argument(
         "--segments",
         type=at_least(0),

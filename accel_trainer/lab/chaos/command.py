@@ -72,9 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> CommandParser:
-    parser = CommandParser(
-        prog="accel-trainer chaos", description=__doc__, epilog=_EXAMPLE, allow_abbrev=False
-    )
+    parser = CommandParser(__doc__, _EXAMPLE, allow_abbrev=False)
     parser.add_argument("recipe", type=Path, help="the recipe; its flags come after --")
     add = parser.add_argument
     add("--runs", type=int, default=4, metavar="N", help="runs with faults; default: 4")
@@ -82,7 +80,7 @@ def _parser() -> CommandParser:
     add("--seed", type=int, default=0, help="decides the faults; default: 0")
     add("--faults", metavar="PLAN", help="only one run, with these: 'kill@7 term@12'")
     add("--num-processes", type=int, default=1, metavar="N", help="processes; default: 1")
-    add("--json", action="store_true", help="print one JSON object")
+    parser.add_json_option()
     add("--keep", type=Path, metavar="FOLDER", help="a new folder, where all runs are kept")
     return parser
 

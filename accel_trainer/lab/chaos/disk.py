@@ -14,11 +14,33 @@ from accel_trainer.commands import filesystem
 
 from .faults import Fault
 
+_BY_DESCRIPTOR = ("truncate", "sync")
 _NEEDS_ROOM = ("make_directory", "create", "write")
+
+
+def _whole(operation: str) -> Any:
+    """Return the method for a change of the disk of which there is no half."""
+    change = getattr(filesystem.Disk, operation)
+
+    def method(self: InterceptedDisk, path: Path, *given: Any) -> Any:
+        details = given[1:] if operation in _BY_DESCRIPTOR else given
+        return self.intercept(
+            operation, path, lambda: change(self, path, *given), lambda: None, *details
+        )
+
+    return method
 
 
 class InterceptedDisk(filesystem.Disk):
     """Hands every change to `intercept`, with what does it and what does half of it."""
+
+    make_directory = _whole("make_directory")
+    create = _whole("create")
+    truncate = _whole("truncate")
+    sync = _whole("sync")
+    sync_directory = _whole("sync_directory")
+    rename = _whole("rename")
+    remove = _whole("remove")
 
     def intercept(
         self,
@@ -31,18 +53,6 @@ class InterceptedDisk(filesystem.Disk):
         """Do the change by `act()`, or leave it half done by `act_half()`."""
         return act()
 
-    def make_directory(self, path: Path) -> None:
-        """Create a directory."""
-        self.intercept(
-            "make_directory", path, lambda: filesystem.Disk.make_directory(self, path), _nothing
-        )
-
-    def create(self, path: Path) -> int:
-        """Create a file, and return its descriptor."""
-        return int(
-            self.intercept("create", path, lambda: filesystem.Disk.create(self, path), _nothing)
-        )
-
     def write(self, path: Path, descriptor: int, data: filesystem.Chunk) -> None:
         """Append `data`; half of it is its first half."""
 
@@ -51,36 +61,6 @@ class InterceptedDisk(filesystem.Disk):
 
         half = data[: len(data) // 2]
         self.intercept("write", path, lambda: write(data), lambda: write(half), bytes(data))
-
-    def truncate(self, path: Path, descriptor: int, size: int) -> None:
-        """Cut the file to `size` bytes."""
-        self.intercept(
-            "truncate",
-            path,
-            lambda: filesystem.Disk.truncate(self, path, descriptor, size),
-            _nothing,
-            size,
-        )
-
-    def sync(self, path: Path, descriptor: int) -> None:
-        """Sync a file."""
-        self.intercept("sync", path, lambda: filesystem.Disk.sync(self, path, descriptor), _nothing)
-
-    def sync_directory(self, path: Path) -> None:
-        """Sync a directory."""
-        self.intercept(
-            "sync_directory", path, lambda: filesystem.Disk.sync_directory(self, path), _nothing
-        )
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Give `source` the name `target`."""
-        self.intercept(
-            "rename", source, lambda: filesystem.Disk.rename(self, source, target), _nothing, target
-        )
-
-    def remove(self, path: Path) -> None:
-        """Delete a file."""
-        self.intercept("remove", path, lambda: filesystem.Disk.remove(self, path), _nothing)
 
     def remove_tree(self, path: Path) -> None:
         """Delete a directory; half of it are the first half of its names."""
@@ -93,10 +73,6 @@ class InterceptedDisk(filesystem.Disk):
         self.intercept(
             "remove_tree", path, lambda: filesystem.Disk.remove_tree(self, path), remove_half
         )
-
-
-def _nothing() -> None:
-    pass
 
 
 class FaultyDisk(InterceptedDisk):

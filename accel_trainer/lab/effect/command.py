@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     a step with its own and with the other's values, and then with those of some settings. What
     comes of it is compared bit by bit after each step, and learning rates for the whole run.
     """
-    parser = CommandParser(prog="accel-trainer diff", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     add = parser.add_argument
     add("run", type=Path, metavar="RUN_A", help="a run folder")
     add("other", type=Path, metavar="RUN_B", help="the run folder to compare it with")
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--until", type=int, metavar="STEP", help=until_help)
     add("--jobs", type=int, default=1, metavar="N", help="trainings at once; default: 1")
     parser.add_recipe_option()
-    add("--json", action="store_true", help="print one JSON object")
+    parser.add_json_option()
     options = parser.parse_args(argv)
     if options.jobs < 1:
         parser.error(f"--jobs is {options.jobs}, and must be 1 or more")

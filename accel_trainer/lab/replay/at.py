@@ -67,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = CommandParser(prog="accel-trainer at", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("run", type=Path, help="the run folder")
+    parser = CommandParser(__doc__, _EXAMPLE)
+    parser.add_run()
     parser.add_argument(
         "--step", type=int, required=True, help="the optimizer step; the first is 1"
     )
@@ -79,7 +79,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         help="train it again from the checkpoint before, even if the run still has this one",
     )
     parser.add_recipe_option()
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json_option()
     return parser.parse_args(argv)
 
 

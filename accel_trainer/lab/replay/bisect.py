@@ -83,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = CommandParser(prog="accel-trainer bisect", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("run", type=Path, help="the run folder")
+    parser = CommandParser(__doc__, _EXAMPLE)
+    parser.add_run()
     parser.add_argument(
         "--where", required=True, metavar="CONDITION", help="on the columns of the run's rows"
     )
@@ -110,7 +110,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_job_options(parser)
     parser.add_recipe_option()
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json_option()
     return parser.parse_args(argv)
 
 

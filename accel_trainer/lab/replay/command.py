@@ -31,8 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         OutputError: the recipe failed.
     """
-    parser = CommandParser(prog="accel-trainer replay", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("run", type=Path, help="the run folder")
+    parser = CommandParser(__doc__, _EXAMPLE)
+    parser.add_run()
     parser.add_argument(
         "--step", type=int, required=True, help="the optimizer step; the first is 1"
     )

@@ -80,8 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = CommandParser(prog="accel-trainer probe", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("run", type=Path, help="the run folder")
+    parser = CommandParser(__doc__, _EXAMPLE)
+    parser.add_run()
     parser.add_argument("callbacks", type=Path, help="a Python file of callbacks")
     parser.add_argument(
         "--every",
@@ -97,7 +97,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_job_options(parser)
     parser.add_recipe_option()
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_json_option()
     return parser.parse_args(argv)
 
 

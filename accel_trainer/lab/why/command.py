@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0 if they are equal, 1 if they differ.
     """
-    parser = CommandParser(prog="accel-trainer why", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or two")
     parser.add_argument(
         "--recipe",
