@@ -978,9 +978,9 @@ MUTANTS = [
     ),
     Mutant(
         "the progress of a batch forgets the steps of its epoch",
-        "accel_trainer/training/trainer.py",
-        "epochs = state.epoch + state.step_in_epoch / self.loader.plan.steps_per_epoch",
-        "epochs = float(state.epoch)",
+        "accel_trainer/training/progress.py",
+        "epochs = position.epoch + position.step_in_epoch / steps_per_epoch",
+        "epochs = float(position.epoch)",
         ("tests/training/test_position.py",),
     ),
     Mutant(
@@ -1851,8 +1851,8 @@ MUTANTS = [
     Mutant(
         "the schedule ends at --max-steps",
         "accel_trainer/run/optimization.py",
-        "        total_steps=config.trainer.num_epochs * plan.steps_per_epoch,",
-        "        total_steps=config.trainer.num_steps(plan.steps_per_epoch),",
+        "        total_steps=config.trainer.total_steps(plan.steps_per_epoch),",
+        "        total_steps=config.trainer.last_step(plan.steps_per_epoch),",
         ("tests/run/test_optimization.py",),
     ),
     Mutant(

@@ -39,7 +39,7 @@ class Profile(Callback):
         """Start the profiler, which does not record the first steps; warn if there are too few."""
         if trainer.is_finished:
             return
-        num_steps = self._config.num_steps(trainer.loader.plan.steps_per_epoch)
+        num_steps = self._config.last_step(trainer.loader.plan.steps_per_epoch)
         if (left := num_steps - trainer.state.optimizer_step) < _WARMUP_STEPS + _STEPS:
             needed = _WARMUP_STEPS + _STEPS
             _logger.warning("--profile needs %d steps, but this run has only %d left", needed, left)

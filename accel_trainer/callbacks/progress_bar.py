@@ -65,13 +65,13 @@ class ProgressBar(Callback):
         self._best = trainer.best
         self._first_step = trainer.state.optimizer_step
         self._start_s = time.monotonic()
-        self._num_steps = self._config.num_steps(trainer.loader.plan.steps_per_epoch)
+        self._num_steps = self._config.last_step(trainer.loader.plan.steps_per_epoch)
         self.write(self._banner)
         if trainer.is_finished and self._first_step:
             self.write(f"this run is finished: nothing left to train after step {self._first_step}")
             return
         if self._first_step:
-            epoch = f"epoch {trainer.state.epoch + 1} of {self._config.num_epochs}"
+            epoch = self._epoch(trainer.state.epoch + 1, of=" of ")
             self.write(
                 f"continuing after step {self._first_step}, {epoch}, "
                 f"from {checkpoint_name(trainer.state)}"
@@ -141,6 +141,9 @@ class ProgressBar(Callback):
         mark = "" if trainer.best is self._best else "*"
         head = "epoch"
         line = f"{mark:1}{round(epochs, 2):>4g}"
+        if self._config.num_steps is not None:
+            head = f"{'step':>9}"
+            line = f"{mark:1}{state.optimizer_step:>8}"
         for name, text in {"loss": self._loss, **evaluation}.items():
             width = max(len(name), _MIN_WIDTH) + 2
             if len(head) + width <= (terminal_columns() or 0):
@@ -201,8 +204,9 @@ class ProgressBar(Callback):
         num_steps = self._trainer.state.optimizer_step - self._first_step
         return (time.monotonic() - self._start_s) / num_steps if num_steps else 0.0
 
-    def _epoch(self, epoch: int) -> str:
-        return f"epoch {epoch}/{self._config.num_epochs}"
+    def _epoch(self, epoch: int, *, of: str = "/") -> str:
+        num_epochs = self._config.num_epochs
+        return f"epoch {epoch}" + (f"{of}{num_epochs}" if num_epochs is not None else "")
 
 
 def loss_of(report: StepReport, *, is_exact: bool) -> float:

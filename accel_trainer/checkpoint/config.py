@@ -14,7 +14,8 @@ class CheckpointConfig:
     """When checkpoints are saved, and which are kept."""
 
     every_n_steps: Annotated[int | None, short_flag("--checkpoint-every-n-steps")] = None
-    """Save every n optimizer steps; None: only at the end of epochs."""
+    """Save every n optimizer steps; None: only at the end of epochs, with `trainer.num_steps` also
+    every 1000 and at each evaluation."""
     every_n_epochs: int = 1
     """Save at the end of every n-th epoch."""
     keep_last_n: int = 2

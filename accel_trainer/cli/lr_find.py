@@ -129,11 +129,12 @@ def _ramp(lowest: float, growth: float, num_steps: int) -> list[str]:
         "--schedule.gamma": growth,
         "--schedule.warmup-epochs": 0.0,
         "--schedule.min-fraction": 0.0,
-        "--max-steps": num_steps,
-        "--epochs": num_steps + 1,
+        "--max-steps": None,
+        "--epochs": None,
+        "--trainer.num-steps": num_steps,
         "--resume": "never",
         "--trainer.log-every-n-steps": 1,
-        "--evaluate-every": f"{num_steps + 1}epochs",
+        "--evaluate-every": f"{num_steps}steps",
     }
     return [str(word) for flag in flags.items() for word in flag]
 

@@ -22,8 +22,8 @@ class Position(NamedTuple):
     """Where a batch stands in the training.
 
     `step` counts the optimizer steps before it, and `epoch` the epochs. `progress` is the fraction
-    of all steps that are done, from 0 to 1; the epochs of the config are 1, even if the run stops
-    earlier.
+    of all steps that are done, from 0 to 1; the epochs or steps of the config are 1, even if the
+    run stops earlier.
     """
 
     step: int = 0

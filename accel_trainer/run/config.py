@@ -22,7 +22,7 @@ from ..core.run_dir import expand_home
 from ..distributed.accelerator import RuntimeConfig
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig
-from ..training.config import TrainerConfig
+from ..training.config import EVERY_N_STEPS, TrainerConfig
 
 # Settings that may differ between two starts of a run, by the prefix of their dotted names. All
 # others decide what is trained, and may only be changed on purpose (`--allow-change`).
@@ -154,7 +154,16 @@ def with_defaults(config: C) -> C:
     runtime = config.runtime
     if config.batch.reduce == "exact":  # nothing may depend on the number of processes
         runtime = replace(runtime, sync_batch_norm=False, num_threads=runtime.num_threads or 1)
-    return replace(config, optimizer=config.optimizer.with_defaults(), runtime=runtime)
+    checkpoint = config.checkpoint
+    if config.trainer.num_steps is not None and checkpoint.every_n_steps is None:
+        checkpoint = replace(checkpoint, every_n_steps=EVERY_N_STEPS)
+    return replace(
+        config,
+        trainer=config.trainer.with_defaults(),
+        optimizer=config.optimizer.with_defaults(),
+        checkpoint=checkpoint,
+        runtime=runtime,
+    )
 
 
 def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tuple[str, Any, Any]]:

@@ -42,7 +42,7 @@ def plan_optimization(
     Raises ConfigError.
     """
     _refuse_unused(config, optimizer=build_own is not None, schedule=schedule is not None)
-    num_steps = config.trainer.num_steps(plan.steps_per_epoch)
+    num_steps = config.trainer.last_step(plan.steps_per_epoch)
     if build_own is None:
         optimizer = build_optimizer(model, config.optimizer)
     else:
@@ -83,7 +83,7 @@ def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Sc
     schedule = build_schedule(
         config.schedule,
         peak_learning_rate=peak_learning_rate,
-        total_steps=config.trainer.num_epochs * plan.steps_per_epoch,
+        total_steps=config.trainer.total_steps(plan.steps_per_epoch),
         steps_per_epoch=plan.steps_per_epoch,
     )
     return peak_learning_rate, schedule
@@ -92,7 +92,13 @@ def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Sc
 def describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
     """Return the epochs and steps of the whole run, for its banner."""
     num_epochs = config.trainer.num_epochs
-    num_steps = config.trainer.num_steps(plan.steps_per_epoch)
-    is_limited = num_steps < num_epochs * plan.steps_per_epoch
-    length = f"{counted(num_epochs, 'epoch')}, {counted(num_steps, 'step')}"
-    return length + " (--max-steps)" * is_limited
+    num_steps = config.trainer.last_step(plan.steps_per_epoch)
+    total_steps = config.trainer.total_steps(plan.steps_per_epoch)
+    epochs = "" if num_epochs is None else f"{counted(num_epochs, 'epoch')}, "
+    length = f"{epochs}{counted(num_steps, 'step')}"
+    if 2 * num_steps < total_steps:
+        return (
+            f"{length} (--max-steps, on the schedule of {total_steps} steps; "
+            f"for a schedule of its own: --steps {num_steps})"
+        )
+    return length + " (--max-steps)" * (num_steps < total_steps)

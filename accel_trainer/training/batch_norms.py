@@ -50,7 +50,7 @@ def lone_samples_refused(
 
     with register_module_forward_pre_hook(note):
         yield
-    last = min(plan.steps_per_epoch, config.num_steps(plan.steps_per_epoch)) - 1
+    last = min(plan.steps_per_epoch, config.last_step(plan.steps_per_epoch)) - 1
     for name, is_over_processes in found.items():
         smallest = partial(plan.smallest_forward, over_processes=is_over_processes)
         if 1 in map(smallest, (0, last)):

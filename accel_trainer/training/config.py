@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from typing import Annotated, Literal
@@ -13,6 +13,9 @@ from ..core.errors import ConfigError
 from ..core.train_state import TrainState
 
 _INTERVAL = re.compile(r"(?P<number>\d+|\d*\.\d+) ?(?P<unit>step|epoch)s?")
+
+EVERY_N_STEPS = 1000
+"""How often a run with `num_steps` evaluates and saves by default."""
 
 RESTARTS_EPOCH = frozenset(
     {"seed", "data", "batch.global_batch_size", "batch.drop_last", "batch.order"}
@@ -25,11 +28,13 @@ progress."""
 class TrainerConfig:
     """How long to train, and when to evaluate and log."""
 
-    num_epochs: Annotated[int, short_flag("--epochs")] = 10
-    """Passes over the training data. The learning rate schedule covers all of them, even if the run
-    stops earlier."""
+    num_epochs: Annotated[int | None, short_flag("--epochs")] = None
+    """Passes over the training data; None: 10, unless `num_steps` is set. The learning rate
+    schedule covers all of them, even if the run stops earlier."""
+    num_steps: Annotated[int | None, short_flag("--steps")] = None
+    """Optimizer steps of the whole run, in place of `num_epochs`; the schedule covers them."""
     max_steps: Annotated[int | None, short_flag("--max-steps")] = None
-    """Stop after this optimizer step; None: train all epochs."""
+    """Stop after this optimizer step, without a change of the schedule; None: train to the end."""
     max_time_s: float | None = None
     """Stop after this many seconds; the same command continues the run. None: no limit."""
     max_grad_norm: float | None = None
@@ -39,8 +44,9 @@ class TrainerConfig:
     ema_decay: Annotated[float | None, short_flag("--ema")] = None
     """Keep, evaluate and export an exponential moving average of the weights with this decay; None:
     none."""
-    evaluate_every: Annotated[str, short_flag("--evaluate-every")] = "1epoch"
-    """How often to evaluate, such as `500steps`, `2epochs` or `0.25epochs`; also at the end."""
+    evaluate_every: Annotated[str | None, short_flag("--evaluate-every")] = None
+    """How often to evaluate, such as `500steps`, `2epochs` or `0.25epochs`, also at the end; None:
+    `1epoch`, or `1000steps` with `num_steps`."""
     monitor: str | None = None
     """The metric that decides which evaluation is best, such as `eval/accuracy`; None: the accuracy
     if there is one, else the first number in `higher_is_better`; with EMA, that of the averaged
@@ -69,8 +75,15 @@ class TrainerConfig:
             "patience",
         )
         ABOVE_ZERO.check(self, "trainer", "max_grad_norm", "max_time_s")
-        _interval(self.evaluate_every)  # raises ConfigError
-        NOT_NEGATIVE.check(self, "trainer", "num_epochs")
+        if self.evaluate_every is not None:
+            _interval(self.evaluate_every)  # raises ConfigError
+        NOT_NEGATIVE.check(self, "trainer", "num_epochs", "num_steps")
+        if None not in (self.num_epochs, self.num_steps):
+            raise ConfigError(
+                "CONFIG",
+                f"--epochs {self.num_epochs} and --steps {self.num_steps} both set the length of "
+                "the run: leave one of them out, or set it to None",
+            )
         INSIDE_ONE.check(self, "trainer", "ema_decay")
 
     @property
@@ -78,9 +91,22 @@ class TrainerConfig:
         """The weights of the last step that count: the average, if there is one."""
         return "model" if self.ema_decay is None else "ema"
 
-    def num_steps(self, steps_per_epoch: int) -> int:
-        """Return the optimizer steps of the whole run, up to `max_steps`."""
-        whole = self.num_epochs * steps_per_epoch
+    def with_defaults(self) -> TrainerConfig:
+        """Return the config with its length and its evaluations filled in, as a run stores it."""
+        by_steps = self.num_steps is not None
+        num_epochs = 10 if self.num_epochs is None and not by_steps else self.num_epochs
+        every = f"{EVERY_N_STEPS}steps" if by_steps else "1epoch"
+        return replace(self, num_epochs=num_epochs, evaluate_every=self.evaluate_every or every)
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the optimizer steps that the schedule covers."""
+        if self.num_steps is not None:
+            return self.num_steps
+        return (self.num_epochs or 0) * steps_per_epoch
+
+    def last_step(self, steps_per_epoch: int) -> int:
+        """Return the optimizer step with which the run ends: its last one, or `max_steps`."""
+        whole = self.total_steps(steps_per_epoch)
         return min(whole, self.max_steps or whole)
 
     def evaluates_after(self, position: TrainState, steps_per_epoch: int) -> bool:
@@ -88,13 +114,15 @@ class TrainerConfig:
 
         At the end of an epoch, that is the position with all its steps, before the next epoch.
         """
-        numerator, denominator, unit = _interval(self.evaluate_every)
+        numerator, denominator, unit = _interval(self.evaluate_every or "1epoch")
         step = position.optimizer_step
         if unit == "epoch":
             step = position.epoch * steps_per_epoch + position.step_in_epoch
             numerator *= steps_per_epoch
         is_epoch_end = position.step_in_epoch == steps_per_epoch
-        is_last = is_epoch_end and position.epoch + 1 == self.num_epochs
+        is_last = position.optimizer_step == self.num_steps or (
+            is_epoch_end and position.epoch + 1 == self.num_epochs
+        )
         # A multiple of the interval lies at this step, or between it and the one before.
         return is_last or step * denominator % numerator < denominator
 

@@ -156,9 +156,10 @@ class Trainer:
         """Train on what is left of the epoch, until something stops the run."""
         set_training_mode(self._step.wrapped_model)
         state = self.state
-        max_steps = self._config.max_steps
-        left = None if max_steps is None else max_steps - state.optimizer_step
-        step_batches = islice(self.loader.step_batches(state.epoch, state.step_in_epoch), left)
+        step_batches = islice(
+            self.loader.step_batches(state.epoch, state.step_in_epoch),
+            self._progress.num_steps_left,
+        )
         for step_batch in self._step.data_wait.around(step_batches):
             before = self.state.optimizer_step
             is_rehearsed = self._rehearsal.num_steps_left > 0
@@ -408,6 +409,7 @@ class Trainer:
     def _is_save_due(self) -> bool:
         return (
             self._progress.best is not self._saved_best
+            or (self._config.num_steps is not None and self._progress.is_evaluated)
             or self._checkpointer.config.is_due(self.state)
             or self._stop_flag.is_save_agreed
         )
@@ -420,8 +422,7 @@ class Trainer:
     def position(self) -> Position:
         """The place of the next step in the whole training."""
         state = self.state
-        epochs = state.epoch + state.step_in_epoch / self.loader.plan.steps_per_epoch
-        progress = epochs / max(1, self._config.num_epochs)
+        progress = self._progress.fraction(self.loader.plan.steps_per_epoch)
         return Position(state.optimizer_step, state.epoch, progress)
 
     def _start(self) -> None:

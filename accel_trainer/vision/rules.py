@@ -27,7 +27,7 @@ from ..core.yaml_files import read_yaml
 from ..distributed.launch_env import setup_launch_env
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig
-from ..run.config import RecipeConfig
+from ..run.config import RecipeConfig, with_defaults
 from ..run.resume import Source, find_source, is_unfinished, stored_settings
 from ..training.config import TrainerConfig
 from .data.photo_decode import read_header
@@ -226,7 +226,7 @@ def _settings_of_unfinished(config: PhotoRecipeConfig, recipe: str) -> dict[str,
             for name, value in stored.items():
                 if attrgetter(name)(config) is None:
                     filled = _with_value(filled, name, value)
-            if is_unfinished(folder, filled):
+            if is_unfinished(folder, with_defaults(filled)):
                 return stored
     return {}
 
@@ -275,6 +275,8 @@ def _num_epochs(config: PhotoRecipeConfig, facts: PhotoFacts) -> Choice:
 
     BiT (arXiv 1912.11370) takes the same number of steps for all data up to 20,000 photos.
     """
+    if config.trainer.num_steps is not None:
+        return Choice(None, "the steps are given")
     seen, least, most = (30_000, 5, 30) if facts.is_pretrained else (100_000, 20, 30)
     epochs = min(max(round(seen / facts.num_photos), least), most)
     start = "from weights" if facts.is_pretrained else "from scratch"
@@ -308,7 +310,10 @@ def _warmup(config: PhotoRecipeConfig, facts: PhotoFacts) -> Choice:
     """A tenth of the run, in which a new head and the statistics of norms settle."""
     if config.schedule.shape == "triangular":
         return Choice(0.0, "triangular rises by itself")
-    return Choice(round(_WARMUP * config.trainer.num_epochs, 2), "a tenth of the epochs")
+    batch_size = config.batch.resolved_global_batch_size(facts.num_processes)
+    steps_per_epoch = max(1, facts.num_photos // batch_size)
+    num_epochs = config.trainer.total_steps(steps_per_epoch) / steps_per_epoch
+    return Choice(round(_WARMUP * num_epochs, 2), "a tenth of the epochs")
 
 
 # In this order: a rule sees what those before it have chosen.

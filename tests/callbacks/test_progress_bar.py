@@ -90,7 +90,7 @@ def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("max_steps", "said"),
-    [(3, "3 steps (--max-steps)"), (None, "10 steps"), *slow([(10, "10 steps")])],
+    [(6, "6 steps (--max-steps)"), (None, "10 steps"), *slow([(10, "10 steps")])],
 )
 def test_the_steps_that_will_be_taken_are_announced(
     tmp_path: Path, max_steps: int | None, said: str

@@ -84,8 +84,16 @@ TYPED = {
 }
 
 
+# A recipe takes the flag, which means something else there.
+DIFFERENT = {
+    "--max_steps 100": "`--steps 100`; `--max-steps` stops there, on the schedule of the epochs"
+}
+
+
 def answer(typed: str) -> str:
     """Return what a recipe says to a flag: that it works, ours, or advice."""
+    if typed in DIFFERENT:
+        return DIFFERENT[typed]
     try:
         parse_config(images.Config, typed.split(), description="")
     except ConfigError as error:

@@ -32,7 +32,13 @@ def config_of(*, max_steps: int | None = None, **changes: Any) -> RecipeConfig:
     ("max_steps", "num_steps", "said"),
     [
         (None, 15, "3 epochs, 15 steps"),
-        (7, 7, "3 epochs, 7 steps (--max-steps)"),
+        (8, 8, "3 epochs, 8 steps (--max-steps)"),
+        (
+            7,
+            7,
+            "3 epochs, 7 steps (--max-steps, on the schedule of 15 steps; for a schedule of its "
+            "own: --steps 7)",
+        ),
         (99, 15, "3 epochs, 15 steps"),
     ],
 )
@@ -40,7 +46,7 @@ def test_the_length_of_a_run_is_that_of_its_epochs_up_to_max_steps(
     max_steps: int | None, num_steps: int, said: str
 ) -> None:
     config = config_of(max_steps=max_steps)
-    assert config.trainer.num_steps(PLAN.steps_per_epoch) == num_steps
+    assert config.trainer.last_step(PLAN.steps_per_epoch) == num_steps
     assert describe_length(config, PLAN) == said
 
 

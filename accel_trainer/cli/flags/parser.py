@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,8 +43,8 @@ def parse_config(
         with warnings.catch_warnings():  # tyro's, of a default of another type: it is left open
             warnings.simplefilter("ignore")
             tyro.cli(config_class, args=argv, description=f"{description.strip()}\n\n{order}")
-    known = config_fields(config_class).values()
-    by_flag = {flag: field for field in known for flag in [*field.flags, *field.negations]}
+    known = config_fields(config_class)
+    by_flag = {flag: each for each in known.values() for flag in [*each.flags, *each.negations]}
     from_files: dict[str, Any] = {}
     from_flags: dict[str, Any] = {}
     unknown: dict[str, str] = {}
@@ -59,7 +59,7 @@ def parse_config(
         flags = "flag" if len(unknown) == 1 else "flags"
         hints = "; ".join(f"{flag}: {hint}" for flag, hint in unknown.items())
         raise ConfigError("CONFIG", f"unknown {flags} {hints}")
-    return _build(config_class, from_files | from_flags)
+    return _build(config_class, _with_length(from_files, known) | _with_length(from_flags, known))
 
 
 def load_config(config_class: type[C], text: str, *, source: str = "config") -> C:
@@ -70,6 +70,18 @@ def load_config(config_class: type[C], text: str, *, source: str = "config") -> 
 def save_config(config: Any) -> str:
     """Return the config as YAML, which `load_config` turns back into an equal config."""
     return dump_yaml(config_to_dict(config))
+
+
+def _with_length(given: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the values, of which the length in steps takes the place of that in epochs below them.
+
+    And the other way round: what is given later counts, as for a single setting.
+    """
+    lengths = [name for name in ("trainer.num_epochs", "trainer.num_steps") if name in known]
+    replaced = (
+        dict.fromkeys(lengths) if any(given.get(name) is not None for name in lengths) else {}
+    )
+    return replaced | given
 
 
 def _split_at_flags(argv: Sequence[str]) -> list[list[str]]:

@@ -165,7 +165,7 @@ def fitting(measured: Measured, plan: RunPlan, hours: float) -> str:
         return f"{text} --epochs {int(left_s / epoch_s)}, of {_seconds(epoch_s)} each"
     if left_s >= measured.step_s:
         num_steps = int(left_s / measured.step_s)
-        return f"{text} --max-steps {num_steps}: an epoch takes {_seconds(epoch_s)}"
+        return f"{text} --steps {num_steps}: an epoch takes {_seconds(epoch_s)}"
     return f"{text} too few: the start and the end alone take {_seconds(once_s)}"
 
 
@@ -185,7 +185,7 @@ def describe(plan: RunPlan) -> list[str]:
     trainer = plan.config.trainer
     optimizer = plan.config.optimizer.with_defaults()
     last = batch.step_batch_size(batch.steps_per_epoch - 1)
-    stop = "" if plan.num_steps == trainer.num_epochs * batch.steps_per_epoch else " (--max-steps)"
+    stop = "" if plan.num_steps == trainer.total_steps(batch.steps_per_epoch) else " (--max-steps)"
     ratio = f"{batch.global_batch_size}/{optimizer.base_batch_size}"
     if optimizer.learning_rate_scaling == "none":
         scaling = ""
@@ -196,8 +196,8 @@ def describe(plan: RunPlan) -> list[str]:
     lines = [batch.describe()]
     if last != batch.global_batch_size:
         lines.append(f"the last step of an epoch has {last} samples")
-    epochs = counted(trainer.num_epochs, "epoch")
-    lines.append(f"{epochs}, {counted(plan.num_steps, 'step')}{stop}")
+    epochs = "" if trainer.num_epochs is None else f"{counted(trainer.num_epochs, 'epoch')}, "
+    lines.append(f"{epochs}{counted(plan.num_steps, 'step')}{stop}")
     lines.append(f"peak learning rate {plan.peak_learning_rate:g}{scaling}, {_warmup(plan)}")
     lines.append("")
     lines.append(f"{'step':>9}  {'epoch':>7}  {'learning rate':>13}")

@@ -9,7 +9,7 @@ from ...core.batch_plan import BatchPlan
 from ...core.errors import ConfigError
 from ...core.learning_rate import Schedule
 from ...core.train_state import TrainState
-from ...run.config import RecipeConfig
+from ...run.config import RecipeConfig, with_defaults
 from ...run.optimization import plan_learning_rate
 from ...vision.rules import PhotoFacts, PhotoRecipeConfig, choose_settings
 
@@ -35,13 +35,13 @@ def without_open_settings(
 ) -> RecipeConfig:
     """Return the config with what a recipe on photos would choose."""
     if not isinstance(config, PhotoRecipeConfig):
-        return config
+        return with_defaults(config)
     facts = PhotoFacts(
         num_photos=num_samples,
         is_pretrained=config.starts_from_weights,
         num_processes=num_processes,
     )
-    return choose_settings(config, facts)[0]
+    return with_defaults(choose_settings(config, facts)[0])
 
 
 def plan_run(config: RecipeConfig, batch: BatchPlan) -> RunPlan:
@@ -51,7 +51,7 @@ def plan_run(config: RecipeConfig, batch: BatchPlan) -> RunPlan:
         ConfigError: the run would refuse to start.
     """
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, batch)
-    num_steps = config.trainer.num_steps(batch.steps_per_epoch)
+    num_steps = config.trainer.last_step(batch.steps_per_epoch)
     if num_steps > _MAX_STEPS:
         raise ConfigError(
             "PLAN", f"the run has {num_steps:,} steps: plan fewer, such as with --max-steps 1000000"
@@ -71,7 +71,7 @@ def plan_run(config: RecipeConfig, batch: BatchPlan) -> RunPlan:
         batch=batch,
         peak_learning_rate=peak_learning_rate,
         warmup_steps=config.schedule.warmup_steps(
-            total_steps=config.trainer.num_epochs * batch.steps_per_epoch,
+            total_steps=config.trainer.total_steps(batch.steps_per_epoch),
             steps_per_epoch=batch.steps_per_epoch,
         ),
         learning_rate_at=learning_rate_at,
@@ -84,10 +84,9 @@ def plan_run(config: RecipeConfig, batch: BatchPlan) -> RunPlan:
 def _positions(config: RecipeConfig, batch: BatchPlan) -> Iterator[TrainState]:
     """Yield the position of the run after each step, before the next epoch begins."""
     position = TrainState()
-    while position.epoch < config.trainer.num_epochs:
+    num_steps = config.trainer.last_step(batch.steps_per_epoch)
+    while position.optimizer_step < num_steps:
         position = position.after_step(batch.step_batch_size(position.step_in_epoch))
         yield position
         if position.step_in_epoch == batch.steps_per_epoch:
             position = position.after_epoch()
-        if position.optimizer_step == config.trainer.max_steps:
-            return

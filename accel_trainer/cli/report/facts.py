@@ -44,7 +44,10 @@ def _quality(run: RunReader) -> list[Fact]:
 
 def _end(run: RunReader) -> list[Fact]:
     result = run.ending
-    note = f"{result.get('epoch')} of {_setting(run, 'num_epochs')} epochs"
+    num_epochs, num_steps = _setting(run, "num_epochs"), _setting(run, "num_steps")
+    note = f"{result.get('epoch')} of {num_epochs} epochs"
+    if isinstance(num_steps, int):
+        note = f"of {num_steps:,}"
     facts = [_fact("steps", f"{result['optimizer_step']:,}", note)]
     if samples_per_s := result.get("samples_per_s"):
         note = f"{result.get('samples_seen') or 0:,} seen"
@@ -78,8 +81,8 @@ def _progress(run: RunReader) -> list[Fact]:
 def _num_steps(run: RunReader) -> int | None:
     """Return how many steps the run trains at most; None if that is not known yet."""
     num_epochs = _setting(run, "num_epochs")
-    max_steps = _setting(run, "max_steps")
-    limits = [max_steps] if isinstance(max_steps, int) else []
+    given = [_setting(run, name) for name in ("num_steps", "max_steps")]
+    limits = [limit for limit in given if isinstance(limit, int)]
     if isinstance(num_epochs, int) and run.steps_per_epoch is not None:
         limits.append(num_epochs * run.steps_per_epoch)
     return min(limits, default=None)

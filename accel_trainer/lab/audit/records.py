@@ -13,7 +13,7 @@ from accel_trainer.commands import StoredCheckpoint, filesystem
 from .evidence import Evidence, as_in_rows, step_named
 from .verdict import Verdict, judge
 
-_INTERVALS = ("num_epochs", "log_every_n_steps", "evaluate_every")
+_INTERVALS = ("num_epochs", "num_steps", "log_every_n_steps", "evaluate_every")
 
 
 def check_records(evidence: Evidence) -> Iterator[Verdict]:

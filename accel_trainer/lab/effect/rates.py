@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from accel_trainer import Callback, TrainerView
+from accel_trainer import Callback, TrainerConfig, TrainerView
 from accel_trainer.commands import filesystem, read_run
 
 
@@ -15,7 +15,8 @@ class Rates(Callback):
         """Write the file on the main process."""
         if trainer.accelerator.is_main_process:
             folder = trainer.log.folder
-            num_epochs = read_run(folder).config["trainer"]["num_epochs"]
-            num_steps = num_epochs * trainer.loader.plan.steps_per_epoch
+            stored = read_run(folder).config["trainer"]
+            length = TrainerConfig(num_epochs=stored["num_epochs"], num_steps=stored["num_steps"])
+            num_steps = length.total_steps(trainer.loader.plan.steps_per_epoch)
             rates = [trainer.learning_rate_at(step) for step in range(num_steps)]
             filesystem.write_file_atomic(folder / "rates.json", json.dumps(rates).encode())

@@ -9,6 +9,7 @@ from accel_trainer.cli.flags.parser import load_config, parse_config, save_confi
 from accel_trainer.core.config import config_to_dict, diff_config
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.run.config import RecipeConfig, RunConfig
+from accel_trainer.training.config import TrainerConfig as RunLength
 
 from .example_config import Config, TrainerConfig, parse
 
@@ -191,3 +192,28 @@ def test_only_the_given_values_reach_a_config_class() -> None:
     assert config.trainer == TrainerConfig(num_epochs=5, use_ema=True, tags=("a",))
     with pytest.raises(ConfigError, match="--size is 0"):
         parse_config(Derived, [], description="")
+
+
+def test_steps_take_the_place_of_epochs_that_were_given_before(tmp_path: Path) -> None:
+    """Flags over a file, and both over the recipe's defaults, also the other way round."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class ByEpochs(RecipeConfig):
+        trainer: RunLength = RunLength(num_epochs=30)
+
+    def length(*argv: str) -> tuple[int | None, int | None]:
+        trainer = parse_config(ByEpochs, argv, description="").trainer
+        return trainer.num_epochs, trainer.num_steps
+
+    file = tmp_path / "steps.yaml"
+    file.write_text("trainer:\n  num_steps: 70\n")
+    assert length() == (30, None)
+    assert length("--steps", "9") == (None, 9)
+    assert length("--config", str(file)) == (None, 70)
+    assert length("--config", str(file), "--epochs", "2") == (2, None)
+    assert length("--config", str(file), "--lr", "1") == (None, 70)
+    stored = tmp_path / "stored.yaml"
+    stored.write_text("trainer:\n  num_epochs: 10\n  num_steps: null\n")
+    assert length("--config", str(stored)) == (10, None)
+    with pytest.raises(ConfigError, match="--epochs 2 and --steps 9 both set the length"):
+        length("--epochs", "2", "--steps", "9")

@@ -265,7 +265,7 @@ def test_the_costs_of_a_run_add_up_from_its_parts() -> None:
     ("hours", "text"),
     [
         (1, "1 hour here is --epochs 15, of 3 min 50 s each"),
-        (0.05, "0.05 hours here are --max-steps 78: an epoch takes 3 min 50 s"),
+        (0.05, "0.05 hours here are --steps 78: an epoch takes 3 min 50 s"),
         (0.001, "0.001 hours here are too few: the start and the end alone take 24 s"),
     ],
 )
