@@ -274,6 +274,7 @@ def ours(
         ),
         stop_flag=StopFlag(),
         activity=activity,
+        load_best=lambda trainer: "",
         callbacks=[
             MetricLogger(
                 accelerator,

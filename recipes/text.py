@@ -35,7 +35,9 @@ try:
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 except ImportError as missing:
-    raise SystemExit(f"recipes/text.py needs {missing.name}: pip install transformers") from None
+    raise SystemExit(
+        f"recipes/text.py needs {missing.name}: pip install 'accel-trainer[hf]'"
+    ) from None
 
 LIBRARIES = (np, torch, sklearn.metrics)
 VOCABULARY = 2000

@@ -130,7 +130,7 @@ MOMENTS: Mapping[str, tuple[Any, str]] = {
     "step": (Trainer, "train_step"),
     "evaluation": (ClassificationTask, "eval_step"),
     "result": (MetricLogger, "on_evaluate_end"),
-    "test": (build, "best_weights"),
+    "test": (build, "load_best_weights"),
 }
 
 

@@ -1020,7 +1020,7 @@ MUTANTS = [
     ),
     Mutant(
         "a run keeps the weights that were tested",
-        "accel_trainer/run/best_weights.py",
+        "accel_trainer/core/parameters.py",
         "model.load_state_dict(live)",
         "pass",
         ("tests/run/test_final_test.py",),

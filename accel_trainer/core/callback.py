@@ -113,6 +113,9 @@ class TrainerView(Protocol):
         **Collective** with shards. **Host sync.**
         """
 
+    def load_best(self) -> str:
+        """Give the model the weights that the run exports, once it has ended. **Collective.**"""
+
     def request_stop(self, reason: str) -> None:
         """Stop at the next step boundary. Call it on every process at the same step."""
 

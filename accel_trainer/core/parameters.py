@@ -1,7 +1,8 @@
-"""The parameters that an optimizer steps, and their values before a trial."""
+"""The parameters that an optimizer steps, and the values of weights before a trial."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,3 +36,13 @@ def preserved_parameters(optimizer: Optimizer) -> Iterator[None]:
         with torch.no_grad():
             for parameter, value in zip(parameters, values, strict=True):
                 parameter.copy_(value)
+
+
+@contextmanager
+def preserved_weights(model: nn.Module) -> Iterator[None]:
+    """Restore the parameters and listed buffers of `model`, bit for bit, after the block."""
+    live = copy.deepcopy(model.state_dict())
+    try:
+        yield
+    finally:
+        model.load_state_dict(live)

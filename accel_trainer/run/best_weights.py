@@ -1,10 +1,7 @@
-"""The weights that a run exports, for the evaluation of its test set at its end."""
+"""The weights that a run exports, in its live model."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ..callbacks.export import load_best
@@ -14,9 +11,8 @@ from .resume import Source, load_for_all
 from .session import Run
 
 
-@contextmanager
-def best_weights(run: Run, trainer: Trainer) -> Iterator[None]:
-    """Give the model the weights that `run` exports, for the block: the best, or else the last.
+def load_best_weights(run: Run, trainer: Trainer) -> str:
+    """Give the model the weights that `run` exports: the best, or else the last; say which.
 
     **Collective.** The last checkpoint must be durable.
     """
@@ -28,12 +24,7 @@ def best_weights(run: Run, trainer: Trainer) -> Iterator[None]:
             timeout_s=run.config.runtime.timeout_s,
         )
 
-    model = trainer.model
-    live = copy.deepcopy(model.state_dict())
-    part = ModelWeights(model, name="model")
-    try:
-        _, weights = load_best(load, trainer.best, trainer.state, run.config.trainer.last_weights)
-        part.load_state_dict(part.validated(weights))
-        yield
-    finally:
-        model.load_state_dict(live)
+    source, weights = load_best(load, trainer.best, trainer.state, run.config.trainer.last_weights)
+    part = ModelWeights(trainer.model, name="model")
+    part.load_state_dict(part.validated(weights))
+    return source

@@ -47,7 +47,7 @@ from ..training.strategy import choose_strategy
 from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
 from .agreement import check_same_everywhere
-from .best_weights import best_weights
+from .best_weights import load_best_weights
 from .config import decisive_values
 from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, fingerprint_of
 from .extra_callbacks import Observer, extra_callbacks
@@ -73,6 +73,7 @@ def build_trainer(
     options: DatasetOptions = DEFAULT_OPTIONS,
     data_fingerprint: str | None = None,
     export_config: Mapping[str, Any] | None = None,
+    processor: Any = None,
     optimizer: Callable[[nn.Module], Optimizer] | None = None,
     schedule: Schedule | None = None,
     callbacks: Sequence[Callback] = (),
@@ -94,7 +95,9 @@ def build_trainer(
 
     `data_fingerprint` identifies the content of the data: a run does not continue on other data;
     None: a hash of some samples, if the loaders have one.
-    `export_config` is written beside the exported weights as JSON. `optimizer` is a function that
+    `export_config` is written beside the exported weights as JSON. A model with `save_pretrained`,
+    as in transformers, diffusers or peft, also writes `export/pretrained/`, together with its
+    `processor` or tokenizer. `optimizer` is a function that
     builds your optimizer for the model on its device, and `schedule` a function that returns the
     learning rate at each step; None: they follow the config. `states` are
     objects of your own with `state_dict` and `load_state_dict`, by the names under which
@@ -114,6 +117,8 @@ def build_trainer(
     _check_arguments(run, model, task)
     callbacks = check_parts("callbacks", callbacks)
     check_states(states)
+    if processor is not None:
+        check_part("processor", processor)
     noted = copy_metadata(metadata)
     export_config = copy_metadata(export_config, "export_config")
     extra = extra_callbacks()
@@ -174,6 +179,7 @@ def build_trainer(
         num_eval_samples=sum(each.num_samples for each in data.eval_loaders[:1]),
         export_config=export_config,
         onnx=onnx,
+        savers=[each for each in (model, processor) if hasattr(each, "save_pretrained")],
         callbacks=[*callbacks, *extra],
     )
 
@@ -199,7 +205,7 @@ def build_trainer(
         stop_flag=run.stop_flag,
         activity=run.activity,
         callbacks=all_callbacks,
-        best_weights=partial(best_weights, run),
+        load_best=partial(load_best_weights, run),
     )
     trainer.metadata |= noted
 

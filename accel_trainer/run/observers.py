@@ -9,6 +9,7 @@ from ..callbacks.early_stopping import EarlyStopping, TimeLimit
 from ..callbacks.export import Exporter, OnnxExport
 from ..callbacks.metric_logger import MetricLogger
 from ..callbacks.metrics_file import MetricsFile
+from ..callbacks.pretrained import PretrainedExport
 from ..callbacks.profiler import Profile
 from ..callbacks.progress_bar import ProgressBar
 from ..callbacks.result import ResultWriter
@@ -26,6 +27,7 @@ def build_callbacks(
     num_eval_samples: int,
     export_config: Mapping[str, Any],
     onnx: OnnxExport | None,
+    savers: Sequence[Any],
     callbacks: Sequence[Callback],
 ) -> list[Callback]:
     """Return the callbacks, with the user's `callbacks`, in the order in which they are called.
@@ -74,6 +76,8 @@ def build_callbacks(
             nondeterministic=run.nondeterministic,
         )
         own += [exporter, result]
+    if savers:
+        own.append(PretrainedExport(run.folder, savers=savers))
     if run.config.run.profile and is_main:
         own.append(Profile(run.folder / "profile", config=config, show=progress.write))
     return [*own, *callbacks, log, *trackers]

@@ -22,6 +22,7 @@ _NEEDED = {
     "test_set": ("num_samples", "batches"),
     "metrics": ("empty", "update", "compute"),
     "states": ("state_dict", "load_state_dict"),
+    "processor": ("save_pretrained",),
     "callbacks": ("on_fit_start", "on_step_end", "state_dict"),
 }
 _STATE_NAME = re.compile("[a-z][a-z0-9_]*")

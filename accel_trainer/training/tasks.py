@@ -267,7 +267,7 @@ class DistillationTask:
 
 
 def call_model(model: nn.Module, batch: Batch) -> Any:
-    """Return the model's output for the inputs.
+    """Return the model's output for the inputs, or its `logits` if it has several by name.
 
     Raises ConfigError if the samples have no targets.
     """
@@ -277,4 +277,9 @@ def call_model(model: nn.Module, batch: Batch) -> Any:
             f"the samples are {describe_tensor(batch.inputs)}, without labels: name the columns of "
             'inputs and targets, as in DatasetOptions(columns=("image", "label"))',
         )
-    return model(batch.inputs)
+    return logits_of(model(batch.inputs))
+
+
+def logits_of(output: Any) -> Any:
+    """Return the `logits` of a record of outputs, as models of transformers return them."""
+    return getattr(output, "logits", output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from ..core.digest import digest_of
 from ..core.errors import ConfigError
 from ..core.learning_rate import Schedule, set_learning_rate
 from ..core.log import Log
+from ..core.parameters import preserved_weights
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.training_mode import set_training_mode
 from ..core.types import Gradients, Loader, Position, StepBatch, StepReport
@@ -51,9 +52,9 @@ _READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model", "opti
 class Trainer:
     """Trains on the step batches of `loader`, one optimizer step each; resumes exactly.
 
-    `evaluations` are by name, such as `eval_hard`. The one called `TEST` runs inside of
-    `best_weights`, which gives the model other weights. Everything that varies is an argument; to
-    change the algorithm itself, override `train_step`.
+    `evaluations` are by name, such as `eval_hard`. The one called `TEST` runs with the weights that
+    `load_best` gives the model. Everything that varies is an argument; to change the algorithm
+    itself, override `train_step`.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Trainer:
         stop_flag: StopFlag,
         activity: Activity,
         callbacks: Sequence[Callback] = (),
-        best_weights: Callable[[Trainer], AbstractContextManager[object]] = nullcontext,
+        load_best: Callable[[Trainer], str],
     ) -> None:
         self.accelerator = assembly.step.strategy.accelerator
         self.loader = loader
@@ -82,7 +83,7 @@ class Trainer:
         self._rehearsal = assembly.rehearsal
         self._checkpointer = assembly.checkpointer
         self._evaluations = evaluations
-        self._best_weights = best_weights
+        self._load_best = load_best
         self._run_folder = self._checkpointer.run_folder
         self._progress = Progress(config, evaluations)
         self._stop_flag = stop_flag
@@ -302,6 +303,22 @@ class Trainer:
                 metrics |= {f"{group}/{number}": value for number, value in values.items()}
         return metrics
 
+    def load_best(self) -> str:
+        """Give the model the weights that the run exports: the best, or else the last; say which.
+
+        **Collective.** Call it once the run has ended, inside the block of `start_run` or in
+        `on_fit_end`: after `fit`, the model has the weights of the last step.
+
+        Raises ConfigError while the run trains.
+        """
+        if self._activity.phase == "training":
+            raise ConfigError(
+                "TRAINER",
+                "load_best was called while the run trains, which would lose its weights: call it "
+                "after fit, or in on_fit_end",
+            )
+        return self._load_best(self)
+
     def request_stop(self, reason: str) -> None:
         """End the run after this step, as if training were complete; the first `reason` counts.
 
@@ -517,7 +534,8 @@ class Trainer:
         result = self._progress.result(self._stop_flag.agreed, self._run_folder)
         if result.state == "done" and TEST in self._evaluations:
             try:
-                with self._activity.during("evaluation"), self._best_weights(self):
+                with self._activity.during("evaluation"), preserved_weights(self.model):
+                    self._load_best(self)
                     result = replace(result, metrics={**result.metrics, **self._measure(TEST)})
             except EvaluationStopped:  # a resume tests
                 result = replace(

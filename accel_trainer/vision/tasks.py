@@ -19,7 +19,7 @@ from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
 from ..training.metrics import describe_tensor
 from ..training.targets import trust
-from ..training.tasks import ClassificationConfig, ClassificationTask, call_model
+from ..training.tasks import ClassificationConfig, ClassificationTask, call_model, logits_of
 
 Views = Literal["none", "flip", "flip_crop"]
 
@@ -68,7 +68,7 @@ class ImageClassificationTask(ClassificationTask):
 
 def _average_over_views(model: Callable[[Tensor], Any], images: Tensor, *, tta: Views) -> Any:
     """Return the mean logits [B, K]; an output that is not a tensor is returned unchanged."""
-    outputs = [model(view) for view in _views(images, tta)]
+    outputs = [logits_of(model(view)) for view in _views(images, tta)]
     if not isinstance(outputs[0], Tensor):
         return outputs[0]
     return torch.stack([logits.float() for logits in outputs]).mean(0)

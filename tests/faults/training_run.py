@@ -189,7 +189,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "evaluation": (Evaluator, "run"),
     "picture": (Log, "picture"),
     "save": (manager, "write_checkpoint"),
-    "test": (build, "best_weights"),
+    "test": (build, "load_best_weights"),
     "end": (ResultWriter, "on_fit_end"),
 }
 # In a third of a run, about: later attempts, which begin after a checkpoint, then get to its end.

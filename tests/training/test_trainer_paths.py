@@ -110,6 +110,7 @@ def make_trainer(
         schedule=learning_rate_at,
         stop_flag=StopFlag(),
         activity=activity,
+        load_best=lambda trainer: "",
     )
 
 

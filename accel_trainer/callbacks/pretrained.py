@@ -1,0 +1,62 @@
+"""Writes `export/pretrained/`: the best weights, as the family of the model stores them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core import filesystem
+from ..core.callback import Callback, RunResult, TrainerView
+from ..core.parameters import preserved_weights
+from ..core.shards import is_shard
+from ..core.user_code import describe_error
+
+_logger = logging.getLogger(__name__)
+
+
+class PretrainedExport(Callback):
+    """Calls `save_pretrained` of the model, and of what prepares its inputs, when a run has ended.
+
+    It is the verb of transformers, diffusers and peft, and the library's own `from_pretrained`
+    loads the folder. If it fails, a warning says why: the run is done all the same.
+    """
+
+    def __init__(self, run_folder: Path, *, savers: Sequence[Any]) -> None:
+        self._folder = run_folder / "export" / "pretrained"
+        self._savers = savers
+
+    def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
+        """Save the best weights, unless the run was preempted and will continue. **Collective.**"""
+        if result.state == "preempted":
+            return
+        is_main = trainer.accelerator.is_main_process
+        if any(map(is_shard, trainer.model.parameters())):
+            if is_main:
+                _logger.warning(
+                    "[PRETRAINED] no %s: save_pretrained needs whole weights, and these are in "
+                    "shards: load export/model.safetensors into the model, and call it there",
+                    self._folder,
+                )
+            return
+        with preserved_weights(trainer.model):
+            trainer.load_best()
+            if is_main:
+                self._save()
+
+    def _save(self) -> None:
+        try:
+            with filesystem.new_directory(self._folder) as new:
+                for each in self._savers:
+                    each.save_pretrained(str(new))
+                if self._folder.exists():
+                    filesystem.remove_directories([self._folder])
+                filesystem.publish(new, self._folder)
+        except Exception as error:  # the library's own types
+            _logger.warning(
+                "[PRETRAINED] no %s: save_pretrained failed (%s). The run is done: correct it, and "
+                "start the same command again, which then only exports",
+                self._folder,
+                describe_error(error),
+            )
