@@ -14,7 +14,7 @@ from accel_trainer.run.extra_callbacks import Observer
 from accel_trainer.training.unsaved_state import mark_unsaved
 
 UNSAVED = __file__
-"""This file, for the callbacks of a start."""
+"""This file of callbacks, for a `Start`: it writes what `lost_state` compares."""
 
 
 def file_of(folder: Path, step: int) -> Path:

@@ -13,6 +13,7 @@ from accel_trainer.commands import (
     Change,
     CommandParser,
     RunReader,
+    at_least,
     compare_runs,
     format_number,
     read_run,
@@ -40,12 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--effect", action="store_true", help="train to find the settings that change the result")
     until_help = "the last step to train; default: past an evaluation and an epoch, at most 200"
     add("--until", type=int, metavar="STEP", help=until_help)
-    add("--jobs", type=int, default=1, metavar="N", help="trainings at once; default: 1")
+    add("--jobs", type=at_least(1), default=1, metavar="N", help="trainings at once; default: 1")
     parser.add_recipe_option()
     parser.add_json_option()
     options = parser.parse_args(argv)
-    if options.jobs < 1:
-        parser.error(f"--jobs is {options.jobs}, and must be 1 or more")
     first, second = (read_run(folder) for folder in (options.run, options.other))
     if options.effect:
         return _show_effect(first, second, options)

@@ -24,6 +24,7 @@ from accel_trainer.commands import (
     write_own_file,
 )
 
+from ..story import Story
 from .again import interval_of
 from .condition import parse_condition
 from .first_step import FirstStep, Numbers, find_first_step, numbers_by_step
@@ -54,13 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.page is not None:
         refuse_other_file(options.page, "--page")
     run = read_run(options.run)
-    say_it = say_unless(options.json)
-    said: list[str] = []
-
-    def say(line: str) -> None:
-        said.append(line)
-        say_it(line)
-
+    say = Story(say_unless(options.json))
     with reading(options.run), replay_folder(options.keep) as folder:
         replay = Replay.of(run, options.recipe)
         found = _find(replay, options, folder, say)
@@ -74,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(str(proof))
     if options.page is not None:
         title = f"{run.name}, step {found.step}: {options.where}"
-        page = draw_page(title, "\n".join(said), samples)
+        page = draw_page(title, say.text, samples)
         write_own_file(options.page, page.encode(), "--page")
         say(f"the samples as a page: {options.page}")
     if options.json:

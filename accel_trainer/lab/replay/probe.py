@@ -12,6 +12,7 @@ from accel_trainer.commands import (
     CommandParser,
     Row,
     RunReader,
+    at_least,
     filesystem,
     format_table,
     read_run,
@@ -85,7 +86,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("callbacks", type=Path, help="a Python file of callbacks")
     parser.add_argument(
         "--every",
-        type=int,
+        type=at_least(1),
         metavar="N",
         help="a row every N steps; default: as often as the run, which logs means since the row "
         "before",

@@ -14,6 +14,7 @@ from accel_trainer.commands import (
     Row,
     RunReader,
     Say,
+    at_least,
     callbacks_in,
     last_step,
     prepare_directory,
@@ -31,7 +32,7 @@ def add_job_options(parser: CommandParser) -> None:
     """Add the flags of commands that train a whole run again."""
     parser.add_argument(
         "--jobs",
-        type=int,
+        type=at_least(1),
         metavar="N",
         help="stretches to train at once; default: as many as the cores allow, 1 on a GPU",
     )
@@ -69,11 +70,11 @@ def train_again(
     `folder`; what is there is not trained again. `say` is called with lines about the progress.
 
     Raises:
-        ConfigError: a number is out of range, or a file has no callbacks.
+        ConfigError: there are no such steps, or a file has no callbacks.
         OutputError: the recipe failed, or a folder cannot be written.
         KeyboardInterrupt: a stop signal came.
     """
-    _check_numbers(replay, every=every, first=first, last=last, jobs=jobs)
+    _check_steps(replay, first, last)
     interval = every or interval_of(replay)
     in_one = any([has_state(path) for path in callbacks])
     stretches = plan(replay, every=interval, first=first or 1, last=last, in_one=in_one)
@@ -109,15 +110,11 @@ def train_again(
     return Retrained(kept, reduce(add, proofs), steps, store.folder)
 
 
-def _check_numbers(
-    replay: Replay, *, every: int | None, first: int | None, last: int | None, jobs: int | None
-) -> None:
-    for name, value in (("--every", every), ("--jobs", jobs)):
-        if value is not None and value < 1:
-            raise ConfigError("USAGE", f"{name} is {value}: give 1 or more")
+def _check_steps(replay: Replay, first: int | None, last: int | None) -> None:
     end = last_step(replay.run)
-    if not 1 <= (1 if first is None else first) <= (end if last is None else last) <= end:
-        asked = f"steps {1 if first is None else first} to {end if last is None else last}"
+    begin, until = 1 if first is None else first, end if last is None else last
+    if not 1 <= begin <= until <= end:
+        asked = f"steps {begin} to {until}"
         fix = f"give steps from 1 to {end}" if end else "it has not trained yet"
         raise ConfigError("STEP", f"{replay.run.folder} has no {asked}: {fix}")
 

@@ -21,6 +21,7 @@ from accel_trainer.commands import (
 )
 
 from ..replay.replay import Replay, environment_changes, replay_folder
+from ..story import Story
 from .causes import Cause, explain, order_of_sums
 from .finding import Finding
 from .records import (
@@ -43,24 +44,6 @@ _MAX_VALUE = 60
 _MAX_TRACES = 3
 _MAX_NAMES = 3
 _CALLBACKS = "variables.ACCEL_TRAINER_CALLBACKS"
-
-
-class Story:
-    """The lines of an answer: each is passed on at once, and kept for the finding."""
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-        self._lines: list[str] = []
-
-    def __call__(self, line: str) -> None:
-        """Tell a line."""
-        self._lines.append(line)
-        self._say(line)
-
-    @property
-    def text(self) -> str:
-        """All lines so far."""
-        return "\n".join(self._lines)
 
 
 def why(
