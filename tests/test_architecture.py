@@ -445,6 +445,9 @@ RULES = {
             "vision.sources.digits",  # splits once, with a generator of its own
             "lab.chaos.faults",  # draws them by a seed
             "lab.chaos.runs",  # which byte is flipped
+            # These draw in a step and in hooks, where the generators are those of the step.
+            "recipes.byol",
+            "recipes.diffusion",
         },
         "torch.randperm(8)",
     ),
@@ -482,6 +485,7 @@ RULES = {
             "core.filesystem",
             "run.started",  # a list in the user's home, which stops no run
             "vision.data.cache",  # makes the folder that users name
+            "recipes.search",  # the same
             # These work in a temporary folder.
             "cli.common.scratch",
             "lab.chaos.command",
@@ -621,6 +625,7 @@ RULES = {
             "cli.launch",
             "cli.common.output",  # escapes control characters in names
             "cli.share.plain_evaluation",  # a script without this package
+            "recipes.search",  # a program of several runs
         },
         "print('hello')",
     ),

@@ -31,13 +31,15 @@ from .test_architecture import count_tokens
 from .variants import slow_but
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("characters", "lora", "segmentation", "text", "vit")
+NAMES = ("byol", "characters", "diffusion", "lora", "segmentation", "text", "vit")
 IN_FLOAT64 = ("characters", "segmentation", "text")  # parts of the others compute in float32
 NUM_STEPS = 4
 
 
 def recipe(name: str) -> ModuleType:
     needed = {
+        "byol": ("sklearn",),
+        "diffusion": ("sklearn", "PIL"),
         "lora": ("transformers", "peft"),
         "segmentation": ("sklearn", "torchmetrics"),
         "text": ("transformers", "sklearn"),
@@ -85,7 +87,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_short(name: str) -> None:
-    assert count_tokens((ROOT / "recipes" / f"{name}.py").read_text()) <= 640
+    assert count_tokens((ROOT / "recipes" / f"{name}.py").read_text()) <= 770
 
 
 @pytest.mark.usefixtures("python_is_forked")
@@ -99,7 +101,7 @@ def test_a_recipe_without_its_library_says_what_to_install() -> None:
     assert done.stderr == "recipes/text.py needs transformers: pip install 'accel-trainer[hf]'\n"
 
 
-@pytest.mark.parametrize("name", slow_but(["text"], NAMES))
+@pytest.mark.parametrize("name", slow_but(["text", "byol"], NAMES))
 def test_a_resumed_recipe_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
     recipe(name)
     processes.run(train_whole_and_in_parts, name, tmp_path, folder=tmp_path / "logs")
@@ -132,3 +134,16 @@ def test_two_processes_train_the_same_model(tmp_path: Path, name: str) -> None:
 
 def in_float64(name: str, folder: Path, micro: int) -> None:
     train(name, folder, micro=micro, dtype="float64")
+
+
+def test_a_search_that_was_killed_continues_its_trial(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    pytest.importorskip("sklearn")
+    module = importlib.import_module("recipes.search")
+    killed = module.search(tmp_path, num_trials=0).ask()
+    killed.suggest_float("rate", 1e-3, 1.0, log=True)
+    killed.suggest_float("decay", 1e-6, 1e-2, log=True)
+    study = module.search(tmp_path, num_trials=1)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+    assert study.trials[1].params == killed.params
+    assert module.search(tmp_path, num_trials=1).trials == study.trials, "nothing is left"

@@ -1,0 +1,117 @@
+"""Learn features of digits without their labels (BYOL), judged by their nearest neighbours.
+
+python recipes/byol.py --optimizer.name adamw --lr 0.002 --epochs 20
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from accel_trainer import (
+    Batch,
+    Callback,
+    RecipeConfig,
+    RunResult,
+    StepOutput,
+    StepReport,
+    TrainerView,
+    build_trainer,
+    main,
+    start_run,
+)
+
+
+class Student(nn.Module):
+    """Features of pictures [B, 1, 8, 8], and a prediction of the teacher's: [B, 64] each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(1, 32, 3, padding=1), nn.GroupNorm(8, 32), nn.ReLU(), nn.MaxPool2d(2)]
+        self.encoder = nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 64))
+        self.predictor = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return the predictions."""
+        return self.predictor(self.encoder(pictures))
+
+
+class Byol:
+    """From one view of a picture, predict the teacher's features of a different one."""
+
+    def __init__(self, teacher: nn.Module) -> None:
+        self.teacher = teacher
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the cosine distances [B], summed over both directions."""
+        one, two = view(batch.inputs), view(batch.inputs)
+        with torch.no_grad():
+            targets = self.teacher(torch.cat([two, one]))
+        predicted = model(torch.cat([one, two]))
+        return StepOutput(2 - F.cosine_similarity(predicted, targets).view(2, -1).sum(0))
+
+
+def view(pictures: Tensor) -> Tensor:
+    """Return the pictures with noise and other contrasts."""
+    contrasts = 0.6 + 0.8 * torch.rand(len(pictures), 1, 1, 1, device=pictures.device)
+    return pictures * contrasts + 0.2 * torch.randn_like(pictures)
+
+
+class MoveTeacher(Callback):
+    """Moves the weights of the teacher a hundredth of the way to those of the encoder."""
+
+    def __init__(self, teacher: nn.Module) -> None:
+        self.teacher = teacher
+
+    @torch.no_grad()
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Follow a step that changed the encoder."""
+        pairs = zip(self.teacher.parameters(), trainer.model.encoder.parameters(), strict=True)
+        for mine, theirs in () if report.was_skipped else pairs:
+            mine.lerp_(theirs, 0.01)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """How many test pictures have the label of the training picture with the nearest features."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    monitors = {"neighbours": True}  # noqa: RUF012
+
+    def run(self, model: nn.Module, position: Any, stop_flag: Any) -> dict[str, float]:
+        """Return the fraction, as a number where more is better."""
+        known, asked = (F.normalize(model.encoder(part[0])) for part in (self.train, self.test))
+        found = self.train[1][(asked @ known.T).argmax(1)]
+        return {"neighbours": float((found == self.test[1]).double().mean())}
+
+
+def train(config: RecipeConfig) -> RunResult:
+    """Train, evaluate and export. Runs in every process."""
+    digits = load_digits()
+    with start_run(config, recipe="byol") as run:
+        device = run.accelerator.device
+        pictures = torch.tensor(digits.images, dtype=torch.float32, device=device)[:, None] / 16
+        labels = torch.tensor(digits.target, device=device)
+        student = Student()
+        teacher = copy.deepcopy(student.encoder).requires_grad_(False).to(device)
+        trainer = build_trainer(
+            run,
+            model=student,
+            task=Byol(teacher),
+            train_set=[(picture.cpu(), 0) for picture in pictures[400:]],
+            eval_sets=Neighbours((pictures[400:], labels[400:]), (pictures[:400], labels[:400])),
+            callbacks=[MoveTeacher(teacher)],
+            states={"teacher": teacher},
+        )
+        return trainer.fit()
+
+
+if __name__ == "__main__":
+    main(train, RecipeConfig)

@@ -1,0 +1,112 @@
+"""Train a diffusion model (DDPM) on digits, with an average of its weights and pictures of samples.
+
+python recipes/diffusion.py --optimizer.name adamw --lr 0.002 --ema 0.99 --epochs 40
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from accel_trainer import (
+    Batch,
+    Callback,
+    RecipeConfig,
+    RunResult,
+    StepOutput,
+    TrainerView,
+    build_trainer,
+    main,
+    start_run,
+)
+from accel_trainer.vision import to_png
+
+NUM_LEVELS = 100
+# What is left of the picture at each level of noise, as in Ho et al. (arXiv 2006.11239).
+SIGNAL = torch.cumprod(1 - torch.linspace(1e-4, 0.1, NUM_LEVELS), dim=0)
+FIXED_NOISE = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Denoiser(nn.Module):
+    """Predicts the noise in pictures: [B, 1, 8, 8] and levels int64 [B] -> [B, 1, 8, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = nn.Embedding(NUM_LEVELS, 64)
+        self.first = nn.Conv2d(1, 64, 3, padding=1)
+        self.blocks = nn.ModuleList(nn.Conv2d(64, 64, 3, padding=1) for _ in range(4))
+        self.last = nn.Conv2d(64, 1, 3, padding=1)
+
+    def forward(self, noisy: Tensor, levels: Tensor) -> Tensor:
+        """Return the predicted noise."""
+        hidden = self.first(noisy) + self.level(levels)[:, :, None, None]
+        for block in self.blocks:
+            hidden = hidden + block(F.silu(hidden))
+        return self.last(F.silu(hidden))
+
+
+class Denoise:
+    """The mean squared error of the predicted noise, for each of B pictures."""
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the losses [B] at random levels; at low ones, also as a number of each picture."""
+        pictures = batch.inputs
+        levels = torch.randint(NUM_LEVELS, (len(pictures),), device=pictures.device)
+        losses = self._losses(model, pictures, levels, torch.randn_like(pictures))
+        return StepOutput(losses, numbers={"low_levels": losses * (levels < 10)})
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the losses [B] for the same noise and levels in each evaluation."""
+        pictures = batch.inputs
+        noise = FIXED_NOISE.to(pictures).expand_as(pictures)
+        levels = [torch.full_like(batch.targets, level) for level in range(5, NUM_LEVELS, 10)]
+        losses = [self._losses(model, pictures, each, noise) for each in levels]
+        return StepOutput(torch.stack(losses).mean(0))
+
+    def _losses(self, model: nn.Module, pictures: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
+        signal = SIGNAL.to(pictures)[levels][:, None, None, None]
+        predicted = model(signal.sqrt() * pictures + (1 - signal).sqrt() * noise, levels)
+        return (predicted - noise).square().flatten(1).mean(1)
+
+
+class Samples(Callback):
+    """Logs a picture of 16 samples of the averaged model after each evaluation."""
+
+    @torch.no_grad()
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+        """Remove the noise from pure noise, level by level."""
+        model = trainer.average_model or trainer.model
+        pictures = torch.randn(16, 1, 8, 8, device=trainer.accelerator.device)
+        for level in reversed(range(NUM_LEVELS)):
+            left = SIGNAL[level]
+            kept = left / SIGNAL[level - 1] if level else left
+            noise = model(pictures, torch.full((16,), level, device=pictures.device))
+            pictures = (pictures - (1 - kept) / (1 - left).sqrt() * noise) / kept.sqrt()
+            if level:
+                pictures += (1 - kept).sqrt() * torch.randn_like(pictures)
+        grid = pictures.reshape(4, 4, 8, 8).transpose(1, 2).reshape(32, 32)
+        trainer.log.picture("samples", to_png(grid / 2 + 0.5))
+
+
+def train(config: RecipeConfig) -> RunResult:
+    """Train, evaluate and export. Runs in every process."""
+    pictures = torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 8 - 1
+    samples = [(picture, 0) for picture in pictures]
+    with start_run(config, recipe="diffusion") as run:
+        return build_trainer(
+            run,
+            model=Denoiser(),
+            task=Denoise(),
+            train_set=samples[200:],
+            eval_sets=samples[:200],
+            callbacks=[Samples()],
+        ).fit()
+
+
+if __name__ == "__main__":
+    main(train, RecipeConfig)
