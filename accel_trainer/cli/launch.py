@@ -21,7 +21,7 @@ _EXAMPLE = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Do what `accelerate launch` does with `argv`; return the code of the first failed process.
 
     Raises ConfigError for arguments that accelerate refuses.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,13 +57,11 @@ class RangeTest:
         return min(self.steepest, math.inf if self.divergence is None else self.divergence / 10)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the test in a temporary folder, draw the curve and print a suggestion.
 
     Returns 1 if the loss never fell, else 0.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
     parser = CommandParser(
         f"{__doc__} {_RULES}", _EXAMPLE, prog="accel-trainer lr-find RECIPE.py", allow_abbrev=False
     )
@@ -79,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--png", type=Path, default=Path("lr-find.png"), help="default: lr-find.png"
     )
     parser.add_argument("--num-processes", type=int, metavar="N", default=1, help="default: 1")
-    options, flags = parser.parse_known_args(argv)
+    options, recipe, flags = parser.parse_recipe(argv)
     if recipe is None:
         raise ConfigError("LR_FIND", f"name the recipe first; {_EXAMPLE}")
     if not 0 < options.lowest < options.highest < math.inf or not 10 <= options.steps <= _MAX_STEPS:
@@ -97,11 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     refuse_other_file(png, "--png")
     growth = (options.highest / options.lowest) ** (1 / (options.steps - 1))
     ramp = _ramp(options.lowest, growth, options.steps)
-    config_class = find_config_class(Path(recipe))
+    config_class = find_config_class(recipe)
     _refuse_own_flags(config_class, flags, [*ramp, "--output-dir"])
     parse_config(config_class, [*flags, *ramp], description="")
     importlib.import_module("matplotlib.figure")  # if it is missing, nothing is trained in vain
-    losses = _measure(recipe, [*flags, *ramp], options.num_processes)
+    losses = _measure(str(recipe), [*flags, *ramp], options.num_processes)
     test = analyze([options.lowest * growth**step for step in range(len(losses))], losses)
     _draw(test, options.png)
     tell("\n".join([*_verdict(test), f"the curve is in {options.png}"]))

@@ -123,7 +123,7 @@ def test_a_dry_run_succeeds(tmp_path):
 '''
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Write the files of a new project into a folder that does not exist yet."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to create")

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,6 +33,14 @@ class CommandParser(argparse.ArgumentParser):
             allow_abbrev=allow_abbrev,
             formatter_class=_Paragraphs,
         )
+
+    def parse_recipe(
+        self, argv: Sequence[str]
+    ) -> tuple[argparse.Namespace, Path | None, list[str]]:
+        """Return the options, the recipe in front of them (None: it is missing), and its flags."""
+        recipe = Path(argv[0]) if argv and not argv[0].startswith("-") else None
+        options, flags = self.parse_known_args(argv[recipe is not None :])
+        return options, recipe, flags
 
     def add_run(self) -> None:
         """Add the argument of commands on one run."""

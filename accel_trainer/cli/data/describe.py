@@ -60,7 +60,7 @@ class Photo:
     has_more: bool = False
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the description; return 65 if a run would stop."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument(

@@ -44,7 +44,7 @@ _FORMAT = 1
 _EXAMPLE = "example: accel-trainer pack photos packed --short-side 256 --num-workers 8"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Pack a dataset, or continue; print what was written."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument(

@@ -42,7 +42,7 @@ _KILLED = (
 _EXAMPLE = "example: accel-trainer doctor recipes/cifar.py --config recipes/configs/digits.yaml"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the problems; return 64 if one is an error.
 
     **Collective** when launched on several processes.

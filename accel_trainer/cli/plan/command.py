@@ -8,9 +8,7 @@ whole run will need on this machine. What it trains is deleted.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,10 +33,8 @@ _NUM_ROWS = 10
 _HOUR_S = 3600
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the plan. The exit code is that of the recipe if it fails."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
     parser = CommandParser(
         __doc__, _EXAMPLE, prog="accel-trainer plan [RECIPE.py]", allow_abbrev=False
     )
@@ -65,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=12,
         help="how long to train for the measurement, after the first steps; default: 12",
     )
-    options, flags = parser.parse_known_args(argv)
+    options, recipe, flags = parser.parse_recipe(argv)
     _check(options)
     config_class = RecipeConfig if recipe is None else find_config_class(recipe)
     config = parse_config(config_class, flags, description=__doc__)

@@ -31,7 +31,7 @@ from .pictures import draw_samples, load_data
 _EXAMPLE = "example: accel-trainer report runs --open"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Write the page and its charts and print their paths."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")

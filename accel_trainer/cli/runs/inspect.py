@@ -43,7 +43,7 @@ class CheckpointReport:
         return sum(self.manifest["files"][name]["bytes"] for name in self.problems)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Describe the run or checkpoint at a path; return the exit code."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("path", type=Path, help="a run folder, or one of its checkpoints")

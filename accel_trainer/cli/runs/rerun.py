@@ -29,7 +29,7 @@ _POLL_S = 0.2
 _LOSS = "train/loss"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Start the run's recipe with its `config.yaml`.
 
     Returns 0 if the final weights have the same hash, else 1, or the exit code of a rerun that

@@ -28,7 +28,7 @@ _DROPPABLE = ("samples/s", "data", "wall", "epoch", "last", "step", "metric")
 _EXAMPLE = "example: accel-trainer runs runs --sort best"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the table."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="default: runs")

@@ -17,7 +17,7 @@ from ..common.parser import CommandParser
 _EXAMPLE = "example: accel-trainer status runs/first --exit-code"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the state of a run; with `--exit-code`, exit with the code of the run."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()

@@ -62,7 +62,7 @@ class StoredModel:
     """The settings that change the numbers, which an export records for use without its run."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the metrics, and the best and worst classes."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument(

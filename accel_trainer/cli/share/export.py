@@ -39,7 +39,7 @@ _EXAMPLE = "example: accel-trainer export runs/first --to model"
 _STEP = re.compile(r"step[- ](\d+)")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Write or push the export and print where it is."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("run", type=Path, help="a run; one that has not ended is exported as it is")

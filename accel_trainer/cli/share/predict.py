@@ -45,7 +45,7 @@ Prediction = tuple[Path, list[tuple[str, float]] | DataError]
 
 
 @torch.inference_mode()
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print a line per image: its path, then labels with their confidence."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument(

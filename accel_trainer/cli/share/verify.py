@@ -40,7 +40,7 @@ _IMAGES_PER_FILE = 2_000
 _EXAMPLE = "example: accel-trainer verify model --dataset photos"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print each reported and measured number; return 1 if one differs or a file was changed."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("folder", type=Path, help="an export, or a finished run")

@@ -10,7 +10,6 @@ import json
 import os
 import shlex
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,13 +34,11 @@ _EXAMPLE = (
 _FAILED = 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Train the runs that are not finished and print the table.
 
     Run the same command again to continue.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
     swept = "A flag that takes one value and is given several is swept, in all combinations."
     parser = CommandParser(
         f"{__doc__} {swept}", _EXAMPLE, prog="accel-trainer sweep RECIPE.py", allow_abbrev=False
@@ -70,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="only print the command of each unfinished run, for xargs or a job array",
     )
-    options, flags = parser.parse_known_args(argv)
+    options, recipe, flags = parser.parse_recipe(argv)
     if recipe is None:
         raise ConfigError("SWEEP", f"name the recipe first; {_EXAMPLE}")
     if options.num_processes < 1:

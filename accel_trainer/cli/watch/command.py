@@ -21,7 +21,7 @@ from .server import serving
 _EXAMPLE = "example: accel-trainer watch runs --open"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Serve the page until Ctrl-C, and print its address."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")

@@ -21,7 +21,7 @@ _EXAMPLE = "example: accel-trainer audit runs/first --segments 1"
 _DIFFERENT = 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Compare the files of a run with each other, then train stretches of it again.
 
     The stretches lie between checkpoints, and are drawn from `--seed`: their rows, digests and the

@@ -50,12 +50,11 @@ _NOT_TRIED = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the campaign; return 0 if the recipe survives, else 1, or the recipe's own exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    own = words[: words.index("--")] if "--" in words else words
+    own = argv[: argv.index("--")] if "--" in argv else argv
     options = _parser().parse_args(own)
-    options.flags = words[len(own) + 1 :]
+    options.flags = argv[len(own) + 1 :]
     _check(options)
     plan = None if options.faults is None else parse_plan(options.faults)
     with _folder(options.keep) as folder, stops_noted() as stops:

@@ -27,7 +27,7 @@ _WITH_ONE_DECIMAL = ("samples_per_s", "wall_s")
 _EXAMPLE = "example: accel-trainer diff runs/first runs/second"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the differences by group, without empty groups.
 
     With `--effect`, find the settings that change the result: the first run is trained again up to

@@ -34,7 +34,7 @@ _DIFFERENT = 1
 _FILES = ("config.yaml", "environment.json", "recipe.py")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """DIR becomes a run folder with a checkpoint of that step, from which a run can continue.
 
     The steps since the checkpoint before it are trained again, and compared with the digests and
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _DIFFERENT if proof is not None and proof.first_difference else ExitCode.DONE
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()
     parser.add_argument(

@@ -41,7 +41,7 @@ _DIFFERENT = 1
 _MAX_SHOWN = 8
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """CONDITION is about the columns of the run's rows, such as 'optim/grad_norm > 10'.
 
     It may join several with and, or, not and parentheses, and ask isnan(...) and isfinite(...). The
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _DIFFERENT if proof.first_difference else 0
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()
     parser.add_argument(

@@ -22,7 +22,7 @@ from .replay import Replay
 _EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Replay from the newest checkpoint before the step, in a temporary folder.
 
     The same checkpoint, data and number of processes give the same bits, and `--on-nonfinite skip`

@@ -33,7 +33,7 @@ _ENGINE = ("train/", "optim/", "perf/", "digest/", "test/", "eval")
 _MAX_NAMES = 20
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """The run is trained again with the callbacks of a file, which log with `trainer.log`.
 
     Their rows are equal to those that they would have logged in the run, and go to `probe.jsonl` in
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _DIFFERENT if found.proof.first_difference else 0
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()
     parser.add_argument("callbacks", type=Path, help="a Python file of callbacks")

@@ -21,7 +21,7 @@ _EXAMPLE = "example: accel-trainer why runs/first runs/second"
 _DIFFERENT = 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Compare the files of two runs, then train again the steps in which they begin to differ.
 
     The first step, part, operator and number that differ are named, and their cause by

@@ -1,0 +1,36 @@
+"""Public names are imported one by one, when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import accel_trainer.commands
+
+PACKAGES = (accel_trainer, accel_trainer.commands)
+
+
+def test_a_package_has_the_names_that_its_list_imports_and_no_others() -> None:
+    for package in PACKAGES:
+        api = importlib.import_module(f"{package.__name__}.api")
+        assert package.__all__ == dir(package) == sorted(api.__all__)
+        for name in package.__all__:
+            assert getattr(package, name) is getattr(api, name), name
+        with pytest.raises(AttributeError, match=f"{package.__name__}.*Lodaer"):
+            _ = package.Lodaer
+
+
+def test_what_needs_no_torch_is_imported_without_it() -> None:
+    probe = (
+        "import sys\n"
+        "from accel_trainer import ConfigError, ExitCode\n"
+        "from accel_trainer.commands import CommandParser, filesystem, read_run, tell\n"
+        "print('torch' in sys.modules)\n"
+        "from accel_trainer import Trainer\n"
+        "print('torch' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "True"]
