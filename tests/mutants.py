@@ -958,7 +958,7 @@ MUTANTS = [
     Mutant(
         "a stop that an evaluation asks for comes a step late",
         "accel_trainer/training/trainer.py",
-        "if self._stop_flag.agreed or self._progress.requested_stop:",
+        "if self._stop_flag.agreed or self.is_finished:",
         "if self._stop_flag.agreed:",
         ("tests/training/test_evaluation_interval.py",),
     ),
@@ -977,10 +977,31 @@ MUTANTS = [
         ("tests/training/test_evaluation_interval.py",),
     ),
     Mutant(
+        "the last of a given number of steps is not evaluated unless it is due",
+        "accel_trainer/training/config.py",
+        "is_last = position.optimizer_step == self.num_steps or (",
+        "is_last = (",
+        ("tests/training/test_steps.py",),
+    ),
+    Mutant(
+        "an evaluation of a run of some steps is in no checkpoint",
+        "accel_trainer/training/trainer.py",
+        "or (self._config.num_steps is not None and self._progress.is_evaluated)",
+        "",
+        ("tests/training/test_steps.py",),
+    ),
+    Mutant(
+        "processes find out one after another that a stream has ended",
+        "accel_trainer/data/loader.py",
+        "return [*parts, range(end - 1, end)] if",
+        "return [*parts, parts[-1][-1:]] if",
+        ("tests/data/test_endless.py",),
+    ),
+    Mutant(
         "the progress of a batch forgets the steps of its epoch",
-        "accel_trainer/training/progress.py",
-        "epochs = position.epoch + position.step_in_epoch / steps_per_epoch",
-        "epochs = float(position.epoch)",
+        "accel_trainer/training/trainer.py",
+        "epochs = state.epoch + state.step_in_epoch / self.loader.plan.steps_per_epoch",
+        "epochs = float(state.epoch)",
         ("tests/training/test_position.py",),
     ),
     Mutant(

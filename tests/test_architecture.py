@@ -549,6 +549,7 @@ RULES = {
             "cli.sweep.sweep",  # logs of its own
             "vision",  # datasets
             "recipes.lora",  # a text
+            "recipes.stream",  # tar files, in memory
         },
         "path.open()",
     ),

@@ -31,7 +31,7 @@ from .test_architecture import count_tokens
 from .variants import slow_but
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("byol", "characters", "diffusion", "lora", "segmentation", "text", "vit")
+NAMES = ("byol", "characters", "diffusion", "lora", "segmentation", "stream", "text", "vit")
 IN_FLOAT64 = ("characters", "segmentation", "text")  # parts of the others compute in float32
 NUM_STEPS = 4
 
@@ -42,6 +42,7 @@ def recipe(name: str) -> ModuleType:
         "diffusion": ("sklearn", "PIL"),
         "lora": ("transformers", "peft"),
         "segmentation": ("sklearn", "torchmetrics"),
+        "stream": ("sklearn",),
         "text": ("transformers", "sklearn"),
         "vit": ("transformers", "datasets"),
     }
@@ -55,13 +56,14 @@ def train(name: str, folder: Path, *stops: int, micro: int = 16, dtype: str = "f
     torch.set_default_dtype(getattr(torch, dtype))
     module = recipe(name)
     own = {"dataset": str(make_photos(folder.parent / "photos"))} if name == "vit" else {}
+    length = {"num_steps": 2 * NUM_STEPS} if name == "stream" else {"num_epochs": 1}
     for max_steps in (*stops, NUM_STEPS):
         config = getattr(module, "Config", RecipeConfig)(
             **own,
             batch=BatchConfig(
                 global_batch_size=16, per_device_batch_size=micro, eval_batch_size=100
             ),
-            trainer=TrainerConfig(num_epochs=1, max_steps=max_steps, log_every_n_steps=2),
+            trainer=TrainerConfig(**length, max_steps=max_steps, log_every_n_steps=2),
             optimizer=OptimizerConfig(name="adamw", learning_rate=0.002),
             checkpoint=CheckpointConfig(every_n_steps=2),
             runtime=RuntimeConfig(num_threads=1, timeout_s=300),

@@ -18,6 +18,9 @@ from .wording import counted
 
 Reduce = Literal["float", "exact"]
 
+ENDLESS = 2**62
+"""The number of samples of a stream without a length: no run comes to its end."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
@@ -92,6 +95,11 @@ class BatchPlan:
         return full + (rest > 0 and not self.drop_last)
 
     @property
+    def is_endless(self) -> bool:
+        """Whether the samples are those of a stream without a length."""
+        return self.num_samples >= ENDLESS
+
+    @property
     def accumulation_steps(self) -> int:
         """Micro-batches of a full step batch on one process."""
         return math.ceil(self.global_batch_size // self.num_processes / self.per_device_batch_size)
@@ -147,7 +155,8 @@ class BatchPlan:
             split = f"{processes} x {self.accumulation_steps} micro-batches of at most {size}"
         steps = counted(self.steps_per_epoch, "step")
         samples = counted(self.num_samples, "sample")
-        return f"{self.global_batch_size} per step ({split}), {steps} per epoch of {samples}"
+        of = "a stream" if self.is_endless else f"{steps} per epoch of {samples}"
+        return f"{self.global_batch_size} per step ({split}), {of}"
 
 
 def split_evenly(

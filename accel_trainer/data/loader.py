@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
+from ..core.batch_plan import ENDLESS, BatchConfig, BatchPlan, split_evenly
 from ..core.config import ABOVE_ZERO, AT_LEAST_ONE
 from ..core.errors import ConfigError
 from ..core.types import Batch, LazyBatches, StepBatch
@@ -67,7 +67,8 @@ class TrainLoader(Generic[AnyReader]):
         """Yield the step batches of `epoch` from `first_step` on.
 
         A micro-batch moves to the device when it is indexed. Only a stream without `seek` reads
-        what is before the first step.
+        what is before the first step. A stream without a length ends before the first step for
+        which it lacks a sample, on all processes.
 
         Raises:
             DataError: samples cannot be read.
@@ -75,13 +76,17 @@ class TrainLoader(Generic[AnyReader]):
         """
         order = self.order.draw(seed=self._seed, epoch=epoch)
         steps = range(first_step, self.plan.steps_per_epoch)
-        to_read, parts_of_steps = tee(
-            self.plan.micro_batches(step, self._process_index) for step in steps
-        )
+        to_read, parts_of_steps = tee(map(self._parts_of_step, steps))
         ids = (to_tensor(order[part.start : part.stop]) for parts in to_read for part in parts)
         batches = chain(self.reader.read(ids, epoch), repeat(None))
         for step, parts in zip(steps, parts_of_steps, strict=True):
             host: list[Batch | None] = []
+            if self.plan.is_endless:
+                # Before the step, so that no process waits in it for one without samples.
+                host += islice(batches, len(parts))
+                if host.pop() is None:
+                    return
+                parts.pop()
             make = partial(self._micro_batch, batches, host, parts, epoch)
             yield StepBatch(
                 LazyBatches(make, len(parts)), num_samples=self.plan.step_batch_size(step)
@@ -89,6 +94,12 @@ class TrainLoader(Generic[AnyReader]):
             # Also read micro-batches that nobody has indexed: the next step begins after them.
             host += islice(batches, len(parts) - len(host))
         next(batches)  # let the reader end: it may check its files
+
+    def _parts_of_step(self, step: int) -> list[range]:
+        """Return the micro-batches of this process, and of a stream also the step's last sample."""
+        parts = self.plan.micro_batches(step, self._process_index)
+        end = (step + 1) * self.plan.global_batch_size
+        return [*parts, range(end - 1, end)] if self.plan.is_endless else parts
 
     def _micro_batch(
         self,
@@ -197,7 +208,8 @@ def build_train_loader(
     reader = _reader_of(data, "the training set", batch, accelerator, options, seed=seed)
     if isinstance(reader, StreamReader):
         check_order_is_free(reader, batch, options)
-        batch = replace(batch, order="stored")
+        is_endless = reader.num_samples is None
+        batch = replace(batch, order="stored", drop_last=batch.drop_last or is_endless)
     if order is None:
         labels = options.labels
         if labels is None and batch.order == "balanced":
@@ -226,10 +238,13 @@ def build_eval_loader(
     `num_parts` is that of the training loader's plan.
 
     Raises:
-        ConfigError: the dataset has no `len()` and `[index]`.
+        ConfigError: the dataset has no `len()` and `[index]`, or the stream no length.
     """
+    reader = _reader_of(data, "an evaluation set", batch, accelerator, options)
+    if len(reader) == ENDLESS:
+        raise ConfigError("DATA_STREAM", "a stream to evaluate on has no length: give num_samples")
     return EvalLoader(
-        _reader_of(data, "an evaluation set", batch, accelerator, options),
+        reader,
         batch_size=batch.eval_batch_size,
         device=accelerator.device,
         num_processes=accelerator.num_processes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -10,16 +11,22 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from ..core.batch_plan import ENDLESS
+from ..core.config import AT_LEAST_ONE
 from ..core.errors import ConfigError, DataError
 from ..core.types import Batch
 from .reader import Reader
 from .samples import datasets_in, set_epoch
 from .workers import Collate, SampleError, make_batch
 
+_logger = logging.getLogger(__name__)
+
 
 @dataclass(eq=False)
 class StreamReader(Reader):
     """The first `num_samples` samples that `stream(epoch)` yields, in their order.
+
+    None: all of them; training then needs `--steps`, and has no epochs: `epoch` stays 0.
 
     `stream` is called with None in evaluations. Samples are `(input, target)` pairs, or what
     `collate` accepts. Every process reads the whole stream and keeps its part; a resume reads the
@@ -28,11 +35,11 @@ class StreamReader(Reader):
     process and at every call. The stream itself must shuffle, depending on the epoch.
 
     Raises:
-        ConfigError: `stream` is not a function.
+        ConfigError: `stream` is not a function, or `num_samples` is below 1.
     """
 
     stream: Callable[[Any], Iterable[Any]]
-    num_samples: int
+    num_samples: int | None = None
     _: KW_ONLY
     collate: Collate = default_collate
 
@@ -43,22 +50,23 @@ class StreamReader(Reader):
                 f"an object of type {type(self.stream).__name__} cannot start a stream: "
                 "pass a function for which stream(epoch) yields samples",
             )
+        AT_LEAST_ONE.check(self, "StreamReader", "num_samples")
 
     def __len__(self) -> int:
-        return self.num_samples
+        return ENDLESS if self.num_samples is None else int(self.num_samples)
 
     def fingerprint(self) -> str:
         """Return an empty string: a stream is not read twice."""
         return ""
 
     def read(self, ids: Iterable[Tensor], epoch: int | None) -> Iterator[Batch]:
-        """Yield a batch for each tensor of increasing positions.
+        """Yield a batch for each tensor of increasing positions, up to the end of the stream.
 
         An empty batch is cut from a batch of one sample: sample 0, or the last one that was read.
 
         Raises:
             ConfigError: the positions go back.
-            DataError: the stream ends early, or samples cannot be collated.
+            DataError: the stream ends before `num_samples`, or samples cannot be collated.
         """
         samples: Iterator[tuple[int, Any]] | None = None
         position, sample = -1, None
@@ -73,7 +81,9 @@ class StreamReader(Reader):
                         "let build_trainer or build_train_loader make its loader",
                     )
                 while position < wanted:
-                    position, sample = next(samples, (self.num_samples, None))
+                    position, sample = next(samples, (len(self), None))
+                if position > wanted and self.num_samples is None:
+                    return
                 if position > wanted:
                     raise DataError(
                         "DATA_STREAM",
@@ -86,6 +96,13 @@ class StreamReader(Reader):
             except SampleError as error:
                 raise error.as_data_error() from error
             yield batch if len(batch_ids) else batch.map(lambda tensor: tensor[:0])
+        is_read = epoch == 0 and position + 1 == self.num_samples
+        if is_read and next(samples or iter(()), None):
+            _logger.warning(
+                "[DATA_STREAM] the stream goes on after num_samples=%d: each epoch trains only on "
+                "the first ones; to train on all of them, leave it out and set --steps",
+                self.num_samples,
+            )
 
     def _start(self, epoch: int | None, position: int) -> Iterator[tuple[int, Any]]:
         """Return the samples of the stream with their positions, from `position` or before it."""

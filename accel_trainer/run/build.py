@@ -53,7 +53,7 @@ from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, finger
 from .extra_callbacks import Observer, extra_callbacks
 from .folder import record_start
 from .observers import build_callbacks
-from .optimization import Optimization, describe_length, plan_optimization
+from .optimization import Optimization, describe_length, plan_optimization, refuse_epochs
 from .parts import check_coupling, check_part, check_parts, check_states
 from .restore import restore_checkpoint
 from .session import Run
@@ -127,6 +127,7 @@ def build_trainer(
     for each in observers:
         build = partial(each.build_data, build)
     data = build(run, train_set, eval_sets, test_set, options)
+    refuse_epochs(run.config, data.plan)
     check_coupling(task, data.plan)
     run.activity.couples_batch = getattr(task, "couples_batch", False)
     metrics_of = choose_metrics(metrics, task, data)
@@ -426,8 +427,8 @@ def _banner(
         f"{describe_machine(run.accelerator)}\n"
         f"{plan.describe()}, {describe_length(run.config, plan)}{same_steps}\n"
         f"{optimization.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
-        f"{num_train} samples to train on, {' + '.join(map(str, num_evaluated)) or 'none'} to "
-        f"evaluate; a resume checks {checked}\n"
+        f"{num_train or 'a stream of'} samples to train on, "
+        f"{' + '.join(map(str, num_evaluated)) or 'none'} to evaluate; a resume checks {checked}\n"
         f"{described}{origin}run folder {run.folder}"
     )
 

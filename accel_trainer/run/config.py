@@ -22,7 +22,7 @@ from ..core.run_dir import expand_home
 from ..distributed.accelerator import RuntimeConfig
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig
-from ..training.config import EVERY_N_STEPS, TrainerConfig
+from ..training.config import TrainerConfig
 
 # Settings that may differ between two starts of a run, by the prefix of their dotted names. All
 # others decide what is trained, and may only be changed on purpose (`--allow-change`).
@@ -156,7 +156,7 @@ def with_defaults(config: C) -> C:
         runtime = replace(runtime, sync_batch_norm=False, num_threads=runtime.num_threads or 1)
     checkpoint = config.checkpoint
     if config.trainer.num_steps is not None and checkpoint.every_n_steps is None:
-        checkpoint = replace(checkpoint, every_n_steps=EVERY_N_STEPS)
+        checkpoint = replace(checkpoint, every_n_steps=1000)
     return replace(
         config,
         trainer=config.trainer.with_defaults(),

@@ -98,7 +98,10 @@ class RunData:
         size = self.plan.num_samples if order is None else len(order.kept)
         identity = {
             "data_fingerprint": str(fingerprint),
-            "num_samples": [size, *(each.num_samples for each in self.eval_loaders)],
+            "num_samples": [
+                None if self.plan.is_endless else size,
+                *(each.num_samples for each in self.eval_loaders),
+            ],
             "order": "" if order is None else order.fingerprint,
         }
         check_same_everywhere({"data": str(identity)}, run.accelerator)

@@ -75,6 +75,22 @@ def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> 
         )
 
 
+def refuse_epochs(config: RecipeConfig, plan: BatchPlan) -> None:
+    """Raise ConfigError for settings in epochs if the data is a stream without a length."""
+    every = config.trainer.evaluate_every or ""
+    in_epochs = {
+        "--epochs is {}: set --steps, such as --steps 20000": config.trainer.num_epochs,
+        "--evaluate-every is {}: set it in steps, such as 500steps": "epoch" in every and every,
+        "--schedule.warmup-epochs is {}: use --schedule.shape triangular": (
+            config.schedule.warmup_epochs
+        ),
+    }
+    for problem, value in in_epochs.items():
+        if plan.is_endless and value:
+            text = f"a stream without a length has no epochs, and {problem.format(value)}"
+            raise ConfigError("DATA_STREAM", text)
+
+
 def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
     """Return the peak learning rate, scaled to the global batch, and the schedule with it."""
     peak_learning_rate = config.optimizer.peak_learning_rate(
@@ -95,10 +111,10 @@ def describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
     num_steps = config.trainer.last_step(plan.steps_per_epoch)
     total_steps = config.trainer.total_steps(plan.steps_per_epoch)
     epochs = "" if num_epochs is None else f"{counted(num_epochs, 'epoch')}, "
-    length = f"{epochs}{counted(num_steps, 'step')}"
+    stop = " (--max-steps)" * (num_steps < total_steps)
     if 2 * num_steps < total_steps:
-        return (
-            f"{length} (--max-steps, on the schedule of {total_steps} steps; "
+        stop = (
+            f" (--max-steps, on the schedule of {total_steps} steps; "
             f"for a schedule of its own: --steps {num_steps})"
         )
-    return length + " (--max-steps)" * (num_steps < total_steps)
+    return f"{epochs}{counted(num_steps, 'step')}{stop}"

@@ -14,9 +14,6 @@ from ..core.train_state import TrainState
 
 _INTERVAL = re.compile(r"(?P<number>\d+|\d*\.\d+) ?(?P<unit>step|epoch)s?")
 
-EVERY_N_STEPS = 1000
-"""How often a run with `num_steps` evaluates and saves by default."""
-
 RESTARTS_EPOCH = frozenset(
     {"seed", "data", "batch.global_batch_size", "batch.drop_last", "batch.order"}
 )
@@ -95,7 +92,7 @@ class TrainerConfig:
         """Return the config with its length and its evaluations filled in, as a run stores it."""
         by_steps = self.num_steps is not None
         num_epochs = 10 if self.num_epochs is None and not by_steps else self.num_epochs
-        every = f"{EVERY_N_STEPS}steps" if by_steps else "1epoch"
+        every = "1000steps" if by_steps else "1epoch"
         return replace(self, num_epochs=num_epochs, evaluate_every=self.evaluate_every or every)
 
     def total_steps(self, steps_per_epoch: int) -> int:

@@ -43,30 +43,13 @@ class Progress:
         """Why nothing is left to train; None while there are steps left."""
         if self.requested_stop is not None:
             return self.requested_stop
-        config, position = self._config, self.position
-        for name, limit, done in (
-            ("num_epochs", config.num_epochs, position.epoch),
-            ("num_steps", config.num_steps, position.optimizer_step),
-            ("max_steps", config.max_steps, position.optimizer_step),
-        ):
-            if limit is not None and done >= limit:
+        step = self.position.optimizer_step
+        done = {"num_epochs": self.position.epoch, "num_steps": step, "max_steps": step}
+        for name, number in done.items():
+            limit = getattr(self._config, name)
+            if limit is not None and number >= limit:
                 return f"{name} reached"
         return None
-
-    @property
-    def num_steps_left(self) -> int | None:
-        """How many steps are left at most; None if only the epochs limit them."""
-        limits = (self._config.num_steps, self._config.max_steps)
-        given = [limit for limit in limits if limit is not None]
-        return min(given) - self.position.optimizer_step if given else None
-
-    def fraction(self, steps_per_epoch: int) -> float:
-        """Return which part of the steps that the schedule covers is done, from 0 to 1."""
-        position, num_steps = self.position, self._config.num_steps
-        if num_steps is not None:
-            return position.optimizer_step / max(1, num_steps)
-        epochs = position.epoch + position.step_in_epoch / steps_per_epoch
-        return epochs / max(1, self._config.num_epochs or 0)
 
     @property
     def is_evaluated(self) -> bool:

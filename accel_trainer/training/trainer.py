@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -14,7 +13,7 @@ from torch import nn
 from ..core.activity import Activity
 from ..core.callback import Callback, RunResult
 from ..core.digest import digest_of
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, DataError
 from ..core.learning_rate import Schedule, set_learning_rate
 from ..core.log import Log
 from ..core.parameters import preserved_weights
@@ -152,15 +151,21 @@ class Trainer:
                 break
             else:
                 yield from self._train_epoch()
+                if not (self._is_epoch_end or self.is_finished or self._stop_flag.agreed):
+                    self._save()
+                    step = self.state.optimizer_step
+                    raise DataError(
+                        "DATA_STREAM",
+                        f"the training data ended after step {step}, which is saved, but the run "
+                        "has more steps: yield more samples, or end the run here with "
+                        f"--steps {step} --allow-change trainer.num_steps",
+                    )
 
     def _train_epoch(self) -> Generator[StepReport]:
         """Train on what is left of the epoch, until something stops the run."""
         set_training_mode(self._step.wrapped_model)
         state = self.state
-        step_batches = islice(
-            self.loader.step_batches(state.epoch, state.step_in_epoch),
-            self._progress.num_steps_left,
-        )
+        step_batches = self.loader.step_batches(state.epoch, state.step_in_epoch)
         for step_batch in self._step.data_wait.around(step_batches):
             before = self.state.optimizer_step
             is_rehearsed = self._rehearsal.num_steps_left > 0
@@ -191,10 +196,10 @@ class Trainer:
                 continue
             if self._is_evaluation_due:
                 self._evaluate_within_epoch()
-                if self._stop_flag.agreed or self._progress.requested_stop:
-                    break
             elif self._is_save_due:
                 self._save()
+            if self._stop_flag.agreed or self.is_finished:
+                break
 
     def train_step(self, step_batch: StepBatch) -> StepReport:
         """Take one optimizer step by the mean loss over the step batch of all processes.
@@ -439,7 +444,10 @@ class Trainer:
     def position(self) -> Position:
         """The place of the next step in the whole training."""
         state = self.state
-        progress = self._progress.fraction(self.loader.plan.steps_per_epoch)
+        epochs = state.epoch + state.step_in_epoch / self.loader.plan.steps_per_epoch
+        progress = epochs / (self._config.num_epochs or 1)
+        if self._config.num_steps is not None:
+            progress = state.optimizer_step / (self._config.num_steps or 1)
         return Position(state.optimizer_step, state.epoch, progress)
 
     def _start(self) -> None:

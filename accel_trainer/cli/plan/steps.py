@@ -66,6 +66,8 @@ def plan_run(config: RecipeConfig, batch: BatchPlan) -> RunPlan:
             position = position.after_epoch()
         if config.checkpoint.is_due(position):
             save_steps.add(position.optimizer_step)
+    if config.trainer.num_steps is not None:  # each evaluation is in a checkpoint
+        save_steps |= evaluation_steps
     return RunPlan(
         config=config,
         batch=batch,
