@@ -153,6 +153,14 @@ def _check_pip(words: Sequence[str]) -> None:
         assert not unknown, f"there is no extra {unknown}"
 
 
+def _check_docker(words: Sequence[str]) -> None:
+    if "--target" in words:
+        stage = words[words.index("--target") + 1]
+        assert f" AS {stage}\n" in (ROOT / "Dockerfile").read_text(), f"there is no stage {stage}"
+    if "accel-trainer" in words[:-1] and words[0] == "run":
+        check(" ".join(words[words.index("accel-trainer") + 1 :]))
+
+
 def _check_sbatch(words: Sequence[str]) -> None:
     script = Path(words[0])
     assert (ROOT / script).is_file(), f"there is no {script}"
@@ -167,6 +175,7 @@ _CHECKS: dict[str, Callable[[Sequence[str]], None]] = {
     "torchrun": lambda words: _check_launch(torch.distributed.run.get_args_parser(), words),
     "srun": _check_behind_options,
     "sbatch": _check_sbatch,
+    "docker": _check_docker,
     "python": _check_python,
     "make": _check_make,
     "pip": _check_pip,
