@@ -40,14 +40,30 @@ class Trace(Observer):
     """Records one step: the state before it, its batch, its operators, and its gradients.
 
     `kept` is what to keep in `kept.safetensors`, such as `(57, "outputs", 0)`: output 0 of row 57.
-    A compiled model is not looked into: its losses and gradients are recorded.
+    A compiled model is not looked into: its losses and gradients are recorded. Other processes than
+    the main one record nothing.
     """
 
     def __init__(self, step: int, kept: tuple[int, str, int] | None = None) -> None:
-        self.recorder: Recorder | None = None
-        self._step = step
-        self._kept = kept
+        self.step = step
+        self.phase = "before the step"
+        self.is_on = False
+        self._model: nn.Module | None = None
+        self._is_compiled = False
         self._dataset: Any = None
+        self._rows: list[dict[str, Any]] = []
+        self._kept_row = kept and kept[0]
+        self._kept_tensor = kept and kept[1:]
+        self._kept: Any = None
+        self._modules: list[str] = []
+        self._names: dict[int, str] = {}
+        self._module_of_node: dict[int, str] = {}
+        self._owned: dict[int, str] = {}
+        self._uninitialised: set[int] = set()
+        self._mode = _Operators(self)
+        self._watching = ExitStack()
+
+    # --- where the step is ---
 
     def build_data(self, build: Callable[..., Any], run: Any, train_set: Any, *others: Any) -> Any:
         """Watch the samples of a dataset; a reader or loader has a way of its own to read them."""
@@ -57,108 +73,56 @@ class Trace(Observer):
         return build(run, train_set, *others)
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Watch the modules of the model and the samples, on the main process."""
-        if trainer.accelerator.is_main_process:
-            self.recorder = Recorder(trainer, self._dataset, self._step, self._kept)
-            self.recorder.watch()
-            self.recorder.begin()
-
-    def before_micro_batch(self, trainer: TrainerView, batch: Batch) -> None:
-        """Record the batch; what comes next is the forward."""
-        if self.recorder is not None:
-            self.recorder.begin_forward(batch)
-
-    def on_micro_batch(self, trainer: TrainerView, batch: Batch, output: StepOutput) -> None:
-        """Record the losses; what comes next is the backward."""
-        if self.recorder is not None:
-            self.recorder.begin_backward(output.losses)
-
-    def before_update(self, trainer: TrainerView, gradients: Gradients) -> None:
-        """Record the gradients; what comes next is the update."""
-        if self.recorder is not None:
-            self.recorder.begin_update(gradients)
-
-    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """Write the file after the step, and after the hooks of the user's callbacks."""
-        if self.recorder is not None and report.optimizer_step == self.recorder.step:
-            self.recorder.end(trainer.log.folder)
-        self._begin()
-
-    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
-        """Forget what the evaluation before the step has computed."""
-        self._begin()
-
-    def on_checkpoint(self, trainer: TrainerView, name: str) -> None:
-        """Forget what was computed for the checkpoint before the step."""
-        self._begin()
-
-    def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Forget what the user's callbacks have computed before the step."""
-        self._begin()
-
-    def _begin(self) -> None:
-        if self.recorder is not None:
-            self.recorder.begin()
-
-
-class Recorder:
-    """Collects the rows of a step; its methods say where the step is."""
-
-    def __init__(
-        self, trainer: TrainerView, dataset: Any, step: int, kept: tuple[int, str, int] | None
-    ) -> None:
-        self.step = step
-        self.phase = "before the step"
-        self.is_on = False
-        self._trainer = trainer
-        self._dataset = dataset
-        self._rows: list[dict[str, Any]] = []
-        self._kept_row = kept and kept[0]
-        self._kept_tensor = kept and kept[1:]
-        self._kept: Any = None
-        self._modules: list[str] = []
-        self._names = {id(module): name for name, module in trainer.model.named_modules()}
-        self._module_of_node: dict[int, str] = {}
-        self._owned: dict[int, str] = {}
-        self._uninitialised: set[int] = set()
-        self._mode = _Operators(self)
-        self._watching = ExitStack()
-        self._is_compiled = any(
-            getattr(module, "_compiled_call_impl", None) for module in trainer.model.modules()
-        )
-
-    # --- where the step is ---
-
-    def watch(self) -> None:
         """Watch the modules, and the end of the update."""
-        self._trainer.optimizer.register_step_post_hook(self._end_update)
+        if not trainer.accelerator.is_main_process:
+            return
+        self._model = model = trainer.model
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._is_compiled = any(
+            getattr(module, "_compiled_call_impl", None) for module in model.modules()
+        )
+        trainer.optimizer.register_step_post_hook(self._end_update)
         if not self._is_compiled:
             register_module_forward_pre_hook(self._enter_module)
             register_module_forward_hook(self._leave_module, always_call=True)
+        self._begin(trainer)
 
     @property
     def is_recording(self) -> bool:
         """Whether what happens now belongs to the step, and not to an evaluation before it."""
-        return self.is_on and (self.phase != "data" or self._trainer.model.training)
+        is_training = self._model is not None and self._model.training
+        return self.is_on and (self.phase != "data" or is_training)
 
-    def begin(self) -> None:
+    def _begin(self, trainer: TrainerView) -> None:
         """Record the state, and from here on all operators, if the step comes next."""
-        if self._trainer.state.optimizer_step != self.step - 1:
+        if self._model is None or trainer.state.optimizer_step != self.step - 1:
             return
         self._watching.close()
         self._rows.clear()
         self.is_on = False
         self.phase = "before the step"
-        self._record_state()
+        self._record_state(trainer)
         self.is_on = True
         self.phase = "data"
         self._watching.enter_context(self._mode)
 
-    def begin_forward(self, batch: Batch) -> None:
-        """Record the batch."""
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+        """Forget what the evaluation before the step has computed."""
+        self._begin(trainer)
+
+    def on_checkpoint(self, trainer: TrainerView, name: str) -> None:
+        """Forget what was computed for the checkpoint before the step."""
+        self._begin(trainer)
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Forget what the user's callbacks have computed before the step."""
+        self._begin(trainer)
+
+    def before_micro_batch(self, trainer: TrainerView, batch: Batch) -> None:
+        """Record the batch; what comes next is the forward."""
         if not self.is_on:
             return
-        task = self._trainer.task
+        task = trainer.task
         for name, value in vars(task).items() if hasattr(task, "__dict__") else ():
             if isinstance(value, nn.Module):
                 for path, module in value.named_modules(prefix=f"task.{name}"):
@@ -168,14 +132,14 @@ class Recorder:
         if self._is_compiled:
             self._watching.close()
 
-    def begin_backward(self, losses: Tensor) -> None:
-        """Record the losses."""
+    def on_micro_batch(self, trainer: TrainerView, batch: Batch, output: StepOutput) -> None:
+        """Record the losses; what comes next is the backward."""
         if self.is_on:
-            self._paused(lambda: self.record("loss", "the losses", outputs=[losses]))
+            self._paused(lambda: self.record("loss", "the losses", outputs=[output.losses]))
             self.phase = "backward"
 
-    def begin_update(self, gradients: Gradients) -> None:
-        """Record the gradients."""
+    def before_update(self, trainer: TrainerView, gradients: Gradients) -> None:
+        """Record the gradients; what comes next is the update."""
         if self.is_on:
             self.phase = "update"
             self._paused(lambda: self._record_gradients(gradients))
@@ -185,13 +149,17 @@ class Recorder:
     def _end_update(self, *_: Any) -> None:
         self.phase = "after the update"
 
-    def end(self, folder: Path) -> None:
-        """Stop recording, and write the rows."""
-        self._watching.close()
-        self.is_on = False
-        filesystem.create_file(
-            folder / "trace.jsonl", [f"{json.dumps(row)}\n".encode() for row in self._rows]
-        )
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Write the rows after the step, and after the hooks of the user's callbacks."""
+        if self.is_on and report.optimizer_step == self.step:
+            self._watching.close()
+            self.is_on = False
+            self._write(trainer.log.folder)
+        self._begin(trainer)
+
+    def _write(self, folder: Path) -> None:
+        lines = [f"{json.dumps(row)}\n".encode() for row in self._rows]
+        filesystem.create_file(folder / "trace.jsonl", lines)
         if isinstance(self._kept, Tensor):
             kept = save({"kept": self._kept.contiguous()})
             filesystem.create_file(folder / "kept.safetensors", [kept])
@@ -201,13 +169,13 @@ class Recorder:
     def _enter_module(self, module: nn.Module, inputs: Any) -> None:
         if self.is_recording:
             self._modules.append(self._names.get(id(module), type(module).__name__))
-            if self.phase == "before the forward" and module is self._trainer.model:
+            if self.phase == "before the forward" and module is self._model:
                 self.phase = "forward"
 
     def _leave_module(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self.is_recording and self._modules:
             self._modules.pop()
-            if self.phase == "forward" and module is self._trainer.model:
+            if self.phase == "forward" and module is self._model:
                 self.phase = "loss"
 
     def _paused(self, record: Callable[[], None]) -> None:
@@ -260,13 +228,13 @@ class Recorder:
             return UNINITIALISED
         return hash_of(value)
 
-    def _record_state(self) -> None:
-        model = self._trainer.model
+    def _record_state(self, trainer: TrainerView) -> None:
+        model = trainer.model
         tensors = [*model.named_parameters(), *model.named_buffers()]
         for name, tensor in tensors:
             self._owned[_memory_of(tensor)] = name
             self.record("state", name, outputs=[tensor])
-        for name, value in flatten(self._trainer.optimizer.state_dict(), "optimizer").items():
+        for name, value in flatten(trainer.optimizer.state_dict(), "optimizer").items():
             if ".param_names" in name:  # torch gives them to a new optimizer, and loads none
                 continue
             if isinstance(value, Tensor):
@@ -274,8 +242,8 @@ class Recorder:
             self.record("state", name, outputs=[value])
         parts = {
             "model": model,
-            "optimizer": self._trainer.optimizer,
-            "task": self._trainer.task,
+            "optimizer": trainer.optimizer,
+            "task": trainer.task,
             "dataset": self._dataset,
         }
         for name, mark in mark_unsaved(parts, model=model).items():
@@ -371,16 +339,16 @@ class Recorder:
 
 
 class _Operators(TorchDispatchMode):
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, trace: Trace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
-        self._recorder = recorder
+        self._trace = trace
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if not self._recorder.is_recording or func.namespace == "profiler":
+        if not self._trace.is_recording or func.namespace == "profiler":
             return func(*args, **(kwargs or {}))
-        return self._recorder.operator(func, args, kwargs or {})
+        return self._trace.operator(func, args, kwargs or {})
 
 
 class WatchedDataset:
@@ -394,10 +362,9 @@ class WatchedDataset:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        recorder = None if self._trace is None or get_worker_info() else self._trace.recorder
-        if recorder is None or not recorder.is_recording:
+        if self._trace is None or get_worker_info() or not self._trace.is_recording:
             return self.dataset[index]
-        return recorder.read(self.dataset, index)
+        return self._trace.read(self.dataset, index)
 
     def __getattr__(self, name: str) -> Any:
         # `set_epoch` is also called of datasets within datasets.
