@@ -152,14 +152,17 @@ def fitting(measured: Measured, plan: RunPlan, hours: float) -> str:
     """Return the epochs that fit into some hours, or else the steps."""
     costs = measured.costs(plan)
     once_s = costs["start"] + costs["end"]
-    # --max-steps may end the run within an epoch
-    num_epochs = max(plan.num_steps, 1) / plan.batch.steps_per_epoch
-    epoch_s = (sum(costs.values()) - once_s) / num_epochs
+    all_steps_s, num_steps = sum(costs.values()) - once_s, max(plan.num_steps, 1)
+    # the run may end within an epoch
+    epoch_s = all_steps_s * plan.batch.steps_per_epoch / num_steps
     left_s = hours * _HOUR_S - once_s
     text = "1 hour here is" if hours == 1 else f"{hours:g} hours here are"
-    if left_s >= epoch_s:
+    is_by_steps = plan.config.trainer.num_steps is not None
+    if is_by_steps and left_s >= all_steps_s / num_steps:
+        return f"{text} --steps {int(left_s * num_steps / all_steps_s)}"
+    if left_s >= epoch_s and not is_by_steps:
         return f"{text} --epochs {int(left_s / epoch_s)}, of {_seconds(epoch_s)} each"
-    if left_s >= measured.step_s:
+    if left_s >= measured.step_s and not is_by_steps:
         num_steps = int(left_s / measured.step_s)
         return f"{text} --steps {num_steps}: an epoch takes {_seconds(epoch_s)}"
     return f"{text} too few: the start and the end alone take {_seconds(once_s)}"

@@ -275,6 +275,19 @@ def test_what_fits_into_some_hours_is_said(hours: float, text: str) -> None:
     assert fitting(measured, plan_run(config, measured.batch), hours) == text
 
 
+def test_a_run_of_some_steps_is_planned_by_steps() -> None:
+    """Each evaluation is in a checkpoint; an epoch has 100 steps."""
+    measured = measured_run()
+    flags = ["--steps", "250", "--evaluate-every", "120steps", "--checkpoint-every-n-steps", "180"]
+    plan = plan_run(parse_config(RecipeConfig, flags, description=""), measured.batch)
+    assert (plan.num_steps, plan.evaluation_steps) == (250, [120, 240, 250])
+    assert plan.save_steps == [100, 120, 180, 200, 240, 250]  # and the ends of epochs
+    assert plan.learning_rate_at(125) == pytest.approx(plan.peak_learning_rate / 2)
+    cost = 247 * 2.0 + 3 * 30.0 + 6 * 1.0  # of the steps but the first 3, evaluations, saves
+    text = f"1 hour here is --steps {int((3600 - 24) * 250 / cost)}"
+    assert fitting(measured, plan, 1) == text
+
+
 def test_a_run_of_no_epochs_evaluates_and_saves_once(capsys: pytest.CaptureFixture[str]) -> None:
     lines = plan(capsys, "--num-samples", "500", "--epochs", "0")[1]
     assert lines[-2:] == [
