@@ -37,7 +37,7 @@ class Savers:
         model(torch.randn(8, 3, 32, 32)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        self.state = training_state(model, optimizer, None, None)
+        self.state = training_state(model, {"": optimizer}, None, None)
         self.prepared = self.accelerator.prepare(model, optimizer)
         self.model, self.optimizer, self.folder = model, optimizer, folder
         self.step = 0

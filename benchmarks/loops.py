@@ -252,7 +252,9 @@ def ours(
         train_config,
         strategy=DataParallelStrategy(accelerator, seed=0),
         model=model,
-        optimizer=build_optimizer(model, config) if has_own_optimizer else make_optimizer(model),
+        optimizers={
+            "": build_optimizer(model, config) if has_own_optimizer else make_optimizer(model)
+        },
         task=task,
         parts={"model": model},
         train_set=loader,

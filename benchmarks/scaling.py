@@ -76,7 +76,7 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
     )
     exact = ExactStrategy(accelerator, seed=0, num_micro_batches=accelerator.num_processes)
     exact_optimizer = torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9)
-    exact_model = exact.prepare(twin, exact_optimizer)
+    exact_model = exact.prepare(twin, {"": exact_optimizer})
     buffers = BufferHistory(twin)
     gradients, number = torch.zeros(sum(p.numel() for p in plain.parameters())), torch.zeros(1)
     is_alone = accelerator.num_processes == 1

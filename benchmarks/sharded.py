@@ -59,7 +59,7 @@ class Savers:
         prepared(torch.randn(8, 3, 32, 32)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        self.state = training_state(model, plain, None, None)
+        self.state = training_state(model, {"": plain}, None, None)
         peers = join_peers(accelerator, timeout_s=600)
         metadata = {"settings": {}, "data_fingerprint": ""}
         self.checkpointer = Checkpointer(

@@ -683,7 +683,7 @@ MUTANTS = [
     Mutant(
         "the decay of the average does not ramp up",
         "accel_trainer/optim/ema.py",
-        "decay = min(self.decay, (1 + optimizer_step) / (10 + optimizer_step))",
+        "decay = min(self.decay, (1 + step) / (10 + step))",
         "decay = self.decay",
         ("tests/optim/test_ema.py",),
     ),
@@ -1694,8 +1694,8 @@ MUTANTS = [
     Mutant(
         "the search for a NaN does not know where the training stands",
         "accel_trainer/training/trainer.py",
-        "step_batch = step_batch._replace(position=self.position)",
-        "pass",
+        "step_batch._replace(position=self.position, turn=turn)",
+        "step_batch._replace(turn=turn)",
         (
             "tests/training/test_nonfinite_report.py"
             "::test_a_loss_that_depends_on_the_position_is_blamed_on_its_sample",

@@ -114,6 +114,11 @@ class MetricLogger(Callback):
         spent_s = {name: seconds - self._before_s[name] for name, seconds in now_s.items()}
         training_s = spent_s["all"] - spent_s["compile"] - spent_s["evaluation"]
         values["optim/learning_rate"] = trainer.learning_rate_at(step - 1)
+        values |= {
+            f"optim/{name}/learning_rate": float(optimizer.param_groups[0]["lr"])
+            for name, optimizer in trainer.optimizers.items()
+            if name
+        }
         if trainer.accelerator.scaler is not None:
             values["optim/loss_scale"] = trainer.accelerator.scaler.get_scale()
         if self._timed_samples:  # 0 if this attempt only evaluates what an earlier one trained

@@ -207,7 +207,7 @@ class Checkpointer:
         def check() -> bool:
             """Return whether the checkpoint exists already; only main's answer counts."""
             for piece, encoded in pieces.items():
-                if piece not in _TRAINED:
+                if piece.partition("-")[0] not in _TRAINED:
                     continue  # a mask may hold -inf, and so may a state of the user's
                 key = first_nonfinite(encoded.tensors)
                 if key is not None:

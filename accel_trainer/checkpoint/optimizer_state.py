@@ -163,7 +163,8 @@ class OptimizerState(Stateful):
                 "start a new run from its weights with --init-from"
             )
         has_rates = len({float(group["lr"]) for group in initial}) > 1
-        if has_rates and theirs[keys[0]].get("learning_rate_scale") != 1:
+        before_scale = theirs[keys[0]].get("learning_rate_scale")
+        if has_rates and before_scale != 1 == numbered[0].get("learning_rate_scale"):
             raise _misfit(f"has learning rates relative to its first group, {_KEEP_ORDER}")
         groups = []
         shared: dict[int, Any] = {}  # the tensors that groups have in common, as they do by default

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..core.digest import digest_of
 from ..core.errors import CheckpointError, listed
+from ..core.parameters import Optimizers, named_parts
 from ..core.registry import Registry, Stateful
 from ..core.tensor_memory import make_dense
 from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weights
@@ -52,18 +52,18 @@ class ModelWeights(Stateful):
 
 
 class EvaluatedWeights(ModelWeights):
-    """The weights with which an optimizer evaluates, for all who read a checkpoint.
+    """The weights with which the optimizers evaluate, for all who read a checkpoint.
 
-    `TrainedWeights` are the ones with which it goes on training.
+    `TrainedWeights` are the ones with which they go on training.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizers: Optimizers) -> None:
         super().__init__(model, name="model")
-        self._optimizer = optimizer
+        self._optimizers = optimizers
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the model's state dict as it is in an evaluation."""
-        with evaluation_weights(self._optimizer):
+        with evaluation_weights(self._optimizers):
             return copy.deepcopy(super().state_dict())
 
 
@@ -163,7 +163,7 @@ class OwnState(Stateful):
 
 def training_state(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizers: Optimizers,
     average: nn.Module | None = None,
     scaler: torch.amp.GradScaler | None = None,
     states: Mapping[str, Any] = MappingProxyType({}),
@@ -174,11 +174,12 @@ def training_state(
     """
     models = {"model": model}
     parts: dict[str, Stateful] = {"model": ModelWeights(model, name="model")}
-    if has_evaluation_weights(optimizer):
-        parts["model"] = EvaluatedWeights(model, optimizer)
+    if any(map(has_evaluation_weights, optimizers.values())):
+        parts["model"] = EvaluatedWeights(model, optimizers)
         # Loaded into the same module after "model": training continues with these weights.
         parts["training_weights"] = TrainedWeights(model, name="training_weights")
-    parts["optimizer"] = OptimizerState(optimizer, model)
+    for name, optimizer in named_parts(optimizers).items():
+        parts[name] = OptimizerState(optimizer, model)
     if average is not None:
         models["ema"] = average
         parts["ema"] = AverageWeights(average, model)

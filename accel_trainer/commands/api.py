@@ -43,6 +43,7 @@ from ..core import filesystem
 from ..core.digest import digest_of, flatten
 from ..core.errors import shortened
 from ..core.json_files import read_json_object
+from ..core.parameters import named_parts
 from ..core.rng import epoch_permutation
 from ..core.run_dir import prepare_directory, writes_to
 from ..distributed.accelerator import uses_cpu
@@ -92,6 +93,7 @@ __all__ = [
     "last_step",
     "lost_state",
     "mark_unsaved",
+    "named_parts",
     "new_process_context",
     "prepare_directory",
     "read_json_object",

@@ -101,7 +101,11 @@ class TrainerView(Protocol):
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer, to be read only."""
+        """The optimizer of a run that names none, to be read only."""
+
+    @property
+    def optimizers(self) -> Mapping[str, Optimizer]:
+        """The optimizers by name, to be read only; "" is that of a run that names none."""
 
     @property
     def task(self) -> Task:

@@ -1,14 +1,22 @@
-"""The parameters that an optimizer steps, and the values of weights before a trial."""
+"""The optimizers of a run, their parameters, and the values of weights before a trial."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+Optimizers = Mapping[str, Optimizer]
+"""The optimizers of a run by name; the only one of a run that names none is called ""."""
+
+
+def named_parts(optimizers: Optimizers) -> Optimizers:
+    """Return the optimizers by the names under which checkpoints store them."""
+    return {"optimizer" + f"-{name}" * bool(name): each for name, each in optimizers.items()}
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -16,12 +24,12 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def stepped_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the parameters that `optimizer` steps by name, in the order of `model`.
+def stepped_parameters(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
+    """Return the parameters that the `optimizers` step by name, in the order of `model`.
 
-    It is the same on all processes, which that of the optimizer need not be.
+    It is the same on all processes, which that of an optimizer need not be.
     """
-    stepped = set(parameters_of(optimizer))
+    stepped = {each for optimizer in optimizers.values() for each in parameters_of(optimizer)}
     return {name: each for name, each in model.named_parameters() if each in stepped}
 
 

@@ -33,6 +33,9 @@ class Position(NamedTuple):
 
 START = Position()
 
+Turn = str | tuple[str, ...]
+"""The name of the optimizer that steps, or the names of several; "": all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -44,13 +47,15 @@ class Batch:
     samples' positions in their dataset: they seed the randomness of each sample, and errors name
     them. B may be 0: a process without samples in a short step batch still takes part in its
     collectives. `position` is where the training stands; a task may depend on it, and a resumed run
-    sees the same positions.
+    sees the same positions. `turn` is what the task's `turn` returned for this step: the optimizers
+    that have it; "" in an evaluation, and for a task without turns.
     """
 
     inputs: Any
     targets: Any
     sample_ids: Tensor
     position: Position = START
+    turn: Turn = ""
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
@@ -61,11 +66,11 @@ class Batch:
         """Return the batch with `change` applied to every tensor, or to what `of` is true for."""
         parts = (self.inputs, self.targets, self.sample_ids)
         inputs, targets, sample_ids = recursively_apply(change, parts, test_type=of)
-        return Batch(inputs, targets, sample_ids, self.position)
+        return Batch(inputs, targets, sample_ids, self.position, self.turn)
 
-    def at(self, position: Position) -> Batch:
-        """Return the same batch at `position`."""
-        return replace(self, position=position)
+    def at(self, position: Position, turn: Turn = "") -> Batch:
+        """Return the same batch at `position`, in the `turn` that it is for."""
+        return replace(self, position=position, turn=turn)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; copies from pinned memory do not block the host.
@@ -106,12 +111,13 @@ class StepBatch(NamedTuple):
 
     `micro_batches` is never empty: every process runs the backward that synchronises gradients.
     `num_samples` counts the samples of all processes; it comes from the plan, without a collective.
-    `position` is set by the trainer, for all micro-batches.
+    `position` and `turn` are set by the trainer, for all micro-batches.
     """
 
     micro_batches: Sequence[Batch]
     num_samples: int
     position: Position = START
+    turn: Turn = ""
 
 
 class StepOutput(NamedTuple):
@@ -201,8 +207,8 @@ class Gradients(Mapping[str, "Tensor | None"]):
 
     They are those of the mean loss over the step batch of all processes, without loss scaling, the
     same on each process; with shards, each process has its part of them. None: the loss of no
-    sample depends on the parameter. The other attributes are of this process: `losses` has the sum
-    [] of each micro-batch, and `sample_ids` its samples, int64 [B].
+    sample depends on the parameter, or its optimizer has no turn. The other attributes are of this
+    process: `losses` has the sum [] of each micro-batch, and `sample_ids` its samples, int64 [B].
     """
 
     tensors: Mapping[str, Tensor | None]
@@ -267,6 +273,10 @@ class Task(Protocol):
     several micro-batches in a step. Both need an `eval_step` whose losses do not depend on other
     samples, since evaluation batches are split in another way. If "gathered", all processes call it
     equally often, perhaps with empty batches.
+
+    A task whose networks step in turn has a method `turn(position)`, which returns the name of the
+    optimizer that steps, or a tuple of names, from the position alone. The parameters of the others
+    do not require gradients in that step.
     """
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:

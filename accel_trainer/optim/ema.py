@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..core.buffers import NOTHING, are_same, buffer_places, buffers_at
+from ..core.parameters import Optimizers, parameters_of
 from ..core.shards import is_shard, local_part
+
+Pairs = list[tuple[Tensor, Tensor]]
+"""Averages, and what they are averages of."""
 
 
 class Ema:
@@ -15,12 +22,26 @@ class Ema:
     In each update, average = decay * average + (1 - decay) * source. The decay is
     (1 + step) / (10 + step) until that reaches `decay`: the random initial weights fade, as in
     Tensorflow's ExponentialMovingAverage. torch's AveragedModel would sync the host in each update.
+    Parameters of one of the `optimizers` are averaged only after its steps, whose number is the
+    `step` of their decay.
 
     `copied` is a copy of `source`. If the weights are sharded, both are sharded in the same way.
     """
 
-    def __init__(self, source: nn.Module, copied: nn.Module, *, decay: float) -> None:
+    def __init__(
+        self,
+        source: nn.Module,
+        copied: nn.Module,
+        *,
+        decay: float,
+        optimizers: Optimizers,
+    ) -> None:
         self.decay = decay
+        self._owners = {
+            parameter: name
+            for name, optimizer in optimizers.items()
+            for parameter in parameters_of(optimizer)
+        }
         self.model = copied.eval().requires_grad_(False)
         self._parameters = list(zip(self.model.parameters(), source.parameters(), strict=True))
         self._has_shards = any(is_shard(average) for average, _ in self._parameters)
@@ -29,15 +50,21 @@ class Ema:
         self._look_up()
 
     @torch.no_grad()
-    def update(self, *, optimizer_step: int) -> None:
-        """Update the average with the weights after step `optimizer_step`; the first step is 1."""
-        decay = min(self.decay, (1 + optimizer_step) / (10 + optimizer_step))
+    def update(self, num_steps: Mapping[str, int]) -> None:
+        """Update the average with the weights after a step; the first step is 1.
+
+        `num_steps` has the number of this step by the name of each optimizer that took it, and by
+        "" the number of the run's, for what has no optimizer.
+        """
         buffers = buffers_at([*self._average_places, *self._source_places])
         # A forward may have assigned a new tensor to a buffer.
         if self._has_shards or not are_same(buffers, self._buffers):
             self._look_up()
-        averages, sources = zip(*self._averaged, strict=True)
-        torch._foreach_lerp_(averages, sources, 1 - decay)
+        for name, step in num_steps.items():
+            decay = min(self.decay, (1 + step) / (10 + step))
+            if pairs := self._averaged[name]:
+                averages, sources = zip(*pairs, strict=True)
+                torch._foreach_lerp_(averages, sources, 1 - decay)
         if self._copied:
             averages, sources = zip(*self._copied, strict=True)
             torch._foreach_copy_(averages, sources)
@@ -57,7 +84,9 @@ class Ema:
                 setattr(owner, name, None if source is NOTHING else source.detach().clone())
         averages = buffers_at(self._average_places)
         self._buffers = averages + sources
-        pairs = [(local_part(average), local_part(source)) for average, source in self._parameters]
-        pairs += zip(averages, sources, strict=True)
-        self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
-        self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self._copied: Pairs = []
+        self._averaged: dict[str, Pairs] = defaultdict(list)
+        for average, source in [*self._parameters, *zip(averages, sources, strict=True)]:
+            owned = self._averaged[self._owners.get(source, "")]
+            pairs = owned if average.is_floating_point() else self._copied
+            pairs.append((local_part(average), local_part(source)))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torch.optim import Optimizer
 
-from ..core.parameters import preserved_parameters
+from ..core.parameters import Optimizers, preserved_parameters
 
 
 def has_evaluation_weights(optimizer: Optimizer) -> bool:
@@ -16,18 +16,15 @@ def has_evaluation_weights(optimizer: Optimizer) -> bool:
 
 
 @contextmanager
-def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
-    """Replace the parameters by the weights that `optimizer` evaluates, for the block.
+def evaluation_weights(optimizers: Optimizers) -> Iterator[None]:
+    """Replace the parameters by the weights that their optimizers evaluate, for the block.
 
-    Afterwards the parameters have the same bits as before. The optimizer's way back to them rounds:
+    Afterwards the parameters have the same bits as before. An optimizer's way back to them rounds:
     with it, training would depend on how often the model is evaluated.
     """
-    if not has_evaluation_weights(optimizer):
+    with ExitStack() as way_back:
+        for optimizer in filter(has_evaluation_weights, optimizers.values()):
+            way_back.enter_context(preserved_parameters(optimizer))
+            optimizer.eval()  # type: ignore[attr-defined]  # as has_evaluation_weights has found
+            way_back.callback(optimizer.train)  # type: ignore[attr-defined]  # the same
         yield
-        return
-    with preserved_parameters(optimizer):
-        optimizer.eval()  # type: ignore[attr-defined]  # as has_evaluation_weights has found
-        try:
-            yield
-        finally:
-            optimizer.train()  # type: ignore[attr-defined]  # the same

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from ..core.errors import ConfigError, listed
-from ..core.parameters import parameters_of
+from ..core.parameters import Optimizers, parameters_of
 from ..core.tensor_memory import is_dense
 from ..distributed.streams import has_streams
 from .config import UNSUITABLE, OptimizerConfig, optimizer_class_of
@@ -101,15 +102,38 @@ def fill_momentum(optimizer: Optimizer) -> None:
                     state["momentum_buffer"] = torch.full_like(parameter, -0.0)
 
 
-def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Module) -> Optimizer:
-    """Return the optimizer that a recipe builds for `model`.
+def build_own_optimizers(
+    builders: Mapping[str, Callable[[nn.Module], Optimizer]], model: nn.Module
+) -> Optimizers:
+    """Return the optimizers that a recipe builds for `model`, by name.
 
-    The learning rates of its groups keep their ratios to that of the first group when a schedule
+    The learning rates of all groups keep their ratios to that of the first group when a schedule
     sets them; 0 stays 0.
 
     Raises:
-        ConfigError: it is no optimizer of this model's trainable parameters.
+        ConfigError: they are no optimizers, or do not share out this model's trainable parameters.
     """
+    optimizers = {name: _build_own(build, model) for name, build in builders.items()}
+    _check_parameters(optimizers, model)
+    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    # A scheduler of torch leaves it there.
+    if any("initial_lr" in group for group in groups):
+        raise ConfigError(
+            "SCHEDULE",
+            "the recipe's optimizer has a scheduler, which would never step: remove it, and pass "
+            "build_trainer schedule=schedule_from_torch(lambda optimizer: ..., learning_rate=...)",
+        )
+    rates = [_rate_of(group) for group in groups]
+    if rates[0] == 0:
+        raise ConfigError(
+            "CONFIG", "the first group of the recipe's optimizer has lr 0: set it above 0"
+        )
+    for group, rate in zip(groups, rates, strict=True):
+        group["learning_rate_scale"] = rate / rates[0]
+    return optimizers
+
+
+def _build_own(build: Callable[[nn.Module], Optimizer], model: nn.Module) -> Optimizer:
     is_function = callable(build) and build not in vars(torch.optim).values()
     optimizer = build(model) if is_function else build
     if not is_function or not isinstance(optimizer, Optimizer):
@@ -133,22 +157,7 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
             f"{type(optimizer).__name__}.step cannot be called without arguments ({error}): "
             "a step is one forward and backward, so use another optimizer",
         ) from error
-    _check_parameters(optimizer, model)
     _check_fused(optimizer, model)
-    # A scheduler of torch leaves it there.
-    if any("initial_lr" in group for group in optimizer.param_groups):
-        raise ConfigError(
-            "SCHEDULE",
-            "the recipe's optimizer has a scheduler, which would never step: remove it, and pass "
-            "build_trainer schedule=schedule_from_torch(lambda optimizer: ..., learning_rate=...)",
-        )
-    rates = [_rate_of(group) for group in optimizer.param_groups]
-    if rates[0] == 0:
-        raise ConfigError(
-            "CONFIG", "the first group of the recipe's optimizer has lr 0: set it above 0"
-        )
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["learning_rate_scale"] = rate / rates[0]
     return optimizer
 
 
@@ -164,14 +173,20 @@ def _rate_of(group: Mapping[str, Any]) -> float:
     )
 
 
-def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
-    """Raise ConfigError unless the optimizer has exactly the parameters that the model trains."""
-    theirs = set(parameters_of(optimizer))
-    if not theirs <= set(model.parameters()):
+def _check_parameters(optimizers: Optimizers, model: nn.Module) -> None:
+    """Raise ConfigError unless one optimizer has each of the parameters that the model trains."""
+    theirs = Counter(each for own in optimizers.values() for each in {*parameters_of(own)})
+    if not theirs.keys() <= set(model.parameters()):
         raise ConfigError(
             "CONFIG",
             "the recipe's optimizer has parameters that are not the model's: "
             "build it from the model that the function receives",
+        )
+    if shared := [name for name, p in model.named_parameters() if theirs[p] > 1]:
+        raise ConfigError(
+            "CONFIG",
+            f"more than one of the recipe's optimizers ({', '.join(optimizers)}) has "
+            f"{listed(shared)}: give each parameter to one of them",
         )
     # The gradients of the others would add up over all steps, and count in the clipped norm.
     if left_out := [
@@ -179,7 +194,8 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     ]:
         raise ConfigError(
             "CONFIG",
-            f"the recipe's optimizer has {len(theirs)} parameters, without {listed(left_out)}: "
+            f"the recipe's optimizer{'s have' if len(optimizers) > 1 else ' has'} {len(theirs)} "
+            f"parameters, without {listed(left_out)}: "
             "add them, or freeze them by --freeze or requires_grad_(False)",
         )
 
@@ -191,7 +207,7 @@ def _check_fused(optimizer: Optimizer, model: nn.Module) -> None:
         if not group.get("fused"):
             continue
         wrong = [
-            f"{names[p]}, which {why}"
+            f"{names.get(p, 'a parameter')}, which {why}"
             for p in group["params"]
             if (why := why_not_fused(type(optimizer), p))
         ]

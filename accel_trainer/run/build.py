@@ -29,6 +29,7 @@ from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
 from ..core.module_order import take_order
+from ..core.parameters import named_parts
 from ..core.tensor_memory import copy_model
 from ..core.types import Loader, Metric, Task
 from ..data.fingerprint import describe_fingerprint
@@ -53,8 +54,14 @@ from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, finger
 from .extra_callbacks import Observer, extra_callbacks
 from .folder import record_start
 from .observers import build_callbacks
-from .optimization import Optimization, describe_length, plan_optimization, refuse_epochs
-from .parts import check_coupling, check_part, check_parts, check_states
+from .optimization import (
+    BuildOptimizer,
+    Optimization,
+    describe_length,
+    plan_optimization,
+    refuse_epochs,
+)
+from .parts import check_coupling, check_optimizers, check_part, check_parts, check_states
 from .restore import restore_checkpoint
 from .session import Run
 
@@ -74,7 +81,7 @@ def build_trainer(
     data_fingerprint: str | None = None,
     export_config: Mapping[str, Any] | None = None,
     processor: Any = None,
-    optimizer: Callable[[nn.Module], Optimizer] | None = None,
+    optimizer: BuildOptimizer | Mapping[str, BuildOptimizer] | None = None,
     schedule: Schedule | None = None,
     callbacks: Sequence[Callback] = (),
     states: Mapping[str, Any] = MappingProxyType({}),
@@ -98,8 +105,10 @@ def build_trainer(
     `export_config` is written beside the exported weights as JSON. A model with `save_pretrained`,
     as in transformers, diffusers or peft, also writes `export/pretrained/`, together with its
     `processor` or tokenizer. `optimizer` is a function that
-    builds your optimizer for the model on its device, and `schedule` a function that returns the
-    learning rate at each step; None: they follow the config. `states` are
+    builds your optimizer for the model on its device, or a dict of several by name, each over its
+    own parameters of the whole model; the task's `turn` says which of them steps, all if it has
+    none. `schedule` is a function that returns the learning rate at each step; other groups and
+    optimizers keep their ratio to the first. None: they follow the config. `states` are
     objects of your own with `state_dict` and `load_state_dict`, by the names under which
     checkpoints store them. `metadata` has plain JSON values that
     the manifest of every checkpoint stores; a run that continues keeps those of its checkpoint, and
@@ -116,6 +125,7 @@ def build_trainer(
     # 1. Parts and data are checked first: nothing has been changed yet.
     _check_arguments(run, model, task)
     callbacks = check_parts("callbacks", callbacks)
+    check_optimizers(optimizer, task)
     check_states(states)
     if processor is not None:
         check_part("processor", processor)
@@ -131,7 +141,7 @@ def build_trainer(
     check_coupling(task, data.plan)
     run.activity.couples_batch = getattr(task, "couples_batch", False)
     metrics_of = choose_metrics(metrics, task, data)
-    strategy = _choose_strategy(run, data.plan)
+    strategy = _choose_strategy(run, data.plan, optimizer, task)
     identity = data.identify(run, data_fingerprint)
 
     # 2. The model gets the order of its checkpoint, or of the main process's model. Initial weights
@@ -149,7 +159,7 @@ def build_trainer(
     if run.config.runtime.compile:
         compile_model(model, run.activity.compilation)
 
-    # 4. The optimizer has these parameters, and the learning rate of every step is known.
+    # 4. The optimizers have these parameters, and the learning rate of every step is known.
     optimization = plan_optimization(run.config, model, data.plan, optimizer, schedule)
     misfit = describe_misfit(schedule, num_steps=optimization.num_steps)
     if misfit and run.accelerator.is_main_process:
@@ -166,7 +176,7 @@ def build_trainer(
         file = MetricsFile(run.folder / "metrics.jsonl")
         history = run.resources.enter_context(closing(file))
     checkpointer = _open_checkpointer(run, strategy, header, history)
-    parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
+    parts = {"model": model, **named_parts(optimization.optimizers), "task": task}
     parts |= {"schedule": schedule, "collate": options.collate}
     parts |= named([*callbacks, *own])
     for each in observers:
@@ -189,7 +199,7 @@ def build_trainer(
         run.config.trainer,
         strategy=strategy,
         model=model,
-        optimizer=optimization.optimizer,
+        optimizers=optimization.optimizers,
         task=task,
         parts=parts,
         train_set=train_set,
@@ -239,15 +249,22 @@ def _check_arguments(run: Run, model: nn.Module, task: Task) -> None:
                 f"the model is or contains a {type(module).__name__}: pass the plain module, and "
                 "start one process for each device, or use --compile or --ema",
             )
+    if isinstance(model, nn.ModuleDict | nn.ModuleList):
+        raise ConfigError(
+            "MODEL",
+            f"the model is a {type(model).__name__}, which cannot be called: put the networks into "
+            "a Module of your own, whose forward serves each use of them",
+        )
 
 
-def _choose_strategy(run: Run, plan: BatchPlan) -> Strategy:
+def _choose_strategy(run: Run, plan: BatchPlan, optimizer: object, task: Task) -> Strategy:
     """Return how the processes train together.
 
     Raises ConfigError for settings that it does not support.
     """
-    strategy = choose_strategy(plan, run.accelerator, seed=run.config.seed)
+    strategy = choose_strategy(plan, run.accelerator, task, seed=run.config.seed)
     is_in_use = {
+        "a dict of optimizers": isinstance(optimizer, Mapping),
         "--reduce exact": plan.reduce == "exact",
         "--compile": run.config.runtime.compile,
         "--optimizer.name muon": run.config.optimizer.name == "muon",
@@ -315,7 +332,10 @@ def _check_same_parts(
     steps = (0, num_steps // 2, num_steps - 1) if num_steps else ()
     parts = {
         "model": _describe_model(model),
-        "optimizer": _describe_optimizer(optimization.optimizer, model),
+        **{
+            name: _describe_optimizer(each, model)
+            for name, each in named_parts(optimization.optimizers).items()
+        },
         "metrics": "\n".join(["metrics", *(type(each).__qualname__ for each in measuring)]),
         "task": f"{type(task).__qualname__}\n{fingerprint_of(task)}",
         "schedule": "\n".join(f"step {at}: {optimization.schedule(at)}" for at in steps),

@@ -1,8 +1,8 @@
-"""The optimizer of a run, its learning rate at every step, and its number of steps."""
+"""The optimizers of a run, its learning rate at every step, and its number of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -12,18 +12,23 @@ from ..core.batch_plan import BatchPlan
 from ..core.config import config_to_dict, diff_config
 from ..core.errors import ConfigError
 from ..core.learning_rate import Schedule
+from ..core.parameters import Optimizers
 from ..core.wording import counted
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig, build_schedule, checked_schedule
-from ..optim.optimizers import build_optimizer, build_own_optimizer
+from ..optim.optimizers import build_optimizer, build_own_optimizers
 from .config import RecipeConfig, with_defaults
+
+BuildOptimizer = Callable[[nn.Module], Optimizer]
+"""Builds a recipe's own optimizer of a model."""
 
 
 @dataclass(frozen=True)
 class Optimization:
     """What changes the weights of a run, and for how many steps."""
 
-    optimizer: Optimizer
+    optimizers: Optimizers
+    """By name; the name of a single one is ""."""
     schedule: Schedule
     description: str
     """The learning rates in a few words, for the banner of the run."""
@@ -34,20 +39,22 @@ def plan_optimization(
     config: RecipeConfig,
     model: nn.Module,
     plan: BatchPlan,
-    build_own: Callable[[nn.Module], Optimizer] | None,
+    build_own: BuildOptimizer | Mapping[str, BuildOptimizer] | None,
     schedule: Schedule | None,
 ) -> Optimization:
-    """Return the recipe's optimizer and schedule, and what it does not build from the config.
+    """Return the recipe's optimizers and schedule, and what it does not build from the config.
 
     Raises ConfigError.
     """
     _refuse_unused(config, optimizer=build_own is not None, schedule=schedule is not None)
     num_steps = config.trainer.last_step(plan.steps_per_epoch)
     if build_own is None:
-        optimizer = build_optimizer(model, config.optimizer)
+        optimizers: Optimizers = {"": build_optimizer(model, config.optimizer)}
     else:
-        optimizer = build_own_optimizer(build_own, model)
-        learning_rate = float(optimizer.param_groups[0]["lr"])
+        optimizers = build_own_optimizers(
+            build_own if isinstance(build_own, Mapping) else {"": build_own}, model
+        )
+        learning_rate = float(next(iter(optimizers.values())).param_groups[0]["lr"])
         config = replace(config, optimizer=OptimizerConfig(learning_rate=learning_rate))
     if schedule is None:
         peak_learning_rate, schedule = plan_learning_rate(config, plan)
@@ -55,7 +62,7 @@ def plan_optimization(
     else:
         schedule = checked_schedule(schedule, num_steps=num_steps)
         description = "the recipe's learning rates"
-    return Optimization(optimizer, schedule, description, num_steps)
+    return Optimization(optimizers, schedule, description, num_steps)
 
 
 def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
 from ..core.errors import ConfigError
-from ..core.types import Task
+from ..core.types import START, Task
 from ..training.callback_runner import HOOKS
+from ..training.turns import turn_at
 
 _NEEDED = {
     "run": ("config",),
@@ -25,7 +26,7 @@ _NEEDED = {
     "processor": ("save_pretrained",),
     "callbacks": ("on_fit_start", "on_step_end", "state_dict"),
 }
-_STATE_NAME = re.compile("[a-z][a-z0-9_]*")
+_NAME = re.compile("[a-z][a-z0-9_]*")
 # The names of what checkpoints hold besides.
 _TAKEN = {"model", "training_weights", "optimizer", "ema", "scaler", "buffers", "trainer"}
 _VALUES = ("config", "plan", "num_samples")  # the others are methods
@@ -71,21 +72,33 @@ def check_part(name: str, part: Any) -> None:
                 raise ConfigError("CONFIG", f"{fact}: name it as a hook of Callback, or otherwise")
 
 
+def check_optimizers(optimizer: Any, task: Task) -> None:
+    """Raise ConfigError for names that a checkpoint cannot store, and a first turn of no name."""
+    names = optimizer if isinstance(optimizer, Mapping) else ()
+    _check_names("optimizer", names)
+    turn_at(START, task, names)
+
+
 def check_states(states: Any) -> None:
     """Raise ConfigError unless `states` has by name what a checkpoint can store and load."""
     if not isinstance(states, Mapping):
         raise ConfigError("CONFIG", 'states= is no dict: give each a name, as {"centre": centre}')
+    _check_names("states", states)
     for name, state in states.items():
-        if not (isinstance(name, str) and _STATE_NAME.fullmatch(name)) or name in _TAKEN:
-            raise ConfigError(
-                "CONFIG",
-                f"states= has the name {name!r}: use small letters, digits and _, "
-                f"and none of {', '.join(sorted(_TAKEN))}",
-            )
         check_part("states", state)
         if not isinstance(found := state.state_dict(), Mapping):
             raise ConfigError(
                 "CONFIG", f"state_dict of the state {name} returned {found!r:.40}: return a dict"
+            )
+
+
+def _check_names(argument: str, names: Iterable[object]) -> None:
+    for name in names:
+        if not _NAME.fullmatch(str(name)) or name in _TAKEN:
+            raise ConfigError(
+                "CONFIG",
+                f"{argument}= has the name {name!r}: use small letters, digits and _, "
+                f"and none of {', '.join(sorted(_TAKEN))}",
             )
 
 

@@ -7,11 +7,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.optim import Optimizer
 
 from ..checkpoint.manager import Checkpointer
 from ..checkpoint.state_dict import training_state
 from ..core.activity import Activity
+from ..core.parameters import Optimizers
 from ..core.registry import Registry
 from ..core.types import Task
 from ..optim.ema import Ema
@@ -32,7 +32,7 @@ class Assembly(NamedTuple):
     average: Ema | None
     nonfinite: NonfiniteReport
     states: Registry
-    """The parts of a checkpoint that belong to the model and its optimizer."""
+    """The parts of a checkpoint that belong to the model and its optimizers."""
     rehearsal: Rehearsal
     checkpointer: Checkpointer
 
@@ -42,7 +42,7 @@ def assemble(
     *,
     strategy: Strategy,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizers: Optimizers,
     task: Task,
     parts: Mapping[str, object],
     train_set: object,
@@ -55,19 +55,20 @@ def assemble(
     `parts` and `train_set` are all that a resume builds again: the rehearsal looks at their state.
 
     Raises:
-        ConfigError: the model or the optimizer does not fit the strategy.
+        ConfigError: the model or an optimizer does not fit the strategy.
         CheckpointError: the model has state that cannot be stored or loaded.
     """
     # The order matters.
     # 1. The average is a copy of a model that is not wrapped yet.
     copied = None if config.ema_decay is None else strategy.copy(model)
     # 2. `prepare` wraps the model, and copies the main process's weights and buffers to all.
-    wrapped_model = strategy.prepare(model, optimizer)
+    wrapped_model = strategy.prepare(model, optimizers)
     average = None
     if copied is not None and config.ema_decay is not None:
-        average = Ema(model, copied, decay=config.ema_decay)
-    # 3. The optimizer is made ready, which may depend on shards.
-    make_ready(optimizer)
+        average = Ema(model, copied, decay=config.ema_decay, optimizers=optimizers)
+    # 3. The optimizers are made ready, which may depend on shards.
+    for optimizer in optimizers.values():
+        make_ready(optimizer)
     # 4. Gradients, buffers and the average belong to the plain model, whose tensors `prepare` has
     # placed; the step trains the wrapped one.
     report = NonfiniteReport(
@@ -82,17 +83,17 @@ def assemble(
         task=task,
         model=model,
         wrapped_model=wrapped_model,
-        optimizer=optimizer,
+        optimizers=optimizers,
         report=report,
         activity=activity,
         max_grad_norm=config.max_grad_norm,
         check_every_n_steps=config.check_every_n_steps,
     )
     # 5. What the run starts with is recorded before anything is restored or trained.
-    trained = training_state(model, optimizer, copied, strategy.accelerator.scaler, states)
+    trained = training_state(model, optimizers, copied, strategy.accelerator.scaler, states)
     rehearsal = Rehearsal(
         model=model,
-        optimizer=optimizer,
+        optimizers=optimizers,
         parts=parts,
         train_set=train_set,
         accelerator=strategy.accelerator,

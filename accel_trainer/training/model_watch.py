@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ..core.parameters import parameters_of
 from ..core.shards import local_part
 from ..core.tensor_memory import sum_of_bits
 
@@ -54,7 +56,7 @@ class StepUse(NamedTuple):
     """The marks of a model before and after a step, and the flags that the step has used.
 
     The first forward of a module uses its `training`. A parameter's `requires_grad` is used as
-    whether it had a gradient.
+    whether it had a gradient, in a step of its optimizer.
     """
 
     before: dict[str, Any]
@@ -81,14 +83,17 @@ def watched_step(model: nn.Module) -> Iterator[StepUse]:
     """
     modes = {id(module): f"{name}.training" for name, module in model.named_modules(prefix="model")}
     weights = {f"{name}.requires_grad": each for name, each in model.named_parameters("model")}
-    use = StepUse(mark_model(model), dict.fromkeys(weights, False), {})
+    use = StepUse(mark_model(model), {}, {})
 
     def note_mode(module: nn.Module, inputs: Any) -> None:
         if id(module) in modes:
             use.used.setdefault(modes[id(module)], module.training)
 
-    def note_gradients(*_: Any) -> None:
-        use.used.update({name: True for name, each in weights.items() if each.grad is not None})
+    def note_gradients(optimizer: Optimizer, *_: Any) -> None:
+        stepped = {*parameters_of(optimizer)}
+        use.used.update(
+            {name: each.grad is not None for name, each in weights.items() if each in stepped}
+        )
 
     is_compiled = any(getattr(each, "_compiled_call_impl", None) for each in model.modules())
     with (

@@ -98,10 +98,12 @@ class NonfiniteReport:
 
         **Collective. Host sync.**
         """
-        position = update.step_batch.position
+        *_, position, turn = update.step_batch
         # A row for each sample of a bad micro-batch: its id, and whether it is a cause.
         rows = [
-            torch.stack([batch.sample_ids, self._are_suspect(batch.at(position)).long()], dim=1)
+            torch.stack(
+                [batch.sample_ids, self._are_suspect(batch.at(position, turn)).long()], dim=1
+            )
             for batch, loss_sum in zip(update.step_batch.micro_batches, update.losses, strict=True)
             if not torch.isfinite(loss_sum)
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ from .evaluation_file import is_detail
 class Progress:
     """What a checkpoint holds of a run besides tensors.
 
+    `num_turns` counts the steps of each optimizer that has a name, skipped ones included.
     `monitored` is the number that decides the best checkpoint, such as `eval/loss`, and its
     direction, None if none does. `evaluated_step` is the step of the last evaluation, None before
     the first. `requested_stop` is the reason for which a callback or a subclass has ended the
@@ -33,6 +35,7 @@ class Progress:
         self._config = config
         self.monitored = choose_monitor(config, evaluations)
         self.position = TrainState()
+        self.num_turns = Counter[str]()
         self.metrics: Mapping[str, Any] = {}
         self.best: BestCheckpoint | None = None
         self.evaluated_step: int | None = None
@@ -97,11 +100,13 @@ class Progress:
             },
             "evaluated_step": self.evaluated_step,
             "requested_stop": self.requested_stop,
+            **({"num_turns": dict(self.num_turns)} if self.num_turns else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.position = TrainState.from_dict(state["position"])
+        self.num_turns = Counter(state.get("num_turns"))
         self.metrics = state["metrics"]
         self.evaluated_step = state["evaluated_step"]
         self.requested_stop = state["requested_stop"]

@@ -29,7 +29,7 @@ from ..checkpoint.state_dict import EXTRA_STATE
 from ..core.callback import Callback
 from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError, listed
-from ..core.parameters import parameters_of, preserved_parameters
+from ..core.parameters import Optimizers, named_parts, parameters_of, preserved_parameters
 from ..core.shards import is_shard, local_part
 from ..core.tensor_memory import sum_of_bits
 from ..core.user_code import describe_error
@@ -77,7 +77,7 @@ class Rehearsal:
         self,
         *,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Optimizers,
         parts: Mapping[str, object],
         train_set: object,
         accelerator: Accelerator,
@@ -86,7 +86,7 @@ class Rehearsal:
     ) -> None:
         self.num_steps_left = 2
         self._model = model
-        self._optimizer = optimizer
+        self._optimizers = named_parts(optimizers)
         self._accelerator = accelerator
         self._checkpointer = checkpointer
         modules = {name: each for name, each in states.items() if isinstance(each, nn.Module)}
@@ -97,7 +97,7 @@ class Rehearsal:
         self._states = states
         self._weights: list[Mapping[str, int]] = []
         self._before = _identify(model)
-        self._fresh_optimizer = _copy_optimizer(optimizer)
+        self._fresh = {name: _copy_optimizer(each) for name, each in self._optimizers.items()}
         self._marks: list[Marks] = []
         self._uses: list[StepUse] = []
         self._num_calls: Counter[str] = Counter()
@@ -287,11 +287,12 @@ class Rehearsal:
             return
         state = read_state()
         if self._accelerator.num_processes > 1:
-            self._check_same_everywhere(_lines({"optimizer": state["optimizer"]}))
+            self._check_same_everywhere(_lines({name: state[name] for name in self._optimizers}))
         # On each process: a user's optimizer may run collectives to load shards.
-        if self._fresh_optimizer is not None:
-            self._check_optimizer(self._fresh_optimizer, state["optimizer"])
-            self._fresh_optimizer = None
+        while self._fresh:
+            name, fresh = self._fresh.popitem()
+            if fresh is not None:
+                self._check_optimizer(name, fresh, state[name])
         run_on_main(lambda: self._checkpointer.check_room(state), self._accelerator)
         self._marks.append(self._mark())
 
@@ -381,9 +382,9 @@ class Rehearsal:
             if found:
                 raise _inexact(f"processes differ after a step (process {process}: {found}): {fix}")
 
-    def _check_optimizer(self, fresh: Optimizer, state: Mapping[str, Any]) -> None:
+    def _check_optimizer(self, part: str, fresh: Optimizer, state: Mapping[str, Any]) -> None:
         """Load `state` into `fresh`, as a resume does, and compare it with the live optimizer."""
-        encoded = encode(state, name="optimizer")
+        encoded = encode(state, name=part)
         piece = decode(encoded.skeleton, encoded.tensors)
         name = type(fresh).__name__
         try:
@@ -401,14 +402,14 @@ class Rehearsal:
                 f"{name}.state_dict has the address of a parameter as a key, which "
                 "changes with each start: use the number of the parameter"
             )
-        if path := first_difference(self._optimizer.state_dict(), found):
+        if path := first_difference(self._optimizers[part].state_dict(), found):
             raise _inexact(
                 f"{name}.load_state_dict does not restore the optimizer's {path}: a resumed "
                 "run would have other weights"
             )
-        live = mark_unsaved({"optimizer": self._optimizer}, model=self._model)
-        loaded = mark_unsaved({"optimizer": fresh}, model=self._model)
-        self._restored = {key for key, mark in live.items() if loaded.get(key) == mark}
+        live = mark_unsaved({part: self._optimizers[part]}, model=self._model)
+        loaded = mark_unsaved({part: fresh}, model=self._model)
+        self._restored |= {key for key, mark in live.items() if loaded.get(key) == mark}
 
     def _warn_of_unsaved(self) -> None:
         """Warn of values that both steps have changed.
@@ -452,9 +453,12 @@ class Rehearsal:
 
     def _warn_of_unreached(self, one: StepUse, two: StepUse) -> None:
         """Warn of trained parameters without a gradient, unless some have turns of their own."""
-        flags = one.used.keys() & two.used.keys()
-        trained = {each for each in flags if each.endswith("_grad") and two.after.get(each)}
-        reached = {each for each in trained if one.used[each] or two.used[each]}
+        trained = {
+            each
+            for each in {**one.used, **two.used}
+            if each.endswith("_grad") and two.after.get(each)
+        }
+        reached = {each for each in trained if one.used.get(each) or two.used.get(each)}
         may_skip = getattr(self._accelerator.ddp_handler, "find_unused_parameters", False)
         if reached and trained - reached and not may_skip:
             _logger.warning(

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import Optimizer
 
 from ..core.activity import Activity
 from ..core.buffers import BufferHistory
 from ..core.errors import ConfigError, listed
-from ..core.parameters import stepped_parameters
+from ..core.parameters import Optimizers, stepped_parameters
 from ..core.shards import local_part
 from ..core.timing import Stopwatch
 from ..core.train_state import TrainState
@@ -28,6 +27,7 @@ from .recomputation import Recomputation
 from .step_check import check_repeats
 from .strategy.base import Strategy
 from .task_output import check_output
+from .turns import in_turn, others_frozen
 
 Notify = Callable[..., None]
 """Calls the hook that the first argument names, with the other arguments."""
@@ -64,7 +64,7 @@ class OptimizerStep:
         task: Task,
         model: nn.Module,
         wrapped_model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Optimizers,
         report: NonfiniteReport,
         activity: Activity,
         max_grad_norm: float | None,
@@ -72,7 +72,7 @@ class OptimizerStep:
     ) -> None:
         self.strategy = strategy
         self.wrapped_model = wrapped_model
-        self.optimizer = optimizer
+        self.optimizers = optimizers
         self._report = report
         self.data_wait = Stopwatch()
         self.task = task
@@ -82,7 +82,7 @@ class OptimizerStep:
         self._activity = activity
         self._max_grad_norm = max_grad_norm
         self._check_every_n_steps = check_every_n_steps
-        self._parameters = stepped_parameters(model, optimizer)
+        self._parameters = stepped_parameters(model, optimizers)
         self._recomputation = Recomputation(wrapped_model)
         self._position: TrainState | None = None
         """Where the step begins whose gradients have been computed; None after their update."""
@@ -94,7 +94,11 @@ class OptimizerStep:
         self._one = torch.ones_like(self._found)
         self._may_defer = (
             not report.may_skip
-            and all(group.get("fused") for group in optimizer.param_groups)
+            and all(
+                group.get("fused")
+                for optimizer in optimizers.values()
+                for group in optimizer.param_groups
+            )
             and has_streams(accelerator.device)
             and not strategy.has_collective_forward
         )
@@ -126,24 +130,25 @@ class OptimizerStep:
                 "compute_gradients is called twice in a step, which does not work with "
                 "--mixed-precision fp16: use bf16",
             )
-        if is_repeated:
-            after_first = self._buffers.copy_current()
-            self._restart()
-            forwards = self._run(step_batch, notify)
-        else:
-            self.strategy.begin(self._buffers)
-            self._buffers.save()
-            every = self._check_every_n_steps
-            if every is not None and (position.optimizer_step + 1) % every == 0:
-                # A loader may give each micro-batch only once.
-                step_batch = step_batch._replace(micro_batches=[*step_batch.micro_batches])
-                forwards = self._run_checked(step_batch, notify)
+        with others_frozen(self.optimizers, step_batch.turn):
+            run = self._run
+            if is_repeated:
+                after_first = self._buffers.copy_current()
+                self._restart()
             else:
-                forwards = self._run(step_batch, notify)
-        sums = self._reduce(forwards.sums, step_batch)
+                self.strategy.begin(self._buffers)
+                self._buffers.save()
+                every = self._check_every_n_steps
+                if every is not None and (position.optimizer_step + 1) % every == 0:
+                    # A loader may give each micro-batch only once.
+                    step_batch = step_batch._replace(micro_batches=[*step_batch.micro_batches])
+                    run = self._run_checked
+            forwards = run(step_batch, notify)
+            sums = self._reduce(forwards.sums, step_batch)
         if self._accelerator.scaler is not None:
-            # As accelerate's `unscale_gradients` does.
-            self._accelerator.scaler.unscale_(self.optimizer)
+            for optimizer in in_turn(self.optimizers, step_batch.turn).values():
+                # As accelerate's `unscale_gradients` does.
+                self._accelerator.scaler.unscale_(optimizer)
         gradients = self._take_gradients()
         if is_repeated:
             after_first.put_back()
@@ -196,7 +201,7 @@ class OptimizerStep:
         for batch in self.data_wait.around(step_batch.micro_batches):
             self._activity.num_forwards += 1
             num_left -= 1
-            batch = batch.at(step_batch.position)
+            batch = batch.at(step_batch.position, step_batch.turn)
             if notify is not None:
                 notify("before_micro_batch", batch)
             self.strategy.begin_forward(step_batch.position.step, len(forwards.sums))
@@ -327,7 +332,8 @@ class OptimizerStep:
         else:
             was_skipped = self._is_bad(update, grad_norm)
             if not was_skipped:
-                self.optimizer.step()
+                for optimizer in in_turn(self.optimizers, update.step_batch.turn).values():
+                    optimizer.step()
         self._take_gradients()
         return grad_norm, was_skipped
 
@@ -339,7 +345,7 @@ class OptimizerStep:
         return clip(self.wrapped_model.parameters(), max_norm)
 
     def _step_scaled(self, update: PendingUpdate, scaler: GradScaler) -> bool:
-        """Step the optimizer with loss scaling; return whether the step was skipped.
+        """Step the optimizers with loss scaling; return whether the step was skipped.
 
         An overflow, NaN or inf in a gradient skips it.
         """
@@ -348,7 +354,8 @@ class OptimizerStep:
         self._found.zero_()
         scale = scaler.get_scale()
         if is_finite:
-            scaler.step(self.optimizer)
+            for optimizer in in_turn(self.optimizers, update.step_batch.turn).values():
+                scaler.step(optimizer)
         scaler.update()
         if is_finite:
             return False
@@ -361,16 +368,17 @@ class OptimizerStep:
         return True
 
     def _is_bad(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
-        """Return whether a gradient is NaN or inf, and the optimizer must not be called.
+        """Return whether a gradient is NaN or inf, and the optimizers must not be called.
 
         **Host sync**, unless the check is deferred.
 
-        A deferred check always returns False: the optimizer is to be called, and does not apply a
-        bad update. What this call raises is then about the step before.
+        A deferred check always returns False: they are to be called, and do not apply a bad
+        update. What this call raises is then about the step before.
         """
         found = self._find_nonfinite(grad_norm)
         if self._may_defer:
-            self.optimizer.found_inf = found  # type: ignore[attr-defined]  # as GradScaler does
+            for optimizer in self.optimizers.values():
+                optimizer.found_inf = found  # type: ignore[attr-defined]  # as GradScaler does
             self.flush(steps_ago=1)
             flag = self._found.to("cpu", non_blocking=True, copy=True)
             self._pending = (update, flag, record_events(self._found.device))

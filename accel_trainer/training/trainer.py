@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from ..core.activity import Activity
 from ..core.callback import Callback, RunResult
@@ -38,6 +39,7 @@ from .evaluation_file import read_details, write_details
 from .loop_state import LoopState
 from .metrics import describe_tensor
 from .progress import Progress
+from .turns import in_turn, turn_at
 
 if TYPE_CHECKING:
     from .assembly import Assembly
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _NO_CONTEXT = nullcontext()
-_READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model", "optimizer", "task"}
+_READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model", "optimizers", "task"}
 
 
 class Trainer:
@@ -75,7 +77,7 @@ class Trainer:
         self.model = assembly.model
         self._config = config
         self._step = assembly.step
-        self.optimizer = assembly.step.optimizer
+        self.optimizers = assembly.step.optimizers
         self.task = assembly.step.task
         self._average = assembly.average
         self._trained = assembly.states
@@ -183,7 +185,7 @@ class Trainer:
                     f"train_step took {num_steps} steps for a step batch: call apply_gradients or "
                     "super().train_step once. For several backward passes call compute_gradients "
                     "more than once; for larger batches use --accumulate; to train networks in "
-                    "turn, choose one by batch.position.step",
+                    "turn, give each an optimizer by name, and the task a method turn",
                 )
             self._notify("on_step_end", report)
             if is_rehearsed and not report.was_skipped:
@@ -219,8 +221,9 @@ class Trainer:
         the same random numbers, and the first call decides which buffers the step ends with.
 
         Raises:
-            ConfigError: the task does not return what a step needs, a backward of the user's has
-                left gradients, or a second call would need loss scaling.
+            ConfigError: the task does not return what a step needs, or gives the turn to no
+                optimizer, a backward of the user's has left gradients, or a second call would need
+                loss scaling.
         """
         if not isinstance(step_batch, StepBatch) or not step_batch.micro_batches:
             found = describe_tensor(step_batch)
@@ -230,7 +233,8 @@ class Trainer:
                 "or one with other micro-batches",
             )
         notify = self._notify if self._has_step_observers else None
-        step_batch = step_batch._replace(position=self.position)
+        turn = turn_at(self.position, self.task, self.optimizers)
+        step_batch = step_batch._replace(position=self.position, turn=turn)
         with self._rehearsal.watching_gradients():
             return self._step.compute_gradients(self.state, step_batch, notify)
 
@@ -260,12 +264,16 @@ class Trainer:
         self._rehearsal.check_restored()
         self._notify("before_update", gradients)
         learning_rate = self.learning_rate_at(state.optimizer_step)
-        set_learning_rate(self.optimizer, learning_rate)
+        for optimizer in self.optimizers.values():
+            set_learning_rate(optimizer, learning_rate)
         grad_norm, was_skipped = self._step.apply_gradients(state, gradients)
         num_samples = gradients.step_batch.num_samples
         self._move_to(state.after_step(num_samples))
+        num_turns = self._progress.num_turns
+        names = [*filter(None, in_turn(self.optimizers, gradients.step_batch.turn))]
+        num_turns.update(names)
         if self._average is not None and not was_skipped:
-            self._average.update(optimizer_step=number)
+            self._average.update({"": number, **{name: num_turns[name] for name in names}})
         return StepReport(
             optimizer_step=number,
             epoch=state.epoch,
@@ -287,7 +295,7 @@ class Trainer:
         Raises:
             EvaluationStopped: some process got a signal.
         """
-        with self._activity.during("evaluation"), evaluation_weights(self.optimizer):
+        with self._activity.during("evaluation"), evaluation_weights(self.optimizers):
             return self._measure(*(name for name in self._evaluations if name != TEST))
 
     def _measure(self, *names: str) -> dict[str, Any]:
@@ -398,6 +406,17 @@ class Trainer:
     def best(self) -> BestCheckpoint | None:
         """The best evaluation so far."""
         return self._progress.best
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer of a run that names none. Raises ConfigError if they have names."""
+        if "" not in self.optimizers:
+            raise ConfigError(
+                "TRAINER",
+                f"the optimizers have names ({', '.join(self.optimizers)}): "
+                "use trainer.optimizers[name]",
+            )
+        return self.optimizers[""]
 
     @property
     def average_model(self) -> nn.Module | None:

@@ -37,7 +37,7 @@ class Trained:
         self.state.load_state_dict(pieces)
 
     def started_anew(self) -> Trained:
-        return Trained(self.model, self.optimizer, training_state(self.model, self.optimizer))
+        return Trained(self.model, self.optimizer, training_state(self.model, {"": self.optimizer}))
 
 
 def trained(seed: int, *, name: str = "sgd") -> Trained:
@@ -45,15 +45,15 @@ def trained(seed: int, *, name: str = "sgd") -> Trained:
     torch.manual_seed(seed)
     model = SmallNet(norm="batch")
     optimizer = build_optimizer(model, OptimizerConfig(name=name, learning_rate=0.1))
-    ema = Ema(model, copy.deepcopy(model), decay=0.9)
+    ema = Ema(model, copy.deepcopy(model), decay=0.9, optimizers={})
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (seed + 3))
     scaler.scale(torch.ones(()))
     for step in (1, 2):
         model(torch.randn(4, 3, 8, 8)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        ema.update(optimizer_step=step)
-    return Trained(model, optimizer, training_state(model, optimizer, ema.model, scaler))
+        ema.update({"": step})
+    return Trained(model, optimizer, training_state(model, {"": optimizer}, ema.model, scaler))
 
 
 def stored(state: Trained) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def make(model: Callable[[], nn.Module], optimizer: Callable[[Any], Optimizer]) 
     torch.manual_seed(0)
     built = model()
     stepped = optimizer(built.parameters())
-    return Trained(built, stepped, training_state(built, stepped))
+    return Trained(built, stepped, training_state(built, {"": stepped}))
 
 
 def saved(state: Trained) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from ..workload import SmallNet
 
 
 def average_of(source: nn.Module, *, decay: float) -> Ema:
-    return Ema(source, copy_model(source), decay=decay)
+    return Ema(source, copy_model(source), decay=decay, optimizers={})
 
 
 def drift(model: nn.Module, step: int) -> None:
@@ -32,7 +32,7 @@ def test_the_average_is_the_formula_with_a_ramped_decay(decay: float) -> None:
     expected = {name: tensor.clone() for name, tensor in source.state_dict().items()}
     for step in range(1, 31):
         drift(source, step)
-        ema.update(optimizer_step=step)
+        ema.update({"": step})
         ramped = min(decay, (1 + step) / (10 + step))
         for name, tensor in source.state_dict().items():
             if tensor.is_floating_point():
@@ -52,7 +52,7 @@ def test_the_ramp_reaches_the_decay_and_stays_there() -> None:
     nn.init.ones_(source.weight)
     for step, share_kept in ((1, 2 / 11), (8, 0.5), (80, 0.9), (81, 0.9), (10**9, 0.9)):
         nn.init.zeros_(ema.model.weight)
-        ema.update(optimizer_step=step)
+        ema.update({"": step})
         assert ema.model.weight.item() == pytest.approx(1 - share_kept, rel=1e-12)
 
 
@@ -60,7 +60,7 @@ def test_integer_buffers_are_copied() -> None:
     source = SmallNet(norm="batch")
     ema = average_of(source, decay=0.9)
     drift(source, 1)
-    ema.update(optimizer_step=1)
+    ema.update({"": 1})
     assert ema.model.layers[1].num_batches_tracked.item() == 3
 
 
@@ -82,7 +82,7 @@ def test_a_buffer_that_the_model_assigns_is_averaged() -> None:
     for step in range(1, 12):
         source.center = source.center + step
         source.head.num_batches_tracked = source.head.num_batches_tracked + 2
-        ema.update(optimizer_step=step)
+        ema.update({"": step})
         decay = min(0.5, (1 + step) / (10 + step))
         plain = decay * plain + (1 - decay) * source.center
     torch.testing.assert_close(ema.model.center, plain, rtol=1e-12, atol=0)
@@ -93,7 +93,7 @@ def test_a_buffer_that_two_modules_share_is_averaged_once_a_step() -> None:
     source = Centred()
     ema = average_of(source, decay=0.5)
     source.center += 1
-    ema.update(optimizer_step=100)
+    ema.update({"": 100})
     assert ema.model.center.tolist() == ema.model.head.running_mean.tolist() == [0.5, 0.5]
 
 
@@ -101,13 +101,13 @@ def test_the_ema_copies_a_buffer_that_grows_and_skips_one_that_is_gone() -> None
     source = Centred()
     ema = average_of(source, decay=0.5)
     source.center = torch.arange(3.0).double()
-    ema.update(optimizer_step=100)
+    ema.update({"": 100})
     assert ema.model.center.tolist() == [0, 1, 2]
     source.center = source.center + 2
-    ema.update(optimizer_step=101)
+    ema.update({"": 101})
     assert ema.model.center.tolist() == [1, 2, 3]
     source.center = None
-    ema.update(optimizer_step=102)
+    ema.update({"": 102})
     assert ema.model.center is None
 
 
@@ -127,7 +127,7 @@ def test_layout_and_dtype_of_the_source_are_kept() -> None:
     source = SmallNet(norm="batch").bfloat16().to(memory_format=torch.channels_last)
     ema = average_of(source, decay=0.9)
     drift(source, 1)
-    ema.update(optimizer_step=1)
+    ema.update({"": 1})
     theirs = source.state_dict()
     for name, mine in ema.model.state_dict().items():
         assert (mine.dtype, mine.stride()) == (theirs[name].dtype, theirs[name].stride()), name
@@ -138,11 +138,11 @@ def test_the_average_continues_after_its_weights_were_loaded() -> None:
     ema, resumed = average_of(source, decay=0.9), average_of(source, decay=0.9)
     for step in (1, 2, 3):
         drift(source, step)
-        ema.update(optimizer_step=step)
+        ema.update({"": step})
     resumed.model.load_state_dict(ema.model.state_dict())
     drift(source, 4)
-    ema.update(optimizer_step=4)
-    resumed.update(optimizer_step=4)
+    ema.update({"": 4})
+    resumed.update({"": 4})
     theirs = ema.model.state_dict()
     assert all(
         torch.equal(tensor, theirs[name]) for name, tensor in resumed.model.state_dict().items()

@@ -20,7 +20,7 @@ from accel_trainer.checkpoint.state_dict import load_weights
 from accel_trainer.core.tensor_memory import is_dense, make_dense
 from accel_trainer.distributed.placement import place_model
 from accel_trainer.optim.config import UNSUITABLE
-from accel_trainer.optim.optimizers import build_optimizer, build_own_optimizer, fill_momentum
+from accel_trainer.optim.optimizers import build_optimizer, build_own_optimizers, fill_momentum
 
 from .. import processes, workload
 from ..training.test_exactness import final_files
@@ -266,7 +266,8 @@ def test_an_own_fused_optimizer_that_torch_steps_wrongly_is_refused(case: str) -
     build, words = REFUSED[case]
     model = nn.Linear(2, 2, dtype=torch.complex64 if "complex" in case else torch.bfloat16)
     with pytest.raises(ConfigError, match=words) as refused:
-        build_own_optimizer(
-            lambda model: build(model.parameters()), model.float() if case == "dampening" else model
+        build_own_optimizers(
+            {"": lambda model: build(model.parameters())},
+            model.float() if case == "dampening" else model,
         )
     assert "pass fused=False" in str(refused.value)

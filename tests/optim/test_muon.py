@@ -84,12 +84,12 @@ def test_a_step_that_is_not_to_be_taken_leaves_no_trace() -> None:
     model = small_net(dtype=torch.float32)
     optimizer = build_optimizer(model, CONFIG)
     train(model, optimizer, range(2))
-    before = as_stored(training_state(model, optimizer, None, None).state_dict())
+    before = as_stored(training_state(model, {"": optimizer}, None, None).state_dict())
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, float("nan"))
     optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]  # as the guard and GradScaler do
     optimizer.step()
-    after = training_state(model, optimizer, None, None).state_dict()
+    after = training_state(model, {"": optimizer}, None, None).state_dict()
     for name, weight in after["model"].items():
         assert torch.equal(weight, before["model"][name]), name
     for index, state in after["optimizer"]["state"].items():

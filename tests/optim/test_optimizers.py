@@ -112,11 +112,11 @@ def test_optimizer_state_returns_to_the_layout_of_the_parameters(
 
     model, optimizer = fresh()
     train(model, optimizer, range(3))
-    stored = as_stored(training_state(model, optimizer, None, None).state_dict())
+    stored = as_stored(training_state(model, {"": optimizer}, None, None).state_dict())
     train(model, optimizer, range(3, 6))
 
     resumed, resumed_optimizer = fresh()
-    training_state(resumed, resumed_optimizer, None, None).load_state_dict(stored)
+    training_state(resumed, {"": resumed_optimizer}, None, None).load_state_dict(stored)
     for parameter, state in resumed_optimizer.state.items():
         tensors = [value for value in state.values() if value.ndim]
         assert tensors

@@ -67,7 +67,7 @@ def test_the_config_scales_its_learning_rate_to_the_batch() -> None:
     optimization = plan_optimization(
         config_of(optimizer=optimizer), nn.Linear(2, 2), PLAN, None, None
     )
-    assert isinstance(optimization.optimizer, SGD)
+    assert isinstance(optimization.optimizers[""], SGD)
     assert (optimization.description, optimization.num_steps) == ("peak learning rate 0.1", 15)
 
 
@@ -76,7 +76,7 @@ def test_an_optimization_has_the_optimizer_and_schedule_of_the_recipe() -> None:
     optimization = plan_optimization(
         config_of(), model, PLAN, lambda net: AdamW(net.parameters(), lr=0.25), lambda step: 0.5
     )
-    assert isinstance(optimization.optimizer, AdamW)
+    assert isinstance(optimization.optimizers[""], AdamW)
     assert [optimization.schedule(step) for step in (0, 14)] == [0.5, 0.5]
     peak = plan_optimization(
         config_of(), model, PLAN, lambda net: AdamW(net.parameters(), lr=0.25), None

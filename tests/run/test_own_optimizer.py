@@ -26,7 +26,7 @@ from accel_trainer import (
     schedule_from_torch,
 )
 from accel_trainer.core.errors import CheckpointError
-from accel_trainer.optim.optimizers import build_optimizer, build_own_optimizer
+from accel_trainer.optim.optimizers import build_optimizer, build_own_optimizers
 
 from .. import processes, workload
 from ..variants import slow_but
@@ -193,11 +193,12 @@ def test_a_group_without_a_learning_rate_is_refused_in_a_line(place: int) -> Non
         rates = [0.1, 0.1]
         rates[place] = bad
         with pytest.raises(ConfigError, match="has lr .*set a number") as caught:
-            build_own_optimizer(with_rates(*rates), nn.Linear(2, 2))
+            build_own_optimizers({"": with_rates(*rates)}, nn.Linear(2, 2))
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="first group .* has lr 0: set it above 0"):
-        build_own_optimizer(with_rates(0.0, 0.1), nn.Linear(2, 2))
-    fine = build_own_optimizer(with_rates(torch.tensor(0.1), 0), nn.Linear(2, 2))
+        build_own_optimizers({"": with_rates(0.0, 0.1)}, nn.Linear(2, 2))
+    builders = {"": with_rates(torch.tensor(0.1), 0)}
+    fine = build_own_optimizers(builders, nn.Linear(2, 2))[""]
     assert [group["learning_rate_scale"] for group in fine.param_groups] == [1, 0]
 
 
@@ -218,7 +219,7 @@ def test_a_scheduler_on_the_optimizer_that_nothing_steps_is_refused() -> None:
             return optimizer
 
         with pytest.raises(ConfigError, match="would never step.*schedule_from_torch") as caught:
-            build_own_optimizer(build, nn.Linear(2, 2))
+            build_own_optimizers({"": build}, nn.Linear(2, 2))
         assert caught.value.code == "SCHEDULE"
 
 

@@ -178,7 +178,7 @@ def make_step(task: Task, model: nn.Module) -> OptimizerStep:
         task=task,
         model=model,
         wrapped_model=model,
-        optimizer=optimizer,
+        optimizers={"": optimizer},
         report=NonfiniteReport(strategy, may_skip=False, model=model, task=task, folder=Path()),
         activity=Activity(),
         max_grad_norm=None,

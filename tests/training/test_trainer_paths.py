@@ -95,7 +95,7 @@ def make_trainer(
         config,
         strategy=DataParallelStrategy(accelerator, seed=5),
         model=model,
-        optimizer=optimizer,
+        optimizers={"": optimizer},
         task=task,
         parts={"model": model},
         train_set=loader,

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import get_worker_info
 
 from accel_trainer import Batch, Gradients, Reader, StepOutput, StepReport, TrainerView
-from accel_trainer.commands import Observer, filesystem, flatten, mark_unsaved
+from accel_trainer.commands import Observer, filesystem, flatten, mark_unsaved, named_parts
 
 UNINITIALISED = "uninitialised"
 _ENGINE = str(Path(__file__).parents[2])
@@ -81,7 +81,9 @@ class Trace(Observer):
         self._is_compiled = any(
             getattr(module, "_compiled_call_impl", None) for module in model.modules()
         )
-        trainer.optimizer.register_step_post_hook(self._end_update)
+        for optimizer in trainer.optimizers.values():
+            optimizer.register_step_pre_hook(self._begin_step)
+            optimizer.register_step_post_hook(self._end_step)
         if not self._is_compiled:
             register_module_forward_pre_hook(self._enter_module)
             register_module_forward_hook(self._leave_module, always_call=True)
@@ -146,7 +148,10 @@ class Trace(Observer):
             if self._is_compiled:
                 self._watching.enter_context(self._mode)
 
-    def _end_update(self, *_: Any) -> None:
+    def _begin_step(self, *_: Any) -> None:
+        self.phase = "update"
+
+    def _end_step(self, *_: Any) -> None:
         self.phase = "after the update"
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
@@ -234,7 +239,9 @@ class Trace(Observer):
         for name, tensor in tensors:
             self._owned[_memory_of(tensor)] = name
             self.record("state", name, outputs=[tensor])
-        for name, value in flatten(trainer.optimizer.state_dict(), "optimizer").items():
+        optimizers = named_parts(trainer.optimizers)
+        states = {name: each.state_dict() for name, each in optimizers.items()}
+        for name, value in flatten(states).items():
             if ".param_names" in name:  # torch gives them to a new optimizer, and loads none
                 continue
             if isinstance(value, Tensor):
@@ -242,7 +249,7 @@ class Trace(Observer):
             self.record("state", name, outputs=[value])
         parts = {
             "model": model,
-            "optimizer": trainer.optimizer,
+            **optimizers,
             "task": trainer.task,
             "dataset": self._dataset,
         }

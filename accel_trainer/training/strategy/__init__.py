@@ -1,4 +1,4 @@
-"""How the processes train one model: each has all of it (`data_parallel`, `exact`) or a shard."""
+"""How the processes train one model: each has a shard of it (`sharded`), or all of it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 from ...core.batch_plan import BatchPlan
+from ...core.types import Task
 from .base import Strategy
 from .data_parallel import DataParallelStrategy
 
 
-def choose_strategy(plan: BatchPlan, accelerator: Accelerator, *, seed: int) -> Strategy:
-    """Return the strategy that the launcher and `plan` ask for; the launcher comes first.
+def choose_strategy(
+    plan: BatchPlan, accelerator: Accelerator, task: Task, *, seed: int
+) -> Strategy:
+    """Return the strategy that the launcher, `plan` and the task ask for, in this order.
 
-    The modules of the exact and of the sharded strategy are imported only if they are chosen.
+    The modules of all but the usual strategy are imported only if they are chosen.
     """
     if accelerator.distributed_type == DistributedType.FSDP:
         from .sharded import ShardedStrategy
@@ -23,4 +26,8 @@ def choose_strategy(plan: BatchPlan, accelerator: Accelerator, *, seed: int) -> 
         from .exact import ExactStrategy
 
         return ExactStrategy(accelerator, seed=seed, num_micro_batches=plan.num_parts)
+    if hasattr(task, "turn") and accelerator.num_processes > 1:
+        from .in_turn import TurnStrategy
+
+        return TurnStrategy(accelerator, seed=seed)
     return DataParallelStrategy(accelerator, seed=seed)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from ...core.buffers import BufferHistory
+from ...core.buffers import BufferHistory, Place, buffer_places, buffers_at
+from ...core.parameters import Optimizers, stepped_parameters
 from ...core.rng import fold_in, seed_generators, seed_update
 from ...core.tensor_memory import copy_model
 from ...core.types import StepSums
-from ...distributed.collectives import SINGLE_PROCESS, Peers
+from ...distributed.collectives import SINGLE_PROCESS, Peers, broadcast_from_main
 from ...distributed.placement import place_model
 
 if TYPE_CHECKING:
@@ -34,12 +34,13 @@ class Strategy:
     has_collective_forward = False
     """Whether a forward waits for the other processes."""
 
+    _shared_buffers: Sequence[Place] = ()
+
     def __init__(self, accelerator: Accelerator, *, seed: int) -> None:
         self.accelerator = accelerator
         self.seed = seed
         # An average divides the sum over the processes by their number.
         self.gradient_factor = accelerator.num_processes
-        self._seed = seed
         self._forward_key = fold_in(seed, accelerator.process_index)
 
     # --- the model and its state ---
@@ -61,14 +62,21 @@ class Strategy:
         """
         return copy_model(model)
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
+    def prepare(self, model: nn.Module, optimizers: Optimizers) -> nn.Module:
         """Return the model as the steps call it, with the main process's weights. **Collective.**
 
-        The optimizer is prepared in place.
+        The optimizers are prepared in place. Here, the model has no wrapper.
 
-        Raises ConfigError if the model or the optimizer does not fit the strategy.
+        Raises ConfigError if the model or an optimizer does not fit the strategy.
         """
-        raise NotImplementedError
+        model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        # One at a time, so that there is never a second copy of the model.
+        for parameter in model.parameters():
+            broadcast_from_main([parameter], self.accelerator)
+        broadcast_from_main([*model.buffers()], self.accelerator)
+        self._parameters = [*stepped_parameters(model, optimizers).values()]
+        self._shared_buffers = [*buffer_places(model).values()]
+        return model
 
     def gather(self, pieces: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state that the main process stores. **Collective** with shards."""
@@ -83,8 +91,10 @@ class Strategy:
     def begin(self, buffers: BufferHistory) -> None:
         """Begin the micro-batches of a step, whose `buffers` are those at its beginning.
 
-        **Collective** with shards.
+        The main process's, which a checkpoint stores, are copied to all, unless DDP does that
+        before the first forward. **Collective** then.
         """
+        broadcast_from_main(buffers_at(self._shared_buffers), self.accelerator)
 
     def begin_forward(self, optimizer_step: int, index: int) -> None:
         """Seed what is random in the forward of micro-batch `index` of this process.
@@ -113,7 +123,7 @@ class Strategy:
 
     def seed_update(self, optimizer_step: int) -> None:
         """Seed what is random in the update after `optimizer_step`, the same on all processes."""
-        seed_update(self._seed, optimizer_step, self.accelerator.device)
+        seed_update(self.seed, optimizer_step, self.accelerator.device)
 
     def is_on_any_process(self, flag: Tensor) -> Tensor:
         """Return a flag [] that is above 0 on all processes if `flag` is on any of them.

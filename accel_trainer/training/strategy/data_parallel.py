@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from ...core.errors import ConfigError, listed
+from ...core.parameters import Optimizers
 from .base import Strategy
 
 
@@ -19,14 +19,14 @@ class DataParallelStrategy(Strategy):
     # None if a step may leave parameters out.
     _ddp: DistributedDataParallel | None = None
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
+    def prepare(self, model: nn.Module, optimizers: Optimizers) -> nn.Module:
         """Return the model in accelerate's wrapper, with the main process's weights.
 
         **Collective.**
         """
         if self.accelerator.num_processes > 1:
             _keep_strides(model)
-        prepared, _ = self.accelerator.prepare(model, optimizer)
+        prepared, *_ = self.accelerator.prepare(model, *optimizers.values())
         if isinstance(prepared, DistributedDataParallel):
             # With this option DDP never rebuilds its buckets.
             if not prepared.find_unused_parameters:

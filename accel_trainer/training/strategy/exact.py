@@ -8,15 +8,14 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import recursively_apply
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ...core.buffers import BufferHistory, buffer_places, buffers_at
 from ...core.errors import ConfigError
 from ...core.pairwise import PairwiseSum, sum_rows
-from ...core.parameters import stepped_parameters
+from ...core.parameters import Optimizers
 from ...core.rng import fold_in
 from ...core.types import StepSums
-from ...distributed.collectives import broadcast_from_main, exchange_flattened, sum_pairwise
+from ...distributed.collectives import exchange_flattened, sum_pairwise
 from .base import Strategy, add_up
 
 
@@ -49,7 +48,7 @@ class ExactStrategy(Strategy):
                 "--reduce exact does not work with --mixed-precision fp16: remove one of them",
             )
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
+    def prepare(self, model: nn.Module, optimizers: Optimizers) -> nn.Module:
         """Return the model without a wrapper, with the main process's weights. **Collective.**
 
         Raises:
@@ -62,13 +61,11 @@ class ExactStrategy(Strategy):
                 "--reduce exact normalises each micro-batch by itself, and the model has a "
                 "SyncBatchNorm: use BatchNorm instead",
             )
-        # `evaluation_mode` leaves out DDP, which would add up in another order.
-        model = self.accelerator.prepare_model(model, evaluation_mode=True)
-        self._model = model
+        # DDP would add up in another order.
+        self._model = model = super().prepare(model, optimizers)
         # A forward may update a copy of the weights before it reads them: in the first step that
         # copy does not change yet.
         self._num_checks_left = 2
-        self._parameters = [*stepped_parameters(model, optimizer).values()]
         self._places = buffer_places(model)
         buffers = self._buffers()
         self._counters = [
@@ -86,10 +83,6 @@ class ExactStrategy(Strategy):
                     f"the model's summed_buffers contains {name}, which is not an integer buffer: "
                     f"list some of {counters}, or none",
                 )
-        # One at a time, so that there is never a second copy of the model.
-        for parameter in model.parameters():
-            broadcast_from_main([parameter], self.accelerator)
-        broadcast_from_main([*buffers.values()], self.accelerator)
         return model
 
     def begin(self, buffers: BufferHistory) -> None:

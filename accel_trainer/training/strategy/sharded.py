@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from ...core.buffers import BufferHistory, buffer_places, buffers_at
+from ...core.buffers import buffer_places
 from ...core.errors import ConfigError
+from ...core.parameters import Optimizers
 from ...distributed import fsdp
-from ...distributed.collectives import SINGLE_PROCESS, Peers, broadcast_from_main, join_peers
+from ...distributed.collectives import SINGLE_PROCESS, Peers, join_peers
 from ...distributed.placement import place_model
 from .base import Strategy
 
@@ -50,15 +50,16 @@ class ShardedStrategy(Strategy):
         """Return a copy, sharded as `prepare` will shard the model. **Collective.**"""
         return fsdp.sharded_copy(model, self.accelerator)
 
-    def prepare(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
-        """Return the model, sharded by accelerate as the optimizer's parameters are.
+    def prepare(self, model: nn.Module, optimizers: Optimizers) -> nn.Module:
+        """Return the model, sharded by accelerate as the parameters of its only optimizer are.
 
         **Collective.**
 
         Raises ConfigError if the optimizer cannot step shards.
         """
+        optimizer = optimizers[""]
         fsdp.reject_optimizer(optimizer)
-        self._places = list(buffer_places(model).values())
+        self._shared_buffers = list(buffer_places(model).values())
         with fsdp.own_units(model):
             prepared, _ = self.accelerator.prepare(model, optimizer)
         # "_fused_sgd_ does not have a sharding strategy" (torch 2.13).
@@ -80,11 +81,6 @@ class ShardedStrategy(Strategy):
         if not fsdp.saves_shards(self.accelerator):
             return SINGLE_PROCESS
         return join_peers(self.accelerator, timeout_s=timeout_s)
-
-    def begin(self, buffers: BufferHistory) -> None:
-        """Copy the main process's buffers, which a checkpoint stores, to all. **Collective.**"""
-        # DDP copies them before the first forward of a step.
-        broadcast_from_main(buffers_at(self._places), self.accelerator)
 
     def is_on_any_process(self, flag: Tensor) -> Tensor:
         """Return a flag [] that is above 0 if `flag` is on any process. **Collective.**"""

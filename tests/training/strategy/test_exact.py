@@ -104,7 +104,7 @@ def reduce_filters() -> None:
         net = nn.Sequential(nn.Conv2d(8, 16, 3, groups=8), nn.Conv2d(16, 4, 1))
         strides = [tensor.stride() for tensor in net.parameters()]
         model = DataParallelStrategy(accelerator, seed=0).prepare(
-            net, torch.optim.SGD(net.parameters(), lr=0.1)
+            net, {"": torch.optim.SGD(net.parameters(), lr=0.1)}
         )
         images = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
         model(images).square().sum().backward()
@@ -352,7 +352,7 @@ def test_a_model_that_normalises_over_processes_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
     with pytest.raises(ConfigError, match="the model has a SyncBatchNorm: use BatchNorm instead"):
-        strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        strategy.prepare(model, {"": torch.optim.SGD(model.parameters(), lr=0.1)})
 
 
 def test_an_integer_buffer_that_depends_on_the_data_is_refused_on_all(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ class Pointing(nn.Module):
 def test_a_pointer_moves_once_a_step_and_a_flag_is_kept() -> None:
     model = Pointing()
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=4)
-    model = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model = strategy.prepare(model, {"": torch.optim.SGD(model.parameters(), lr=0.1)})
     buffers = BufferHistory(model)
     for pointer, flag in ((1, True), (4, True), (7, True), (2, True)):
         strategy.begin(buffers)
@@ -419,7 +419,7 @@ class Growing(nn.Module):
 def test_a_buffer_that_grows_is_refused_by_name() -> None:
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
     model = Growing()
-    model = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model = strategy.prepare(model, {"": torch.optim.SGD(model.parameters(), lr=0.1)})
     strategy.begin(BufferHistory(model))
     for index in (0, 1):
         strategy.begin_forward(0, index)
@@ -441,7 +441,7 @@ def test_a_name_that_is_no_integer_buffer_cannot_be_summed(name: str) -> None:
         ConfigError,
         match=f"summed_buffers contains {name}, which is not an integer buffer: list .*usage",
     ):
-        strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        strategy.prepare(model, {"": torch.optim.SGD(model.parameters(), lr=0.1)})
 
 
 def test_a_loss_scale_is_refused() -> None:
@@ -531,7 +531,7 @@ def test_what_a_forward_changes_besides_buffers_is_refused_by_name(
 ) -> None:
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model = strategy.prepare(model, optimizer)
+    model = strategy.prepare(model, {"": optimizer})
     with pytest.raises(ConfigError, match=f"a forward changes {name}, which is no buffer"):
         take_steps(strategy, model, optimizer)
 
@@ -543,7 +543,7 @@ def take_turns(folder: Path) -> None:
         net = nn.ModuleList([nn.Linear(3, 1) for _ in range(5)])
         strategy = ExactStrategy(accelerator, seed=0, num_micro_batches=4)
         optimizer = torch.optim.Adam(net.parameters(), lr=0.1, weight_decay=0.1)
-        strategy.prepare(net, optimizer)
+        strategy.prepare(net, {"": optimizer})
         buffers = BufferHistory(net)
         num_local = 4 // accelerator.num_processes
         for step in range(12):
@@ -584,7 +584,7 @@ class Seen(Pointing):
 def test_the_changes_of_a_flag_do_not_add_up() -> None:
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
     model = Seen()
-    strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    strategy.prepare(model, {"": torch.optim.SGD(model.parameters(), lr=0.1)})
     buffers = BufferHistory(model)
     strategy.begin(buffers)
     buffers.save()
@@ -599,4 +599,4 @@ def test_the_changes_of_a_flag_do_not_add_up() -> None:
     with pytest.raises(
         ConfigError, match="is_full, which is not an integer buffer: list some of .'pointer'."
     ):
-        strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        strategy.prepare(model, {"": torch.optim.SGD(model.parameters(), lr=0.1)})
