@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,15 +32,27 @@ from .test_architecture import count_tokens
 from .variants import slow_but
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("byol", "characters", "diffusion", "lora", "segmentation", "stream", "text", "vit")
+NAMES = (
+    "byol",
+    "characters",
+    "diffusion",
+    "gan",
+    "lora",
+    "segmentation",
+    "stream",
+    "text",
+    "vit",
+)
 IN_FLOAT64 = ("characters", "segmentation", "text")  # parts of the others compute in float32
 NUM_STEPS = 4
+ADAMW: dict[str, Any] = {"name": "adamw", "learning_rate": 0.002}
 
 
 def recipe(name: str) -> ModuleType:
     needed = {
         "byol": ("sklearn",),
         "diffusion": ("sklearn", "PIL"),
+        "gan": ("sklearn", "PIL"),
         "lora": ("transformers", "peft"),
         "segmentation": ("sklearn", "torchmetrics"),
         "stream": ("sklearn",),
@@ -64,7 +77,7 @@ def train(name: str, folder: Path, *stops: int, micro: int = 16, dtype: str = "f
                 global_batch_size=16, per_device_batch_size=micro, eval_batch_size=100
             ),
             trainer=TrainerConfig(**length, max_steps=max_steps, log_every_n_steps=2),
-            optimizer=OptimizerConfig(name="adamw", learning_rate=0.002),
+            optimizer=OptimizerConfig(**({} if name == "gan" else ADAMW)),
             checkpoint=CheckpointConfig(every_n_steps=2),
             runtime=RuntimeConfig(num_threads=1, timeout_s=300),
             run=RunConfig(output_dir=folder),

@@ -1,0 +1,109 @@
+"""Train a GAN (DCGAN) on digits: the critic and the generator step in turn, each by its own Adam.
+
+python recipes/gan.py --ema 0.99 --epochs 40
+"""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Adam
+
+from accel_trainer import (
+    Batch,
+    Callback,
+    Position,
+    RecipeConfig,
+    RunResult,
+    StepOutput,
+    TrainerView,
+    build_trainer,
+    main,
+    start_run,
+)
+from accel_trainer.vision import to_png
+
+FIXED_NOISE = torch.randn(256, 16, 2, 2, generator=torch.Generator().manual_seed(0))
+
+
+def _up(inputs: int, outputs: int) -> nn.Module:
+    convolution = nn.ConvTranspose2d(inputs, outputs, 4, 2, 1)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+def _down(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 4, 2, 1), nn.LeakyReLU(0.2))
+
+
+class Gan(nn.Module):
+    """A generator of pictures [B, 1, 8, 8] from noise [B, 16, 2, 2], and a critic of pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        last = nn.ConvTranspose2d(64, 1, 4, 2, 1)
+        self.generator = nn.Sequential(_up(16, 64), last, nn.Sigmoid())
+        self.critic = nn.Sequential(_down(1, 32), _down(32, 64), nn.Flatten(), nn.Linear(256, 1))
+
+    def forward(self, pictures: Tensor, noise: Tensor, turn: str) -> Tensor:
+        """Return the losses [B] of the network that has the turn."""
+        made = self.generator(noise)
+        if turn == "generator":
+            return F.softplus(-self.critic(made)).squeeze(1)
+        made = made.detach()
+        return (F.softplus(-self.critic(pictures)) + F.softplus(self.critic(made))).squeeze(1)
+
+
+class InTurn:
+    """One step of the critic, then one of the generator."""
+
+    def turn(self, position: Position) -> str:
+        """Return the name of the optimizer that steps."""
+        return "generator" if position.step % 2 else "critic"
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the losses [B] of one of the networks."""
+        noise = torch.randn(len(batch), 16, 2, 2, device=batch.inputs.device)
+        return StepOutput(model(batch.inputs, noise, batch.turn))
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the distance [B] of each real picture to the most similar of 256 made ones."""
+        made = model.generator(FIXED_NOISE.to(batch.inputs))
+        return StepOutput(torch.cdist(batch.inputs.flatten(1), made.flatten(1)).amin(1))
+
+
+class Watch(Callback):
+    """Logs the loss of each network by itself, and a picture of 16 samples after each epoch."""
+
+    def on_micro_batch(self, trainer: TrainerView, batch: Batch, output: StepOutput) -> None:
+        """Log the mean loss of the network that has the turn."""
+        trainer.log(f"loss/{batch.turn}", output.losses.mean())
+
+    @torch.no_grad()
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Draw what the averaged generator makes of the same noise each time."""
+        model = trainer.average_model or trainer.model
+        made = model.generator(FIXED_NOISE[:16].to(trainer.accelerator.device))
+        trainer.log.picture("made", to_png(torch.cat(list(made), 2)))
+
+
+def train(config: RecipeConfig) -> RunResult:
+    """Train, evaluate and export. Runs in every process."""
+    pictures = torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 16
+    samples = [(picture, 0) for picture in pictures]
+    with start_run(config, recipe="gan") as run:
+        return build_trainer(
+            run,
+            model=Gan(),
+            task=InTurn(),
+            train_set=samples[200:],
+            eval_sets=samples[:200],
+            optimizer={
+                "critic": lambda model: Adam(model.critic.parameters(), 4e-4, (0.5, 0.999)),
+                "generator": lambda model: Adam(model.generator.parameters(), 2e-4, (0.5, 0.999)),
+            },
+            callbacks=[Watch()],
+        ).fit()
+
+
+if __name__ == "__main__":
+    main(train, RecipeConfig)
