@@ -8,6 +8,8 @@ so the order of checkpoints never depends on a clock:
         optimizer.json            any other piece: a skeleton ...
         optimizer.safetensors     ... and the tensors it refers to
         ema/r00003.safetensors    a piece whose tensors are shards: one file per process
+        model.frozen.safetensors  what pieces share of the parameters that nothing changes ...
+        model.frozen.json         ... and, by piece, all names in the order of its state dict
         manifest.json             position and metadata; size and SHA-256 of each piece's files
         COMMIT                    the SHA-256 of manifest.json, written last
 """
@@ -18,7 +20,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,9 @@ from .sharded import StoredSlice, damaged, read_header, read_slices, stored_tens
 FORMAT = 1
 MANIFEST = "manifest.json"
 COMMIT = "COMMIT"
+FROZEN = "model.frozen"
+FROZEN_FILE = f"{FROZEN}.safetensors"
+FROZEN_ORDER = f"{FROZEN}.json"
 CHECKPOINT_NAME = re.compile(r"step-\d{10}-epoch-\d{5}")
 
 Files = dict[str, bytes | bytearray]
@@ -133,8 +138,19 @@ def _write_pieces(
 
 
 def _write(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
-    """Write a file and return its entry for the manifest."""
+    """Write a file, or link it if the checkpoint before has the same; return its manifest entry."""
+    entry = entry_of(chunks)
+    for before in list_checkpoints(path.parent.parent)[-1:] * (path.name == FROZEN_FILE):
+        with suppress(OSError):  # it is gone, or the file system cannot link it
+            if filesystem.sha256_of(before / path.name) == entry["sha256"]:
+                filesystem.disk.link(path, before / path.name)
+                return entry
     filesystem.create_file(path, chunks)
+    return entry
+
+
+def entry_of(chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
+    """Return the entry of a file in the manifest."""
     sha256 = hashlib.sha256()
     for chunk in chunks:
         sha256.update(chunk)
@@ -162,13 +178,15 @@ def is_committed(path: Path) -> bool:
     return True
 
 
-def read_files(path: Path) -> Files:
+def read_files(path: Path, *, without: str = "") -> Files:
     """Return the verified bytes of a checkpoint's files by name, for `decode_files`.
 
-    Only the headers of files with slices are read. Raises CheckpointError naming a damaged file.
+    Only the headers of files with slices are read, and the file `without` is not. Raises
+    CheckpointError naming a damaged file.
     """
     files, manifest = read_manifest(path)
     listed = manifest["files"]
+    listed.pop(without, None)
     # Hashing takes most of the time, and leaves the interpreter to other threads.
     with ThreadPoolExecutor() as pool:
         read = pool.map(lambda name: read_listed_file(path / name, listed[name]), listed)
@@ -199,7 +217,8 @@ def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes | bytearray:
 def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
     """Return the checkpoint whose `files` this process or the main one read from `folder`.
 
-    Raises CheckpointError naming the piece that cannot be parsed.
+    Its tensors are None if FROZEN_FILE was not read. Raises CheckpointError naming the piece
+    that cannot be parsed.
     """
     manifest = parse_json(files[MANIFEST])
     checkpoint = _name_of(manifest)
@@ -215,6 +234,12 @@ def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
                     found += read_slices(folder / name, files[name])
             pieces[piece] = decode(files.get(f"{piece}.json"), {**tensors, **stored_tensors(found)})
             slices += found
+            if names := parse_json(files.get(FROZEN_ORDER, b"{}")).get(piece):
+                shared: dict[str, Any] = dict.fromkeys(names)
+                if FROZEN_FILE in files:
+                    shared = unpack_tensors(files[FROZEN_FILE])
+                shared |= pieces[piece]
+                pieces[piece] = {name: shared[name] for name in names}
         except (ValueError, LookupError, TypeError) as error:
             raise damaged(Path(checkpoint, piece), str(error)) from None
     return LoadedCheckpoint(checkpoint, manifest, pieces, slices)
@@ -228,7 +253,7 @@ def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
     """
     if path.is_symlink() or not path.is_dir():
         raise damaged(path, "not a directory")
-    files: Files = {name: _read(path / name, max_bytes=MAX_BYTES) for name in (COMMIT, MANIFEST)}
+    files: Files = {name: _read(path / name) for name in (COMMIT, MANIFEST)}
     if files[COMMIT] != _commit_mark(files[MANIFEST]):
         raise damaged(path / MANIFEST, "its sha256 is not the one in COMMIT")
     manifest = parse_json(files[MANIFEST])
@@ -248,9 +273,9 @@ def _name_of(manifest: dict[str, Any]) -> str:
     return checkpoint_name(TrainState.from_dict(manifest))
 
 
-def _read(path: Path, *, max_bytes: int) -> bytes:
+def _read(path: Path) -> bytes:
     with _damaged_if_unreadable(path):
-        return filesystem.read_file(path, max_bytes=max_bytes)
+        return filesystem.read_file(path, max_bytes=MAX_BYTES)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +19,8 @@ from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..distributed.collectives import SINGLE_PROCESS, Peers
 from . import retention
 from .config import CheckpointConfig
-from .format import commit_mark, is_committed, list_checkpoints, write_checkpoint
+from .format import FROZEN, commit_mark, is_committed, list_checkpoints, write_checkpoint
+from .frozen import marks_of, split_frozen
 from .serialization import Encoded, copy_metadata, encode, first_nonfinite
 from .sharded import local_slices
 from .staging import Snapshot
@@ -27,7 +28,7 @@ from .staging import Snapshot
 _logger = logging.getLogger(__name__)
 
 # The pieces in which NaN or inf is the end of a training.
-_TRAINED = ("model", "training_weights", "optimizer", "ema")
+_TRAINED = ("model", FROZEN, "training_weights", "optimizer", "ema")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -58,6 +59,8 @@ class Checkpointer:
         self.peers = peers
         self.last_committed: str | None = None
         self.num_failed_saves = 0
+        # Those of the parameters that no optimizer steps, in the checkpoint before.
+        self.marks: dict[str, str] = {}
         # The commit marks of the checkpoints that retention may delete: those that the run had at
         # its start or saved itself, not those that somebody puts beside them.
         self._own: set[bytes | None] = set()
@@ -139,12 +142,15 @@ class Checkpointer:
         *,
         best: BestCheckpoint | None = None,
         metadata: Mapping[str, Any] | None = None,
+        unstepped: Collection[str] = (),
     ) -> None:
         """Copy `pieces`, states by name, and write the copy in the background.
 
         Training may continue once this returns. `best` is the best checkpoint so far, perhaps this
         one: it is kept, and best.json names it. `metadata` is what the user notes in the manifest.
-        A valid checkpoint of this run at `position` is not written again.
+        `unstepped` are the model's parameters that no optimizer steps: those that nothing else has
+        changed are linked from the checkpoint before. A valid checkpoint of this run at `position`
+        is not written again.
 
         Waits for the save before, and raises its errors as `wait` does. Raises CheckpointError for
         a state that is not made of plain values and tensors, and ConfigError for `metadata` that is
@@ -161,7 +167,9 @@ class Checkpointer:
 
         def commit() -> None:
             wait_for_copies()
-            self._commit(name, copies, header)
+            before, self.marks = self.marks, marks_of(copies["model"].tensors, unstepped)
+            frozen = dict(before.items() & self.marks.items())
+            self._commit(name, split_frozen(copies, frozen), header)
             if index == 0:
                 _logger.info("checkpoint %s saved", name)
                 self.record_best(best, saved=name)

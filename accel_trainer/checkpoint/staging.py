@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..core.tensor_memory import address_of
 from ..distributed.streams import has_streams, record_events
 from .serialization import Encoded
 
@@ -20,29 +21,34 @@ class Snapshot:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[str, str], Tensor] = {}
+        self._buffers: dict[object, Tensor] = {}
 
     def take(self, pieces: Mapping[str, Encoded]) -> tuple[dict[str, Encoded], Callable[[], None]]:
         """Return a copy of `pieces`, and a function that waits until the copy is complete.
 
-        The next `take` overwrites the copy.
+        Tensors in the same memory have one copy. The next `take` overwrites it.
         """
-        buffers: dict[tuple[str, str], Tensor] = {}
+        owned: dict[object, Tensor] = {}
+        by_place: dict[object, Tensor] = {}
         copies = {}
         devices: set[torch.device] = set()
         for name, encoded in pieces.items():
+            tensors = {}
             for key, tensor in encoded.tensors.items():
-                is_async = has_streams(tensor.device)
-                buffer = self._buffers.get((name, key))
-                if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_async)
-                buffer.copy_(tensor.detach(), non_blocking=is_async)
-                buffers[name, key] = buffer
-                devices.add(tensor.device)
-            copies[name] = replace(
-                encoded, tensors={key: buffers[name, key] for key in encoded.tensors}
-            )
-        self._buffers = buffers
+                form = (tensor.shape, tensor.dtype)
+                # An average shares the memory of weights that stand still.
+                place = (address_of(tensor), tensor.stride(), form)
+                if place not in by_place:
+                    is_async = has_streams(tensor.device)
+                    buffer = self._buffers.get((name, key, form))
+                    if buffer is None:
+                        buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_async)
+                    buffer.copy_(tensor.detach(), non_blocking=is_async)
+                    by_place[place] = owned[name, key, form] = buffer
+                    devices.add(tensor.device)
+                tensors[key] = by_place[place]
+            copies[name] = replace(encoded, tensors=tensors)
+        self._buffers = owned
         # Later kernels of a stream run after the copies, so training cannot change a tensor that is
         # still being copied.
         return copies, record_events(*devices)

@@ -78,6 +78,11 @@ class Disk:
         check_not_moved(target)
         os.replace(source, target)
 
+    def link(self, path: Path, target: Path) -> None:
+        """Give the file `target` the name `path`, too. Raises OSError where that is impossible."""
+        check_not_moved(path)
+        os.link(target, path)
+
     def remove(self, path: Path) -> None:
         """Delete a file."""
         check_not_moved(path)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .shards import is_shard
+
 Optimizers = Mapping[str, Optimizer]
 """The optimizers of a run by name; the only one of a run that names none is called ""."""
 
@@ -31,6 +33,16 @@ def stepped_parameters(model: nn.Module, optimizers: Optimizers) -> dict[str, Te
     """
     stepped = {each for optimizer in optimizers.values() for each in parameters_of(optimizer)}
     return {name: each for name, each in model.named_parameters() if each in stepped}
+
+
+def unstepped_parameters(model: nn.Module, optimizers: Optimizers) -> set[str]:
+    """Return all names of the parameters that no optimizer steps, but for shards."""
+    stepped = {each for optimizer in optimizers.values() for each in parameters_of(optimizer)}
+    return {
+        name
+        for name, each in model.named_parameters(remove_duplicate=False)
+        if each not in stepped and not is_shard(each)
+    }
 
 
 @contextmanager

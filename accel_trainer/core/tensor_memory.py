@@ -54,6 +54,15 @@ def copy_model(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, computed)
 
 
+def address_of(tensor: Tensor) -> int:
+    """Return where the memory of `tensor` begins.
+
+    Unlike `data_ptr`, whose caller may write, this does not end the sharing of memory that is
+    copied on the first write.
+    """
+    return torch._C._data_address(tensor)  # type: ignore[attr-defined, no-any-return]  # no stub
+
+
 def sum_of_bits(tensor: Tensor) -> Tensor:
     """Return the sum [] int64 of the elements, whose bits are read as integers.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import starmap
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from ..core.buffers import NOTHING, are_same, buffer_places, buffers_at
 from ..core.parameters import Optimizers, parameters_of
 from ..core.shards import is_shard, local_part
+from ..core.tensor_memory import address_of
 
 Pairs = list[tuple[Tensor, Tensor]]
 """Averages, and what they are averages of."""
@@ -26,6 +29,7 @@ class Ema:
     `step` of their decay.
 
     `copied` is a copy of `source`. If the weights are sharded, both are sharded in the same way.
+    What no optimizer steps shares its memory with its average, until either is written.
     """
 
     def __init__(
@@ -57,8 +61,10 @@ class Ema:
         "" the number of the run's, for what has no optimizer.
         """
         buffers = buffers_at([*self._average_places, *self._source_places])
-        # A forward may have assigned a new tensor to a buffer.
-        if self._has_shards or not are_same(buffers, self._buffers):
+        # A forward may have assigned a new tensor to a buffer, and somebody have written to a
+        # parameter that was shared.
+        is_same = are_same(buffers, self._buffers) and all(starmap(_is_shared, self._shared))
+        if self._has_shards or not is_same:
             self._look_up()
         for name, step in num_steps.items():
             decay = min(self.decay, (1 + step) / (10 + step))
@@ -68,6 +74,18 @@ class Ema:
         if self._copied:
             averages, sources = zip(*self._copied, strict=True)
             torch._foreach_copy_(averages, sources)
+
+    def share(self) -> None:
+        """Share the memory of parameters that no optimizer steps and that the average equals.
+
+        The first write to either of them is to a copy (torch's copy on write). **Host sync.**
+        """
+        for average, source in self._parameters:
+            if source in self._owners or is_shard(source) or not torch.equal(average, source):
+                continue
+            with suppress(RuntimeError):  # memory of a file, or of numpy, cannot be shared
+                average.data = torch._lazy_clone(source.data)
+        self._look_up()
 
     def _look_up(self) -> None:
         """Collect the tensors that the model and its average have now.
@@ -85,8 +103,14 @@ class Ema:
         averages = buffers_at(self._average_places)
         self._buffers = averages + sources
         self._copied: Pairs = []
+        self._shared: Pairs = []
         self._averaged: dict[str, Pairs] = defaultdict(list)
         for average, source in [*self._parameters, *zip(averages, sources, strict=True)]:
             owned = self._averaged[self._owners.get(source, "")]
             pairs = owned if average.is_floating_point() else self._copied
-            pairs.append((local_part(average), local_part(source)))
+            pair = (local_part(average), local_part(source))
+            (self._shared if _is_shared(*pair) else pairs).append(pair)
+
+
+def _is_shared(average: Tensor, source: Tensor) -> bool:
+    return address_of(average) == address_of(source)

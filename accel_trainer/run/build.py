@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from ..callbacks.export import OnnxExport
 from ..callbacks.metrics_file import MetricsFile
+from ..checkpoint.frozen import marks_of
 from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer
 from ..checkpoint.optimizer_state import OptimizerState
@@ -29,7 +30,7 @@ from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
 from ..core.module_order import take_order
-from ..core.parameters import named_parts
+from ..core.parameters import named_parts, unstepped_parameters
 from ..core.tensor_memory import copy_model
 from ..core.types import Loader, Metric, Task
 from ..data.fingerprint import describe_fingerprint
@@ -227,6 +228,9 @@ def build_trainer(
 
     # 9. The checkpoint is restored: everything that it is loaded into is complete.
     _restore(run, trainer, header, history)
+    checkpointer.marks = marks_of(
+        trainer.state_dict()["model"], unstepped_parameters(model, trainer.optimizers)
+    )
 
     # 10. Nothing is refused any more: the folder gets the config that its run now has.
     run_on_main(lambda: record_start(run.config, run.folder, run.accelerator), run.accelerator)

@@ -10,13 +10,36 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..checkpoint.format import LoadedCheckpoint
+from ..checkpoint.format import FROZEN_FILE, LoadedCheckpoint, entry_of
+from ..checkpoint.serialization import pack_tensors
 from ..core.errors import CheckpointError
 from ..core.user_code import describe_error
 from ..data.fingerprint import is_same_data
 from ..training.trainer import Trainer
 
 _logger = logging.getLogger(__name__)
+
+
+def complete_frozen(checkpoint: LoadedCheckpoint, trainer: Trainer) -> None:
+    """Take the frozen parameters that a resume could not read from the model, as it was built.
+
+    Raises CheckpointError if the model has others than the checkpoint.
+    """
+    pieces = checkpoint.pieces
+    names = [name for name, each in pieces.get("model", {}).items() if each is None]
+    if not names:
+        return
+    built = trainer.model.state_dict()
+    found = {name: built[name].cpu().contiguous() for name in names}
+    where = f"{checkpoint.name}/{FROZEN_FILE}"
+    if entry_of(pack_tensors(found)) != checkpoint.manifest["files"][FROZEN_FILE]:
+        raise CheckpointError(
+            "CKPT_DAMAGED", f"{where}: the model was built with other values: restore the file"
+        )
+    if trainer.accelerator.is_main_process:
+        _logger.warning("%s is damaged: its content is that of the model as it was built", where)
+    for piece in pieces.values():
+        piece |= {name: found[name] for name in found if piece.get(name, "") is None}
 
 
 def restore_checkpoint(
@@ -45,6 +68,7 @@ def restore_checkpoint(
     if trainer.accelerator.is_main_process:
         _warn_of_changes(checkpoint.name, stored, header)
     try:
+        complete_frozen(checkpoint, trainer)
         trainer.restore(checkpoint.pieces, changes=changes)
         trainer.metadata.update(checkpoint.manifest.get("metadata", {}))
         checkpoint.pieces.clear()  # the run keeps the checkpoint, whose tensors may be large

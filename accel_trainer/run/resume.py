@@ -20,10 +20,12 @@ from accelerate import Accelerator
 
 from ..checkpoint.format import (
     CHECKPOINT_NAME,
+    FROZEN_FILE,
     Files,
     LoadedCheckpoint,
     decode_files,
     list_checkpoints,
+    read_files,
     read_manifest,
 )
 from ..checkpoint.retention import (
@@ -126,6 +128,17 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
     )
 
 
+def read_to_resume(path: Path) -> Files:
+    """Return the verified files of a checkpoint, perhaps without that of frozen parameters.
+
+    If that is damaged, the model may be built with the same ones.
+    """
+    try:
+        return read_patiently(path)
+    except CheckpointError:
+        return read_files(path, without=FROZEN_FILE)
+
+
 def load_for_all(
     source: Source | None, accelerator: Accelerator, *, timeout_s: float
 ) -> LoadedCheckpoint | None:
@@ -147,7 +160,8 @@ def load_for_all(
         sent: each process reads and verifies its part of them.
         """
         read: Files = {}
-        run_on_main(lambda: read.update(read_patiently(directory / name)), accelerator)
+        read_it = read_patiently if source.checkpoint else read_to_resume
+        run_on_main(lambda: read.update(read_it(directory / name)), accelerator)
         loaded = decode_files(broadcast_files(read, accelerator), directory / name)
         if loaded.slices:
             peers = join_peers(accelerator, timeout_s=timeout_s)

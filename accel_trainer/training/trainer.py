@@ -17,7 +17,7 @@ from ..core.digest import digest_of
 from ..core.errors import ConfigError, DataError
 from ..core.learning_rate import Schedule, set_learning_rate
 from ..core.log import Log
-from ..core.parameters import preserved_weights
+from ..core.parameters import preserved_weights, unstepped_parameters
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.training_mode import set_training_mode
 from ..core.types import Gradients, Loader, Position, StepBatch, StepReport
@@ -361,7 +361,13 @@ class Trainer:
             self._rehearsal.check_tensors()
             pieces = self.state_dict()
             if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
-                self._checkpointer.save(self.state, pieces, best=self.best, metadata=self.metadata)
+                self._checkpointer.save(
+                    self.state,
+                    pieces,
+                    best=self.best,
+                    metadata=self.metadata,
+                    unstepped=unstepped_parameters(self.model, self.optimizers),
+                )
         self._notify("on_checkpoint", checkpoint_name(self.state))
 
     def restore(self, pieces: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:
@@ -387,7 +393,9 @@ class Trainer:
                     self._progress.metrics = {**details, **self._progress.metrics}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the run, as references to live tensors. **Collective.**"""
+        """Return the state of the run, as references to live tensors. **Collective. Host sync.**"""
+        if self._average is not None:
+            self._average.share()
         return self._step.strategy.gather(self._states.state_dict())
 
     def digests(self) -> dict[str, str]:

@@ -44,6 +44,7 @@ def test_each_piece_of_a_checkpoint_is_a_file_and_in_the_manifest(directory: Pat
     path = write(directory, 3)
     listed = json.loads((path / MANIFEST).read_text())["files"]
     pieces = {
+        "ema.safetensors",
         "model.safetensors",
         "optimizer.json",
         "optimizer.safetensors",

@@ -53,7 +53,9 @@ def test_there_is_nothing_to_load_before_the_first_save(directory: Path) -> None
 
 def test_any_program_can_load_the_weights(directory: Path) -> None:
     save(make(directory), 1)
-    state = safetensors.torch.load_file(directory / name_at(1) / "model.safetensors")
+    state: dict[str, torch.Tensor] = {}
+    for name in ("model.safetensors", "model.frozen.safetensors"):
+        state |= safetensors.torch.load_file(directory / name_at(1) / name)
     assert state.keys() == pieces_at(1)["model"].keys()  # type: ignore[attr-defined]
     torch.testing.assert_close(state["layer.weight"], pieces_at(1)["model"]["layer.weight"])  # type: ignore[index]
 

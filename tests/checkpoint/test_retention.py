@@ -244,7 +244,7 @@ def test_a_report_shows_each_file_and_which_would_be_used(directory: Path) -> No
     assert [name for name, problem in second.problems.items() if problem is not None] == [
         "model.safetensors"
     ]
-    assert len(second.problems) == 5
+    assert len(second.problems) == 8
     shutil.rmtree(directory / name_at(2))
     (directory / name_at(2)).mkdir()
     assert "COMMIT: No such file" in str(inspect_checkpoints(directory)[0][1].problem)

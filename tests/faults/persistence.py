@@ -65,10 +65,8 @@ class FileSystem:
     def do(self, operation: str, path: Path, details: tuple[Any, ...]) -> None:
         parent = self.node(path.parent) if path != self.folder else self.root
         match operation, details:
-            case "make_directory", ():
-                parent.change(**{path.name: Node({})})
-            case "create", ():
-                parent.change(**{path.name: Node()})
+            case "make_directory" | "create", ():
+                parent.change(**{path.name: Node({} if operation == "make_directory" else None)})
             case "write", (bytes(data),):
                 self.node(path).data += data
             case "truncate", (int(size),):
@@ -77,6 +75,8 @@ class FileSystem:
                 self.node(path).sync()
             case "rename", (Path() as target,):
                 parent.change(**{target.name: self.node(path), path.name: None})
+            case "link", (Path() as source,):
+                parent.change(**{path.name: self.node(source)})
             case "remove", ():
                 parent.change(**{path.name: None})
             case "remove_tree", ():

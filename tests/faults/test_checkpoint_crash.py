@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -64,6 +65,10 @@ def assert_nothing_is_lost(folder: Path, acknowledged: list[str]) -> None:
     assert (folder / "metrics.jsonl").read_bytes() == b"".join(rows)
 
 
+def links_refused(*_: object) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
 def count_changes(folder: Path) -> int:
     disk = CountingDisk()
     with installed(disk):
@@ -73,9 +78,17 @@ def count_changes(folder: Path) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
 @pytest.mark.parametrize(
-    ("when", "every"), [("half", 3), *slow([("before", 1), ("half", 1), ("after", 1)])]
+    ("when", "every", "has_links"),
+    [
+        ("half", 3, True),
+        *slow([("before", 1, True), ("half", 1, True), ("after", 1, True), ("half", 1, False)]),
+    ],
 )
-def test_a_kill_at_any_change_loses_nothing(scratch: Path, when: When, every: int) -> None:
+def test_a_kill_at_any_change_loses_nothing(
+    scratch: Path, when: When, every: int, has_links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_links:
+        monkeypatch.setattr(os, "link", links_refused)
     (scratch / "whole").mkdir()
     for at in range(0, count_changes(scratch / "whole"), every):
         folder = scratch / str(at)

@@ -22,13 +22,14 @@ from accel_trainer.core.run_dir import free_bytes
 from tests.faults.disks import CountingDisk, FailingDisk, installed
 from tests.faults.tiny_run import (
     METADATA,
+    begin,
     best_at,
     leftovers,
     name_at,
     pieces_at,
-    position_at,
     valid_steps,
 )
+from tests.faults.tiny_run import save as save_step
 from tests.variants import slow_but
 
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS]
@@ -48,12 +49,12 @@ def make_checkpointer(folder: Path, **config: int) -> Checkpointer:
         folder / "checkpoints", config=CheckpointConfig(**config), header=METADATA
     )
     checkpointer.prepare(pieces_at(0))
+    begin(checkpointer)
     return checkpointer
 
 
 def save(checkpointer: Checkpointer, step: int, *, must_succeed: bool = True) -> None:
-    checkpointer.save(position_at(step), pieces_at(step), best=best_at(step))
-    checkpointer.wait(must_succeed=must_succeed)
+    save_step(checkpointer, step, best=best_at(step), must_succeed=must_succeed)
 
 
 def start(folder: Path) -> Checkpointer:

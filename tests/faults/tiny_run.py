@@ -9,7 +9,12 @@ from typing import Any
 import torch
 
 from accel_trainer.checkpoint.config import CheckpointConfig
-from accel_trainer.checkpoint.format import decode_files, list_checkpoints, read_files
+from accel_trainer.checkpoint.format import (
+    decode_files,
+    list_checkpoints,
+    read_files,
+)
+from accel_trainer.checkpoint.frozen import marks_of
 from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.checkpoint.serialization import encode
@@ -20,6 +25,7 @@ from accel_trainer.core.train_state import BestCheckpoint, TrainState, checkpoin
 
 METADATA = {"settings": {"seed": 0}, "data_fingerprint": "1" * 64, "num_processes": 1}
 BEST_STEP = 1
+FROZEN_NAMES = ("base.weight",)
 ROW_BYTES = 16
 
 
@@ -32,14 +38,23 @@ def name_at(step: int) -> str:
 
 
 def pieces_at(step: int) -> dict[str, object]:
-    """Return the state after `step`, a pure function of it, with every kind of stored value."""
+    """Return the state after `step`, a pure function of it, with every kind of stored value.
+
+    Of the model's parameters, `base.weight` stands still.
+    """
     weights = torch.arange(6, dtype=torch.float32).reshape(2, 3) + step
+    base = torch.arange(5, dtype=torch.float32)
     return {
-        "model": {"layer.weight": weights, "layer.num_batches_tracked": torch.tensor(step)},
+        "model": {
+            "base.weight": base,
+            "layer.weight": weights,
+            "layer.num_batches_tracked": torch.tensor(step),
+        },
         "optimizer": {
             "state": {0: {"momentum_buffer": weights / 2}},
             "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}],
         },
+        "ema": {"base.weight": base, "layer.weight": weights / 3},
         "trainer": {
             "position": position_at(step)._asdict(),
             "history_bytes": ROW_BYTES * step,
@@ -95,16 +110,22 @@ def continue_run(
     )
     checkpointer.prepare(pieces_at(0))
     loaded = load_checkpoint(checkpointer.directory)
+    begin(checkpointer)
     first_step = 0 if loaded is None else loaded.manifest["optimizer_step"]
     history.truncate(0 if loaded is None else loaded.pieces["trainer"]["history_bytes"])
     for step in range(first_step + 1, last_step + 1):
         history.append(b"%015d\n" % step)
-        checkpointer.save(position_at(step), pieces_at(step), best=best_at(step))
-        checkpointer.wait(must_succeed=must_succeed)
+        save(checkpointer, step, best=best_at(step), must_succeed=must_succeed)
         acknowledge(name_at(step))
     checkpointer.close()
     history.close()
     return checkpointer
+
+
+def begin(checkpointer: Checkpointer) -> None:
+    """Tell the checkpointer what the run begins with, as `build_trainer` does."""
+    weights: Any = pieces_at(0)["model"]
+    checkpointer.marks = marks_of(weights, FROZEN_NAMES)
 
 
 def valid_steps(folder: Path) -> list[int]:
@@ -127,13 +148,16 @@ def leftovers(folder: Path) -> list[str]:
 def make(directory: Path, metadata: dict[str, Any] = METADATA, **config: Any) -> Checkpointer:
     checkpointer = Checkpointer(directory, config=CheckpointConfig(**config), header=metadata)
     checkpointer.prepare(pieces_at(0))
+    begin(checkpointer)
     return checkpointer
 
 
-def save(checkpointer: Checkpointer, *steps: int, **options: Any) -> None:
+def save(
+    checkpointer: Checkpointer, *steps: int, must_succeed: bool = True, **options: Any
+) -> None:
     for step in steps:
-        checkpointer.save(position_at(step), pieces_at(step), **options)
-        checkpointer.wait(must_succeed=True)
+        checkpointer.save(position_at(step), pieces_at(step), unstepped=FROZEN_NAMES, **options)
+        checkpointer.wait(must_succeed=must_succeed)
 
 
 def names(directory: Path) -> list[str]:

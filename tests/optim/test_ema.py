@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 
-from accel_trainer.core.tensor_memory import copy_model
+from accel_trainer.core.tensor_memory import address_of, copy_model
 from accel_trainer.optim.ema import Ema
 
 from ..workload import SmallNet
@@ -147,3 +149,30 @@ def test_the_average_continues_after_its_weights_were_loaded() -> None:
     assert all(
         torch.equal(tensor, theirs[name]) for name, tensor in resumed.model.state_dict().items()
     )
+
+
+def test_a_frozen_parameter_shares_its_memory_until_either_is_written() -> None:
+    source = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    frozen = source[0].weight
+    ema = Ema(source, copy_model(source), decay=0.9, optimizers={"": SGD(source[1].parameters())})
+    ema.share()
+    average = ema.model[0].weight
+    before = frozen.detach().clone()
+    assert address_of(average) == address_of(frozen)
+    with torch.no_grad():
+        source[1].weight.add_(1)
+    ema.update({"": 1})
+    assert address_of(average) == address_of(frozen)  # a forward and an update write neither
+    frozen.data.add_(1)
+    assert torch.equal(average, before)
+    ema.update({"": 100})
+    torch.testing.assert_close(average, before.lerp(frozen, 0.1))
+
+
+def test_memory_that_cannot_be_shared_is_not() -> None:
+    source = nn.Linear(2, 2)
+    source.weight = nn.Parameter(torch.from_numpy(np.ones((2, 2), np.float32)))
+    ema = Ema(source, copy_model(source), decay=0.9, optimizers={"": SGD([source.bias])})
+    ema.share()
+    ema.update({"": 1})
+    assert torch.equal(ema.model.weight, source.weight)

@@ -15,7 +15,7 @@ from accel_trainer.commands import filesystem
 from .faults import Fault
 
 _BY_DESCRIPTOR = ("truncate", "sync")
-_NEEDS_ROOM = ("make_directory", "create", "write")
+_NEEDS_ROOM = ("make_directory", "create", "write", "link")
 
 
 def _whole(operation: str) -> Any:
@@ -40,6 +40,7 @@ class InterceptedDisk(filesystem.Disk):
     sync = _whole("sync")
     sync_directory = _whole("sync_directory")
     rename = _whole("rename")
+    link = _whole("link")
     remove = _whole("remove")
 
     def intercept(

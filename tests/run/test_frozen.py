@@ -1,0 +1,173 @@
+"""Runs with frozen parameters: resumed, damaged, changed by hand, and with an average."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from accel_trainer import Callback, StepReport
+from accel_trainer.checkpoint.format import FROZEN_FILE, decode_files, list_checkpoints, read_files
+from accel_trainer.core.callback import TrainerView
+from accel_trainer.core.errors import CheckpointError
+from accel_trainer.optim.ema import Ema
+
+from .. import workload
+from ..training.test_exactness import final_files
+
+STEPS = 6
+
+
+class WithBase(nn.Module):
+    """A small net of which only the head is trained."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.net = workload.SmallNet(norm="group")
+        self.net.requires_grad_(False)
+        self.net.layers[-1].requires_grad_(True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.net(images)
+
+    @property
+    def base(self) -> nn.Parameter:
+        return self.net.layers[0].weight
+
+
+class Teacher(Callback):
+    """Changes a parameter that no optimizer steps, as a momentum teacher does, from a step on."""
+
+    def __init__(self, first_step: int, change: Callable[[Tensor], object]) -> None:
+        self._first_step = first_step
+        self._change = change
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        if report.optimizer_step >= self._first_step:
+            with torch.no_grad():
+                self._change(trainer.model.base)
+
+
+def train(
+    folder: Path,
+    *,
+    max_steps: int = STEPS,
+    net: Callable[[], nn.Module] = WithBase,
+    callbacks: tuple[Callback, ...] = (),
+) -> None:
+    config = workload.make_config(folder)
+    config = replace(config, trainer=replace(config.trainer, max_steps=max_steps))
+    workload.train(config, net=net, callbacks=callbacks)
+
+
+def in_two_parts(folder: Path, **options: Callable[[], nn.Module] | tuple[Callback, ...]) -> None:
+    train(folder, max_steps=3, **options)  # type: ignore[arg-type]
+    train(folder, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    train(folder)
+    return folder
+
+
+def test_a_run_that_continues_ends_with_the_same_files_and_shares_one(
+    tmp_path: Path, whole: Path
+) -> None:
+    in_two_parts(tmp_path)
+    assert final_files(tmp_path) == final_files(whole)
+    shared = [path / FROZEN_FILE for path in list_checkpoints(tmp_path / "checkpoints")]
+    assert len({path.stat().st_ino for path in shared}) == 1
+    newest = shared[-1].parent
+    names = {name for name, _ in WithBase().named_parameters() if "layers.9" not in name}
+    assert load_file(newest / FROZEN_FILE).keys() == names
+    for piece in ("model", "ema"):
+        assert not names & load_file(newest / f"{piece}.safetensors").keys()
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_what_is_damaged_is_taken_from_the_model_as_it_was_built(
+    tmp_path: Path, whole: Path, is_deleted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tmp_path, max_steps=3)
+    newest = list_checkpoints(tmp_path / "checkpoints")[-1]
+    for path in list_checkpoints(tmp_path / "checkpoints"):
+        (path / FROZEN_FILE).unlink() if is_deleted else None
+    if not is_deleted:
+        (newest / FROZEN_FILE).write_bytes(b"\xff" * (newest / FROZEN_FILE).stat().st_size)
+    with caplog.at_level(logging.WARNING):
+        train(tmp_path)
+    told = [each.getMessage() for each in caplog.records if FROZEN_FILE in each.getMessage()]
+    assert len(told) == 1
+    assert newest.name in told[0]
+    assert final_files(tmp_path) == final_files(whole)
+    path = list_checkpoints(tmp_path / "checkpoints")[-1]
+    decode_files(read_files(path), path)
+
+
+def test_damage_that_the_model_cannot_repair_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=3)
+    newest = list_checkpoints(tmp_path / "checkpoints")[-1]
+    (newest / FROZEN_FILE).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=f"CKPT_DAMAGED.*{FROZEN_FILE}"):
+        train(tmp_path, net=lambda: WithBase(seed=1))
+
+
+def averages(folder: Path) -> dict[str, Tensor]:
+    path = list_checkpoints(folder / "checkpoints")[-1]
+    found: dict[str, Tensor] = decode_files(read_files(path), path).pieces["ema"]
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+CHANGES: dict[str, Callable[[Tensor], object]] = {
+    "in place": lambda base: base.mul_(0.9),
+    "by data": lambda base: base.data.mul_(0.9),
+    "by new data": lambda base: setattr(base, "data", base.data * 0.9),
+}
+
+
+@pytest.mark.parametrize("first_step", [1, 4])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_teacher_is_averaged_and_resumed_as_if_nothing_were_shared(
+    tmp_path: Path, change: str, first_step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = (Teacher(first_step, CHANGES[change]),)
+    in_two_parts(tmp_path / "parts", callbacks=teacher)
+    train(tmp_path / "whole", callbacks=teacher)
+    assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
+    monkeypatch.setattr(Ema, "share", lambda self: None)
+    train(tmp_path / "apart", callbacks=teacher)
+    apart, shared = averages(tmp_path / "apart"), averages(tmp_path / "whole")
+    assert all(torch.equal(apart[name], shared[name]) for name in apart)
+
+
+class Unfreeze(Callback):
+    """Gives the optimizer a parameter more at a step."""
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        if report.optimizer_step == 4:
+            base = trainer.model.base.requires_grad_(True)
+            group = {"params": [base], "param_names": ["net.layers.0.weight"]}
+            trainer.optimizer.add_param_group(group)
+
+
+def test_a_parameter_that_begins_to_train_gets_an_average_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tmp_path / "shared", callbacks=(Unfreeze(),))
+    monkeypatch.setattr(Ema, "share", lambda self: None)
+    train(tmp_path / "apart", callbacks=(Unfreeze(),))
+    apart, shared = averages(tmp_path / "apart"), averages(tmp_path / "shared")
+    assert all(torch.equal(apart[name], shared[name]) for name in apart)
+    path = list_checkpoints(tmp_path / "shared" / "checkpoints")[-1]
+    weights = load_file(path / "model.safetensors")
+    assert not torch.equal(weights["net.layers.0.weight"], WithBase().base)
