@@ -31,7 +31,7 @@ from accel_trainer import (
     Trainer,
 )
 from accel_trainer.checkpoint.serialization import encode
-from accel_trainer.cli.runs import replay
+from accel_trainer.lab.replay import command as replay
 from accel_trainer.training.nonfinite_report import skips_too_often
 from accel_trainer.training.step import OptimizerStep
 
