@@ -688,6 +688,20 @@ MUTANTS = [
         ("tests/optim/test_ema.py",),
     ),
     Mutant(
+        "what has no turn requires gradients all the same",
+        "accel_trainer/training/turns.py",
+        "        parameter.requires_grad = False\n",
+        "        pass\n",
+        ("tests/training/test_turns.py",),
+    ),
+    Mutant(
+        "a resume has forgotten how often each optimizer has stepped",
+        "accel_trainer/training/progress.py",
+        '        self.num_turns = Counter(state.get("num_turns"))\n',
+        "",
+        ("tests/training/test_turns.py",),
+    ),
+    Mutant(
         "the average takes the new weights by the decay",
         "accel_trainer/optim/ema.py",
         "sources, 1 - decay)",

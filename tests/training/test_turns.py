@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from accel_trainer import (
 )
 
 from .. import processes
+from ..joined import FSDP
 from ..variants import NUM_THREADS
 from .test_exactness import final_files, history, largest_difference
 
@@ -469,3 +471,16 @@ def test_a_later_turn_that_names_no_optimizer_is_refused_at_its_step(tmp_path: P
 
     with pytest.raises(ConfigError, match=r"TASK.*'crtic' at step 2.*critic, generator"):
         train(tmp_path, task=Later)
+
+
+def train_in_shards(folder: Path) -> None:
+    os.environ.update(FSDP)
+    train(folder)
+
+
+def test_several_optimizers_are_refused_with_shards(tmp_path: Path) -> None:
+    job = processes.start(
+        train_in_shards, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
+    )
+    assert job.wait() == [1, 1]
+    assert "error[FSDP]: a dict of optimizers does not work with FSDP" in job.output()
