@@ -1835,11 +1835,18 @@ MUTANTS = [
         ("tests/run/test_config.py",),
     ),
     Mutant(
-        "a refused run leaves its config in an old folder",
+        "a refused run leaves its new folder",
         "accel_trainer/run/folder.py",
-        "                filesystem.write_file_atomic(path, stored)\n",
-        "                pass\n",
+        "            _remove_refused(folder)\n",
+        "            pass\n",
         ("tests/run/test_folder.py",),
+    ),
+    Mutant(
+        "a changed setting is compared with what an attempt left that saved nothing",
+        "accel_trainer/run/resume.py",
+        'stored = checkpoint.manifest.get("settings", {})',
+        "stored = {}",
+        ("tests/run/test_resume.py",),
     ),
     Mutant(
         "a class is taken for an instance of a part",

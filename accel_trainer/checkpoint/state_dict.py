@@ -215,7 +215,7 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
         if here != there:
             differences.append(f"{key} is {there}, here {here}")
     if differences:
-        fix = "use the model that saved it"
+        fix = "use the model that saved it, or start a new run with --init-from and its weights"
         prefix = commonprefix([*theirs])
         prefix = prefix[: prefix.rfind(".") + 1]
         if prefix and not commonprefix([*mine]).startswith(prefix):

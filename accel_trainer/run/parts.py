@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch import nn
+
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
 from ..core.errors import ConfigError
@@ -48,6 +50,12 @@ def check_part(name: str, part: Any) -> None:
         raise ConfigError(
             "CONFIG",
             f"{name}= has the class {part.__name__}: give an instance of it, {part.__name__}()",
+        )
+    if name == "task" and isinstance(part, nn.Module) and not hasattr(part, "step"):
+        raise ConfigError(
+            "CONFIG",
+            f"task= has a {type(part).__name__}: a task turns a batch into losses: give "
+            "ClassificationTask(), or an object with step(model, batch), which may call your loss",
         )
     missing = [
         needed

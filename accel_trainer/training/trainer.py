@@ -58,6 +58,17 @@ class Trainer:
     itself, override `train_step`.
     """
 
+    def __new__(cls, config: object = None, *_: object, **__: object) -> Trainer:
+        """Return a new trainer. Raises ConfigError for arguments as other toolkits take them."""
+        if not isinstance(config, TrainerConfig):
+            raise ConfigError(
+                "TRAINER",
+                f"{cls.__name__} was called with {describe_tensor(config)}: trainers come from "
+                "build_trainer(run, model=..., task=..., ...), those of a subclass with "
+                f"trainer_class={cls.__name__}",
+            )
+        return super().__new__(cls)
+
     def __init__(
         self,
         config: TrainerConfig,

@@ -54,7 +54,7 @@ def test_an_error_exits_with_64_and_each_finding_has_its_line(
     code, shown, _ = run_command(capsys, ["doctor", CIFAR])
     assert code == 64
     assert "\nerror   INTERFACE: NCCL_SOCKET_IFNAME=eth77 names no interface of " in shown
-    assert shown.splitlines()[-1].startswith("1 errors, ")
+    assert shown.splitlines()[-1].startswith("1 error, ")
     code, shown, _ = run_command(capsys, ["doctor", CIFAR, "--json"])
     found = {finding["code"]: finding for finding in json.loads(shown)}
     assert (code, found["INTERFACE"]["severity"], found["INTERFACE"]["rank"]) == (64, "error", 0)
@@ -152,9 +152,10 @@ def test_every_failure_has_its_cause_and_the_next_command(tmp_path: Path, capsys
                     ended, shown, err = run_command(capsys, ["doctor", tmp_path])
                     assert (ended, err) == (0, ""), text
                     assert "no problems found" not in shown
-                    assert "warning FAILED: the last attempt ended with: " in shown
+                    assert "warning FAILED: the last attempt ended with an error: " in shown
                     words = " ".join(shown.split())
-                    assert ("ValueError: mine; " in words) == bool(error)
+                    assert ("error: ValueError: mine" in words) == bool(error)
+                    assert ("was not recorded" in words) == (not error)
                     assert "again" in words or "accel-trainer " in words
 
 

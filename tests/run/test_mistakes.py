@@ -290,6 +290,11 @@ FITS_NOT = [
         "model= has an object of type NoneType, without forward and named_parameters: ...",
     ),
     (
+        having(task=nn.CrossEntropyLoss()),
+        "CONFIG",
+        "task= has a CrossEntropyLoss: a task turns a batch into losses: give ...",
+    ),
+    (
         having(metrics=[MeanLoss, TopKAccuracy]),
         "CONFIG",
         "metrics= has the class MeanLoss: give an instance of it, ...",

@@ -17,8 +17,10 @@ from accel_trainer import (
     ConfigError,
     OptimizerConfig,
     RecipeConfig,
+    RunConfig,
     RuntimeConfig,
     ScheduleConfig,
+    TrainerConfig,
 )
 from accel_trainer.run.preflight import find_warnings, refuse_launch
 
@@ -229,3 +231,11 @@ def test_float32_without_tf32_on_a_gpu_with_tensor_cores(pretend: Callable[..., 
     ):
         pretend(**{**ampere, **change})
         assert warning("TENSOR_CORES") is None
+
+
+def test_a_run_that_trains_nothing_says_whose_weights_it_exports() -> None:
+    untrained = RecipeConfig(trainer=TrainerConfig(num_epochs=0))
+    assert "weights that the model starts with" in str(warning("UNTRAINED", untrained))
+    assert warning("UNTRAINED") is None
+    given = replace(untrained, run=RunConfig(init_from=Path("weights.safetensors")))
+    assert warning("UNTRAINED", given) is None

@@ -17,6 +17,7 @@ from accel_trainer import (
     BatchPlan,
     CheckpointConfig,
     ClassificationTask,
+    ConfigError,
     Evaluator,
     StepBatch,
     Trainer,
@@ -198,3 +199,13 @@ def test_a_hand_written_loop_gives_the_same_weights(tmp_path: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert_same_bits(train(tmp_path, num_steps=100), model.state_dict())
+
+
+def test_a_trainer_that_is_made_by_hand_is_one_line_with_the_right_way() -> None:
+    class Mine(Trainer):
+        pass
+
+    for make in (Trainer, Mine):
+        for arguments in ((), (nn.Linear(1, 1),)):
+            with pytest.raises(ConfigError, match=r"trainers come from build_trainer\(run"):
+                make(*arguments)  # type: ignore[arg-type, call-arg]

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ...core.errors import ExitCode
+from ...core.wording import counted
 from ...distributed.launch_env import setup_launch_env
 from ...run.config import RecipeConfig
 from ..common.output import show, tell
@@ -117,4 +118,8 @@ def _summary(found: Sequence[Finding]) -> str:
     if not found:
         return "no problems found"
     num_errors = sum(finding.severity == "error" for finding in found)
-    return f"{num_errors} errors, {len(found) - num_errors} warnings; see docs/troubleshooting.md"
+    num_warnings = len(found) - num_errors
+    return (
+        f"{counted(num_errors, 'error')}, {counted(num_warnings, 'warning')}; "
+        "see docs/troubleshooting.md"
+    )

@@ -26,7 +26,6 @@ def advise(run: Path, status: Mapping[str, Any]) -> list[Finding]:
     """Return the cause of the failure that `status` records, and the next command."""
     if status["state"] not in ("failed", "diverged"):
         return []
-    said = str(status.get("error") or "an error that was not recorded")
     commit = status.get("last_commit")
     resumes = (
         f"it resumes from {commit}"
@@ -35,4 +34,5 @@ def advise(run: Path, status: Mapping[str, Any]) -> list[Finding]:
     )
     fixes = {int(code): fix for code, fix in _FIXES.items()}
     fix = fixes.get(status["exit_code"] or 0, _AGAIN).format(run=run, resumes=resumes)
-    return [Finding("FAILED", "warning", f"the last attempt ended with: {said[:160]}; {fix}")]
+    unknown = "" if status.get("error") else "its error was not recorded; "
+    return [Finding("FAILED", "warning", f"the last attempt ended with an error: {unknown}{fix}")]

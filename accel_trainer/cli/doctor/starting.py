@@ -14,6 +14,7 @@ START_EXPECTATIONS = {
     "TENSOR_CORES": "A GPU with tensor cores uses them",
     "MPS_PROCESSES": "The GPU of a Mac has one process",
     "NCCL_MISSING": "Several GPUs have NCCL to speak through",
+    "UNTRAINED": "The run trains, or starts from weights",
     "IDLE_GPUS": "Every GPU of this machine has a process",
     "LEARNING_RATE": (
         "A batch that grew with the processes has its learning rate scaled and warmed up"

@@ -46,6 +46,8 @@ class ConfigField:
         except SystemExit:
             given = " ".join([where, *words])
             expected = type_name(self.type)
+            if percent := re.fullmatch(r"([\d.]+)%", " ".join(words)):
+                expected += f", such as {float(percent[1]) / 100:g}"
             raise ConfigError("CONFIG", f"{given}: expected {expected}") from None
 
 

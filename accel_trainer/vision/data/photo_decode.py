@@ -87,7 +87,8 @@ def read_photo(path: Path, name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(
-            "DATA_IMAGE", f"{name} cannot be read ({error.strerror}): restore or remove it"
+            "DATA_IMAGE",
+            f"{name} cannot be read ({error.strerror}): correct the path, or leave it out",
         ) from error
 
 
@@ -349,5 +350,5 @@ def opened_image(encoded: bytes, name: str) -> Iterator[Any]:
             is_tiff = encoded.startswith(_TIFF)
             reason = "a kind of TIFF that Pillow cannot read" if is_tiff else _NO_IMAGE
         raise DataError(
-            "DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace or remove it"
+            "DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace it, or leave it out"
         ) from error

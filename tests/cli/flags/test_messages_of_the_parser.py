@@ -33,7 +33,7 @@ FLAGS: list[tuple[list[str], str]] = [
     (["-lr", "1"], "unknown flag -lr: did you mean --lr?"),
     (["--SEED", "1"], "unknown flag --SEED: did you mean --seed?"),
     (["--sead=1"], "unknown flag --sead: did you mean --seed?"),
-    (["--use-ema"], "unknown flag --use-ema: did you mean --trainer.use-ema?"),
+    (["--use-ema"], "unknown flag --use-ema: did you mean --ema 0.999?"),
     (["--no-lr"], "unknown flag --no-lr: see --help"),
     (
         ["--lrr", "1", "--sead=1"],
@@ -58,6 +58,7 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--local_rank=0"], f"unknown flag --local_rank: {LOCAL_RANK}"),
     # numbers
     (["--lr", "abc"], "--lr abc: expected float"),
+    (["--lr", "10%"], "--lr 10%: expected float, such as 0.1"),
     (["--lr", "1,5"], "--lr 1,5: expected float"),
     (["--lr", "a\nb"], "--lr a b: expected float"),
     (["--lr="], "--lr : expected float"),
