@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from accelerate import Accelerator
 
 from ..core.config import config_to_dict, unchecked_defaults
 from ..distributed.machine import available_cpus
+from .config import RecipeConfig
 
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
 _GIT_TIMEOUT_S = 10
@@ -45,7 +47,7 @@ _VARIABLES = re.compile(
 )
 
 
-def describe_environment(config: object, accelerator: Accelerator) -> dict[str, Any]:
+def describe_environment(config: RecipeConfig, accelerator: Accelerator) -> dict[str, Any]:
     """Return what is needed to compare or repeat runs, as JSON values."""
     device = accelerator.device
     arguments = _SECRET_FLAG.sub(r"\1***", "\0".join(sys.argv))
@@ -75,8 +77,15 @@ def describe_environment(config: object, accelerator: Accelerator) -> dict[str, 
         },
         "command": {"arguments": _mask(arguments).split("\0"), "directory": str(Path.cwd())},
         "code": _code(),
-        "recipe_defaults": config_to_dict(unchecked_defaults(type(config))),
+        "recipe_defaults": _defaults_of(type(config)),
     }
+
+
+def _defaults_of(config_class: type[RecipeConfig]) -> dict[str, Any]:
+    """Return the defaults of a recipe, with the length of a run as its config stores it."""
+    defaults = unchecked_defaults(config_class)
+    filled = asdict(defaults.trainer.with_defaults())
+    return {**config_to_dict(defaults), "trainer": filled}
 
 
 def _mask(text: str) -> str:

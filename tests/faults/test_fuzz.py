@@ -36,7 +36,7 @@ def test_the_campaign_sees_damage_that_is_accepted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         format,
         "read_listed_file",
-        lambda path, entry: format._read(path, max_bytes=2**20),
+        lambda path, entry: format.filesystem.read_file(path, max_bytes=2**20),
     )
     assert run_campaign(200, is_blind=True).num_accepted > 0
 

@@ -17,7 +17,9 @@ from accel_trainer import (
 from accel_trainer.run.observers import build_callbacks
 
 
-def names_of(folder: Path, *, run: Any = None, is_main: bool = True, **trainer: Any) -> list[str]:
+def names_of(
+    folder: Path, *, run: Any = None, is_main: bool = True, savers: Any = (), **trainer: Any
+) -> list[str]:
     """Return the classes of the callbacks that a config asks for."""
     config = RecipeConfig(
         trainer=TrainerConfig(**trainer),
@@ -34,6 +36,7 @@ def names_of(folder: Path, *, run: Any = None, is_main: bool = True, **trainer: 
             num_eval_samples=1,
             export_config={},
             onnx=None,
+            savers=savers,
             callbacks=[Callback()],
         )
         return [type(callback).__name__ for callback in callbacks]
@@ -65,6 +68,7 @@ LAST = ["Callback", "MetricLogger"]
             ["EarlyStopping", "TimeLimit", *OF_MAIN, *LAST],
         ),
         ({"run": {"profile": True}}, [*OF_MAIN, "Profile", *LAST]),
+        ({"savers": ["model"]}, [*OF_MAIN, "PretrainedExport", *LAST]),
         ({"is_main": False, "patience": 2}, ["EarlyStopping", "ProgressBar", *LAST]),
     ],
 )

@@ -339,6 +339,7 @@ def test_frozen_parts_keep_their_weights_statistics_and_have_no_state(tmp_path: 
     newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
     for piece in ("model", "ema"):
         trained = load_file(newest / f"{piece}.safetensors")
+        trained |= load_file(newest / "model.frozen.safetensors")
         changed = {name for name in initial if not torch.equal(initial[name], trained[name])}
         assert changed == {
             name for name in initial if not name.startswith(("layers.0.", "layers.1."))

@@ -33,7 +33,7 @@ def test_parts_of_the_right_kind_are_accepted() -> None:
             check_part,
             "task",
             nn.Linear(2, 2),
-            "task= has an object of type Linear, without step",
+            "task= has a Linear: a task turns a batch into losses",
         ),
         (
             check_part,

@@ -14,6 +14,7 @@ from accel_trainer.cli.common.processes import environment_of
 from accel_trainer.cli.recipe.start import Start, this_start
 from accel_trainer.cli.recipe.started import train_as
 from accel_trainer.core import filesystem
+from accel_trainer.lab.chaos.disk import FAULTY_DISK
 from accel_trainer.run.extra_callbacks import START_VARIABLE
 
 SHORT = Start(
@@ -83,7 +84,8 @@ def test_the_disk_of_a_fault_is_there_only_while_the_recipe_trains(tmp_path: Pat
 
     before = filesystem.disk
     fault = {"kind": "write", "step": 0, "value": 5}
-    start = Start(recipe="recipe.py", changes={"run.output_dir": str(tmp_path)}, fault=fault)
+    changes = {"run.output_dir": str(tmp_path)}
+    start = Start(recipe="recipe.py", changes=changes, disk=(FAULTY_DISK, fault))
     train_as(start, train, RecipeConfig())
     assert vars(disks[0])["num_left"] == 5
     assert filesystem.disk is before
