@@ -499,7 +499,7 @@ RULES = {
             "cli.plan.measure",
             "lab.effect.trials",
             "lab.replay.command",
-            "lab.replay.replay",
+            "lab.silent",
             "cli.share.best_so_far",
             "cli.share.export",
             "cli.share.verify",

@@ -6,6 +6,7 @@ from ..cli.common.output import (
     format_duration,
     format_number,
     format_table,
+    is_fraction,
     say,
     say_unless,
     show,
@@ -21,8 +22,11 @@ from ..cli.common.processes import (
     train_at_once,
     train_recipe,
 )
+from ..cli.common.recipes import find_config_class
 from ..cli.common.scratch import scratch_folder
 from ..cli.common.unknown_recipe import UnknownRecipeError
+from ..cli.plan.measure import Measured, TrialFailed, measure
+from ..cli.plan.steps import RunPlan, plan_run, without_open_settings
 from ..cli.recipe.forks import new_process_context
 from ..cli.recipe.same_run import cause_of, difference_of_runs, lost_state
 from ..cli.recipe.start import Start
@@ -40,12 +44,14 @@ from ..cli.runs.rows import Row, Rows, at_both, by_place, read_rows
 from ..cli.runs.run_reader import RunReader, read_run, reading
 from ..cli.watch.notebook import LiveCell
 from ..core import filesystem
+from ..core.config import config_values
 from ..core.digest import digest_of, flatten
 from ..core.errors import shortened
 from ..core.json_files import read_json_object
 from ..core.parameters import named_parts
 from ..core.rng import epoch_permutation
 from ..core.run_dir import prepare_directory, writes_to
+from ..core.wording import counted
 from ..distributed.accelerator import uses_cpu
 from ..distributed.machine import available_cpus
 from ..run.config import MUTABLE_ON_RESUME
@@ -61,13 +67,16 @@ __all__ = [
     "Difference",
     "LiveCell",
     "LoadedCheckpoint",
+    "Measured",
     "Observer",
     "Row",
     "Rows",
+    "RunPlan",
     "RunReader",
     "Say",
     "Start",
     "StoredCheckpoint",
+    "TrialFailed",
     "UnknownRecipeError",
     "at_both",
     "at_least",
@@ -79,22 +88,28 @@ __all__ = [
     "command_of",
     "compare_runs",
     "complete_by_step",
+    "config_values",
+    "counted",
     "difference_of_runs",
     "digest_of",
     "environment_of",
     "epoch_permutation",
     "filesystem",
+    "find_config_class",
     "first_difference",
     "flags_with",
     "flatten",
     "format_duration",
     "format_number",
     "format_table",
+    "is_fraction",
     "last_step",
     "lost_state",
     "mark_unsaved",
+    "measure",
     "named_parts",
     "new_process_context",
+    "plan_run",
     "prepare_directory",
     "read_json_object",
     "read_rows",
@@ -112,6 +127,7 @@ __all__ = [
     "train_at_once",
     "train_recipe",
     "uses_cpu",
+    "without_open_settings",
     "write_html",
     "write_own_file",
     "write_table",

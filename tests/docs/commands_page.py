@@ -21,6 +21,7 @@ MARK = f"{GENERATED}python -m tests.docs.commands_page -->\n"
 
 # Why the example of a command is not run. All other examples are.
 NOT_RUN = {
+    "compare": "trains 25 parts of runs",
     "launch": "needs GPUs",
     "lr-find": "takes a hundred steps",
     "plan": "trains for some seconds",

@@ -44,6 +44,8 @@ QUESTIONS = {
     "tensorboard": "use-tensorboard-or-weights-and-biases-wandb-offline-or-online",
     "dashboard": "watch-a-run-while-it-trains-dashboard",
     "compare runs": "compare-runs",
+    "is b better": "know-whether-a-change-is-better-or-only-luck-is-b-better",
+    "statistical significance": "know-whether-a-change-is-better-or-only-luck-is-b-better",
     "hyperparameter search": "search-hyperparameters-sweep-grid-search",
     "resume": "resume-a-run-continue-training",
     "resume on different number of gpus": "resume-on-another-number-of-gpus",

@@ -27,6 +27,7 @@ from accel_trainer.commands import (
 
 from ..replay.replay import STEP_DIGESTS, STOP, Replay
 from ..rows import read_digests
+from ..silent import read_said
 from . import rates
 
 
@@ -132,9 +133,7 @@ class Trials:
                     received=received,
                 )
             except OutputError:
-                errors.seek(0)
-                said = errors.read().decode(errors="replace").strip()
-                error = said.rpartition("\n")[2] or "it failed"
+                error = read_said(errors).rpartition("\n")[2] or "it failed"
             return Trial(
                 steps=_steps_in(folder),
                 rates=(found := _rates_in(folder)),

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, Any
-
-import torch
 
 from accel_trainer import ExitCode, OutputError
 from accel_trainer.commands import (
@@ -29,6 +24,8 @@ from accel_trainer.commands import (
     train_recipe,
 )
 
+from ..environment import device_here, kernels_here, versions_here
+from ..silent import told_if_it_fails
 from . import step_digests, stop
 from .proof import Proof, compare
 
@@ -155,20 +152,15 @@ class Replay:
 
         The warnings of a replay are those that the run has given.
         """
-        with TemporaryFile() as errors:
-            try:
-                return self.train(
-                    folder,
-                    until=until,
-                    after=after,
-                    callbacks=callbacks,
-                    errors=errors,
-                    received=received,
-                )
-            except OutputError:
-                errors.seek(0)
-                tell(errors.read().decode(errors="replace").rstrip(), file=sys.stderr)
-                raise
+        with told_if_it_fails() as errors:
+            return self.train(
+                folder,
+                until=until,
+                after=after,
+                callbacks=callbacks,
+                errors=errors,
+                received=received,
+            )
 
     def checkpoint_at(self, step: int) -> StoredCheckpoint | None:
         """Return the newest complete checkpoint of the run at or before `step`; None: no such."""
@@ -220,31 +212,17 @@ def environment_changes(run: RunReader) -> list[str]:
         dict(found) if isinstance(found := run.environment.get(name), Mapping) else {}
         for name in ("packages", "hardware")
     )
-    here = {
-        name: found.version
-        for name in recorded
-        for found in [*metadata.distributions(name=name)][:1]
-    }
     before = {**recorded, "python": run.environment.get("python")}
-    here["python"] = platform.python_version()
     before["kernels for"] = hardware.get("cpu_kernels")
-    here["kernels for"] = torch.backends.cpu.get_cpu_capability()
+    here = {**versions_here(recorded), "kernels for": kernels_here()}
     if (device := hardware.get("device")) != "cpu":  # on which it trains again, whatever is here
         before["device"] = device
-        here["device"] = _device_name()
+        here["device"] = device_here()
     return [
         f"{name} {before[name]} -> {here.get(name)}"
         for name in sorted(before)
         if before[name] != here.get(name)
     ]
-
-
-def _device_name() -> str:
-    """Return the device on which a run trains here, as a run records it."""
-    device = torch.accelerator.current_accelerator(check_available=True)
-    if device is None:
-        return "cpu"
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def note_changes(run: RunReader) -> None:

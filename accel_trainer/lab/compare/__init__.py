@@ -1,0 +1,1 @@
+"""Whether one setting is better than another, or whether it is the seed."""

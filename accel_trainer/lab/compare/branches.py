@@ -1,0 +1,155 @@
+"""Trains the runs of a comparison: a beginning for each seed, and arms that branch off from it.
+
+A run that is finished is never trained again, and one that was stopped continues: each has a folder
+of its own, whose name is a hash of what decides the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from accel_trainer import ExitCode, OutputError
+from accel_trainer.commands import (
+    RunReader,
+    Start,
+    complete_by_step,
+    prepare_directory,
+    read_run,
+    train_recipe,
+)
+
+from ..environment import environment_here
+from ..silent import told_if_it_fails
+from .question import Arm, At, Question, key_of
+
+_OWN_FLAGS = ("--quiet", "--trainer.max-time-s", "None")
+# A branch has the weights of its checkpoint, also those that the run was initialised from.
+_NO_WEIGHTS = ("--init-from", "None", "--init-skip", "None")
+_OTHER_SEED = 1_000_003
+"""What is added to the seed of an ending for `--null`, far from the seeds of all pairs."""
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The runs below `folder`, whose arms branch off after `step`; 0: they are whole runs."""
+
+    question: Question
+    folder: Path
+    step: int
+
+    def beginning(self, seed: int) -> Path:
+        """Return the folder of the beginning that both arms of a seed share."""
+        return self.folder / "beginning" / f"seed-{seed}"
+
+    def arm(self, arm: Arm, seed: int) -> Path:
+        """Return the folder of an arm."""
+        return self.folder / f"arm-{arm.key}" / f"seed-{seed}"
+
+    def other_ending(self, seed: int) -> Path:
+        """Return the folder of the end of A with a different seed."""
+        return self.folder / "other-seed" / f"seed-{seed}"
+
+    def has_beginning(self, seed: int) -> bool:
+        """Whether the beginning of a seed is there, or none is needed."""
+        return not self.step or self._checkpoint(seed) is not None
+
+    def train_beginning(self, seed: int, received: list[int] | None = None) -> None:
+        """Train A up to the step at which the arms part, unless that is done.
+
+        Raises OutputError if the recipe failed, or ended before.
+        """
+        if self.has_beginning(seed):
+            return
+        folder = self.beginning(seed)
+        flags = [*self.question.a.flags, "--seed", str(seed), "--max-steps", str(self.step)]
+        self._train(flags, folder, received)
+        if self._checkpoint(seed) is None:
+            state = read_run(folder).state
+            fact = f"{folder} ended before step {self.step}, and is {state}"
+            raise OutputError("COMPARE", f"{fact}: give an earlier --at, or look at the run")
+
+    def train_arm(self, arm: Arm, seed: int, received: list[int] | None = None) -> None:
+        """Train an arm to its end, from the beginning if it shares one, unless that is done."""
+        allowed = self.question.may_change if arm is not self.question.a else []
+        self._train_to_end(arm, seed, self.arm(arm, seed), allowed, received)
+
+    def train_again(self, seed: int, folder: Path) -> None:
+        """Train arm A once more, in a new `folder`."""
+        self._train_to_end(self.question.a, seed, folder, [], None)
+
+    def train_other_ending(self, seed: int, received: list[int] | None = None) -> None:
+        """Train the end of A with the order, augmentation and dropout of a different seed."""
+        flags = ["--seed", str(seed + _OTHER_SEED), *self._origin(seed, ["seed"])]
+        folder = self.other_ending(seed)
+        self._train_if_missing([*self.question.a.flags, *flags], folder, received)
+
+    def _train_to_end(
+        self,
+        arm: Arm,
+        seed: int,
+        folder: Path,
+        allowed: Sequence[str],
+        received: list[int] | None,
+    ) -> None:
+        flags = [*arm.flags, "--seed", str(seed), *self._origin(seed, allowed)]
+        self._train_if_missing(flags, folder, received)
+
+    def _origin(self, seed: int, allowed: Sequence[str]) -> list[str]:
+        """Return the flags that say where an arm begins, and what it may change there."""
+        if not self.step:
+            return []
+        checkpoint = self._checkpoint(seed)
+        assert checkpoint is not None  # it was trained before
+        change = ["--allow-change", *allowed] if allowed else []
+        return ["--resume", str(checkpoint), *_NO_WEIGHTS, *change]
+
+    def _checkpoint(self, seed: int) -> Path | None:
+        found = complete_by_step(self.beginning(seed)).get(self.step)
+        return None if found is None else found.path.resolve()
+
+    def _train_if_missing(
+        self, flags: Sequence[str], folder: Path, received: list[int] | None
+    ) -> None:
+        if finished(folder) is not None:
+            return
+        self._train(flags, folder, received)
+        if finished(folder) is None:
+            fact = f"{folder} was stopped before its end, and is {read_run(folder).state}"
+            raise OutputError("COMPARE", f"{fact}: the same command continues")
+
+    def _train(self, flags: Sequence[str], folder: Path, received: list[int] | None) -> None:
+        prepare_directory(folder.parent)
+        start = Start(
+            recipe=str(self.question.recipe),
+            flags=[*flags, "--output-dir", str(folder), *_OWN_FLAGS],
+            num_processes=self.question.num_processes,
+        )
+        with told_if_it_fails() as errors:
+            code = train_recipe(start, errors=errors, received=received)
+            if code not in (ExitCode.DONE, ExitCode.DIVERGED, ExitCode.PREEMPTED):
+                fact = f"training {folder} ended with exit code {code}"
+                error = OutputError("COMPARE", f"{fact}: see its error above")
+                if code in [*ExitCode]:  # not by a signal, or by another program
+                    error.exit_code = ExitCode(code)
+                raise error
+
+
+def folder_of_branches(parent: Path, question: Question, at: At | None) -> Path:
+    """Return the folder of runs that share what decides them; `at` None: of whole runs."""
+    here = environment_here()
+    decides = [question.files(), question.num_processes, here]
+    if at is None:
+        return parent / f"whole-{key_of(decides)}"
+    return parent / f"at-{at.text.rstrip('%')}-{key_of([*decides, at.text, question.a.settings])}"
+
+
+def finished(folder: Path) -> RunReader | None:
+    """Return a run that is done, or has diverged; None: it is not there, or not finished."""
+    with suppress(OutputError):
+        run = read_run(folder)
+        if run.state in ("done", "diverged"):
+            return run
+    return None

@@ -1,0 +1,108 @@
+"""`accel-trainer compare RECIPE.py [its flags] --b FLAGS`: is B better, or is it the seed?
+
+A is the recipe with its flags, B the same with those of `--b` after them. Both train with the same
+seeds, and share the beginning of each: it is trained once, up to `--at`, and the arms branch off
+from its checkpoint. The number is that of the last evaluation, with averaged weights where an arm
+has them. Before anything is trained, the steps and the time are printed. What is finished is kept:
+asked again, with more pairs or a different B, only what is missing is trained.
+
+The exit code is 0 if B is better, 10 if it is worse, and 11 if that is undecided.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from accel_trainer import ConfigError
+from accel_trainer.commands import (
+    CommandParser,
+    TrialFailed,
+    at_least,
+    refuse_other_file,
+    say_unless,
+    tell,
+    write_own_file,
+)
+
+from ..story import Story
+from .question import At, Question
+
+_EXAMPLE = "example: accel-trainer compare recipes/images.py --dataset photos --b '--ema 0.999'"
+_CODES = {"better": 0, "worse": 10, "undecided": 11}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train the pairs and print which arm is better."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    recipe = words.pop(0) if words and not words[0].startswith("-") else None
+    options, flags = _parser().parse_known_args(_with_b_in_one_word(words))
+    if recipe is None:
+        raise ConfigError("COMPARE", f"name the recipe first; {_EXAMPLE}")
+    if options.b is None:
+        raise ConfigError("COMPARE", f"say what B is with --b; {_EXAMPLE}")
+    if options.page is not None:
+        refuse_other_file(options.page, "--page")
+    question = Question.parse(
+        Path(recipe).resolve(), flags, options.b, num_processes=options.num_processes
+    )
+    output_dir = (options.output_dir or Path("runs") / f"compare-{Path(recipe).stem}").resolve()
+    try:
+        return _compare(question, options, output_dir)
+    except TrialFailed as failure:
+        return failure.exit_code
+    except KeyboardInterrupt:
+        fact = f"stopped: what is finished is kept in {output_dir}, and the same command continues"
+        tell(fact, file=sys.stderr)
+        raise
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        __doc__, _EXAMPLE, prog="accel-trainer compare RECIPE.py", allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--b", metavar="FLAGS", help="the flags of B, in quotes, which follow those of A")
+    at_help = "where the arms part, at the end of the nearest epoch: 75%%, a step, or 0 for whole "
+    add("--at", type=At.parse, default=At.parse("75%"), help=f"{at_help}runs; default: 75%%")
+    add("--pairs", type=at_least(2), default=8, metavar="N", help="seeds; default: 8")
+    add("--jobs", type=at_least(1), default=1, metavar="N", help="pairs at once; default: 1")
+    processes_help = "processes of each run; default: 1"
+    add("--num-processes", type=at_least(1), default=1, metavar="N", help=processes_help)
+    dir_help = "where the runs are kept; default: runs/compare-RECIPE"
+    add("--output-dir", type=Path, metavar="DIR", help=dir_help)
+    add("--page", type=Path, metavar="FILE", help="also write an HTML page, which works offline")
+    parser.add_json_option()
+    return parser
+
+
+def _with_b_in_one_word(words: Sequence[str]) -> list[str]:
+    """Return the words with `--b=FLAGS`: argparse would take flags after `--b` for its own."""
+    if "--b" not in words[:-1]:
+        return [*words]
+    place = words.index("--b")
+    return [*words[:place], f"--b={words[place + 1]}", *words[place + 2 :]]
+
+
+def _compare(question: Question, options: Namespace, output_dir: Path) -> int:
+    from .compare import compare, make_plan  # imports torch
+    from .text import json_of, lines_of, setup_lines
+
+    say = Story(say_unless(options.json))
+    plan = make_plan(question, options.at, options.pairs, output_dir, say=say)
+    for line in setup_lines(plan):
+        say(line)
+    found = compare(plan, jobs=options.jobs, say=say)
+    for line in lines_of(found):
+        say(line)
+    if options.page is not None:
+        from .page import draw_page
+
+        write_own_file(options.page, draw_page(found, say.text).encode(), "--page")
+        say(f"the pairs as a page: {options.page}")
+    if options.json:
+        tell(json.dumps(json_of(found)))
+    return _CODES[found.paired.verdict]

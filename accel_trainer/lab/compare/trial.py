@@ -1,0 +1,82 @@
+"""Tries B for a step before anything is trained: whether it can branch off from a run of A."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from accel_trainer import ConfigError, ExitCode, OutputError
+from accel_trainer.commands import (
+    Start,
+    complete_by_step,
+    scratch_folder,
+    tell,
+    train_recipe,
+)
+
+from ..replay.replay import STOP
+from ..silent import caught
+from .question import Arm, Question
+
+_OF_THE_DATA = ("data_fingerprint", "num_samples", "global_batch_size")
+_ENDED = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.DIVERGED)
+
+
+def why_not_shared(question: Question, b: Arm, *, may_share: bool) -> str | None:
+    """Return why B cannot continue from a checkpoint of A; None: it can, or need not.
+
+    Raises:
+        ConfigError: B has other samples in its steps.
+        OutputError: A or B cannot be trained, and has said why.
+    """
+    with scratch_folder("compare") as folder:
+        first, second = folder / "a", folder / "b"
+        _require(question, question.a.flags, first)
+        reason = None
+        if names := question.acts_at_the_start:
+            reason = f"{', '.join(names)} decides the initial weights"
+        elif may_share:
+            branch = ["--resume", str(first), "--allow-change", *question.may_change]
+            flags = [*b.flags, "--init-from", "None", "--init-skip", "None", *branch]
+            reason = _refusal(question, flags, second, until=2)
+        if reason is not None or not may_share:
+            second = folder / "b-alone"
+            _require(question, b.flags, second)
+        _check_same_data(first, second)
+        return reason
+
+
+def _require(question: Question, flags: Sequence[str], folder: Path) -> None:
+    """Train the first step. Raises OutputError if the recipe fails."""
+    if (said := _refusal(question, flags, folder, until=1)) is not None:
+        tell(said)
+        raise OutputError("COMPARE", "the recipe cannot be trained so: see its error above")
+
+
+def _refusal(question: Question, flags: Sequence[str], folder: Path, *, until: int) -> str | None:
+    """Train up to a step; return the last line that a recipe said which failed."""
+    start = Start(
+        recipe=str(question.recipe),
+        flags=[*flags, "--output-dir", str(folder), "--max-steps", str(until), "--quiet"],
+        num_processes=question.num_processes,
+        callbacks=STOP,
+    )
+    code, said = caught(lambda errors: train_recipe(start, errors=errors))
+    if code in _ENDED:
+        return None
+    return said.rpartition("\n")[2] or f"it ended with exit code {code}"
+
+
+def _check_same_data(first: Path, second: Path) -> None:
+    one, other = (_manifest(folder) for folder in (first, second))
+    for name in _OF_THE_DATA:
+        if one and other and one.get(name) != other.get(name):
+            fact = f"B has another {name.replace('_', ' ')} than A, so a seed pairs nothing"
+            raise ConfigError("COMPARE", f"{fact}: give what decides the data to both, before --b")
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """Return the header of the newest checkpoint; empty if it diverged before the first one."""
+    found = complete_by_step(folder)
+    return found[max(found)].read_manifest() if found else {}
