@@ -1,4 +1,4 @@
-"""`accel-trainer launch`: run accelerate's launcher, but forward signals and exit codes."""
+"""`accel-trainer launch`: run accelerate's launcher, but pass on signals and exit codes."""
 
 from __future__ import annotations
 

@@ -66,14 +66,23 @@ def main(argv: Sequence[str]) -> int:
         f"{__doc__} {_RULES}", _EXAMPLE, prog="accel-trainer lr-find RECIPE.py", allow_abbrev=False
     )
     parser.add_argument(
-        "--from", type=float, default=1e-5, dest="lowest", help="first value; default: 1e-5"
+        "--from",
+        type=float,
+        default=1e-5,
+        dest="lowest",
+        help="lowest learning rate; default: 1e-5",
     )
     parser.add_argument(
-        "--to", type=float, default=10.0, dest="highest", help="last value; default: 10"
+        "--to", type=float, default=10.0, dest="highest", help="highest learning rate; default: 10"
     )
-    parser.add_argument("--steps", type=int, default=100, help="values between them; default: 100")
     parser.add_argument(
-        "--png", type=Path, default=Path("lr-find.png"), help="default: lr-find.png"
+        "--steps", type=int, default=100, help="number of values to try; default: 100"
+    )
+    parser.add_argument(
+        "--png",
+        type=Path,
+        default=Path("lr-find.png"),
+        help="the chart to write; default: lr-find.png",
     )
     parser.add_argument("--num-processes", type=int, metavar="N", default=1, help="default: 1")
     options, recipe, flags = parser.parse_recipe(argv)

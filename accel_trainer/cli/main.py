@@ -1,7 +1,7 @@
 """The entry point of `accel-trainer`. It imports only the command that is called.
 
 `find_commands` finds the commands by the first line of their docstrings. The groups only arrange
-the overview: a command that is in none of them is listed among the answers.
+the overview: a command that is in none of them is listed under debugging.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _EXTRAS = {"PIL": "vision", "datasets": "vision", "jinja2": "report", "matplotli
 # Matches the first line of a command's source. Only this line is read: parsing all files would take
 # longer than a small command.
 _SUMMARY = re.compile(
-    r'"""`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`: (?P<text>.+?)(?:""")?\n'
+    r'"""`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`: (?P<text>.+?)\.?(?:""")?\n'
 )
 # What each group is for, and its commands.
 _GROUPS = {
-    "Train (a recipe trains and resumes: python RECIPE.py --help)": (
+    "Train (recipes train and resume: python RECIPE.py --help)": (
         "new",
         "plan",
         "launch",
         "lr-find",
         "sweep",
     ),
-    "Look at runs": ("runs", "status", "watch", "report", "diff", "inspect"),
-    "Answers (by training parts of a run again)": (),
+    "Inspect runs": ("runs", "status", "watch", "report", "diff", "inspect"),
+    "Debug runs (by retraining parts of them)": (),
     "Share": ("export", "evaluate", "predict", "verify"),
     "Data": ("data", "pack"),
     "Machine": ("doctor",),

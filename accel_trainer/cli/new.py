@@ -1,4 +1,4 @@
-"""`accel-trainer new FOLDER`: start a project: a recipe, a config, presets, a README and a test."""
+"""`accel-trainer new FOLDER`: create a project with a recipe, configs, a README and a test."""
 
 from __future__ import annotations
 

@@ -32,13 +32,13 @@ NOT_RUN = {
     "watch": "serves until Ctrl-C",
     "why": "trains parts of both runs again",
 }
-# What these print is that of another parser, with hundreds of flags.
+# These use a different parser, with hundreds of flags.
 FLAGS_ELSEWHERE = {
     "doctor": (
-        "The flags are those of the recipe: see [the everyday flags](flags.md)."
+        "It takes the recipe's flags: see [the everyday flags](flags.md)."
         " `--json` prints the findings for scripts."
     ),
-    "launch": "The flags are those of `accelerate launch`.",
+    "launch": "It takes the flags of `accelerate launch`.",
 }
 _ENTRY = re.compile(r"^  (\S.*?)(?:  +(.*))?$")
 
@@ -47,7 +47,7 @@ def sections() -> str:
     """Return a table of all commands, and for each a section with its arguments and an example."""
     rows = [f"| [`{name}`](#{name}) | {text} |\n" for name, (_, _, text) in find_commands().items()]
     return "".join(
-        ["| command | what it shows or does |\n|---|---|\n", *rows, *map(_section, find_commands())]
+        ["| command | what it does |\n|---|---|\n", *rows, *map(_section, find_commands())]
     )
 
 

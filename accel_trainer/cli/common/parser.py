@@ -47,30 +47,30 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("run", type=Path, help="the run folder")
 
     def add_json_option(self) -> None:
-        """Add the flag of commands whose answer is also for programs."""
+        """Add the flag of commands whose result programs can read."""
         self.add_argument("--json", action="store_true", help="print one JSON object")
 
     def add_data_options(self) -> None:
         """Add the flags of commands that read labelled photos."""
-        self.add_argument("--image-column", help="the column of the photos, if there are several")
-        self.add_argument("--label-column", help="the column of the classes, if there are several")
+        self.add_argument("--image-column", help="the image column, if there are several")
+        self.add_argument("--label-column", help="the class column, if there are several")
         self.add_argument(
             "--num-workers",
             type=int,
-            help="threads that decode; default: as many as there are CPUs",
+            help="decoding threads; default: one per CPU",
         )
         self.add_cache_option()
 
     def add_cache_option(self) -> None:
         """Add the flag of commands that read a dataset."""
-        cache_help = "where decoded images, and the files of `datasets`, are cached"
+        cache_help = "the cache for decoded images and the files of `datasets`"
         self.add_argument(
             "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help=cache_help
         )
 
     def add_recipe_option(self) -> None:
-        """Add the flag of commands that train a recorded run again."""
-        recipe_help = "the recipe to run; default: the one that you started the run with here"
+        """Add the flag of commands that retrain a recorded run."""
+        recipe_help = "the recipe to run; default: the one you started the run with here"
         self.add_argument("--recipe", type=Path, metavar="FILE", help=recipe_help)
 
     def error(self, message: str) -> NoReturn:

@@ -1,7 +1,7 @@
-"""`accel-trainer data SOURCE`: list classes, sizes, formats, duplicates and broken files of photos.
+"""`accel-trainer data SOURCE`: check photos: classes, sizes, formats, duplicates, broken files.
 
-SOURCE is read as `recipes/images.py --dataset` reads it, and every photo is decoded. The exit code
-is 65 if a run would stop, because of a broken photo or the layout of the data, else 0.
+SOURCE is read in the same way as `recipes/images.py --dataset`, and every photo is decoded. The
+exit code is 65 if a broken photo or the layout of the data would stop a run, else 0.
 """
 
 from __future__ import annotations
@@ -64,14 +64,17 @@ def main(argv: Sequence[str]) -> int:
     """Print the description; return 65 if a run would stop."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument(
-        "source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME"
+        "source", help="photos, parquet or tar files, the output of save_to_disk, or OWNER/NAME"
     )
-    parser.add_argument("--val-fraction", type=float, default=0.0, help="as for the run")
+    parser.add_argument("--val-fraction", type=float, default=0.0, help="as in the run")
     parser.add_argument(
-        "--html", type=Path, help="write a page of photos as the model sees them; it works offline"
+        "--html", type=Path, help="write an offline page of photos as the model sees them"
     )
     parser.add_argument(
-        "--image-size", type=int, default=224, help="their size on that page; default: 224"
+        "--image-size",
+        type=int,
+        default=224,
+        help="the size of the photos on that page; default: 224",
     )
     parser.add_data_options()
     options = parser.parse_args(argv)

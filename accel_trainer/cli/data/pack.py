@@ -1,9 +1,9 @@
 """`accel-trainer pack SOURCE OUT`: shrink photos once and store them in a few Arrow files.
 
-OUT is what `datasets.load_from_disk` and `recipes/images.py --dataset OUT` read: Arrow files with
-the splits, class names and file names of SOURCE, and a SHA-256 for each photo, which a run checks
-on every read. A photo that is already small is copied unchanged. If it is killed, run the command
-again: it continues, and ends with the same bytes.
+OUT can be read with `datasets.load_from_disk` and `recipes/images.py --dataset OUT`. It contains
+Arrow files with the splits, class names and file names of SOURCE, and a SHA-256 for each photo,
+which a run checks on every read. Photos that are already small are copied unchanged. If the command
+is killed, run it again: it continues, and produces the same bytes.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def main(argv: Sequence[str]) -> int:
     """Pack a dataset, or continue; print what was written."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument(
-        "source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME"
+        "source", help="photos, parquet or tar files, the output of save_to_disk, or OWNER/NAME"
     )
     parser.add_argument("out", type=Path, help="the folder to write")
     parser.add_argument(
-        "--short-side", type=int, default=256, help="pixels of the shorter side; default: 256"
+        "--short-side", type=int, default=256, help="shorter side in pixels; default: 256"
     )
     parser.add_argument(
         "--quality", type=int, default=92, help="JPEG quality, 1 to 100; default: 92"
@@ -64,10 +64,7 @@ def main(argv: Sequence[str]) -> int:
         "--on-bad-image",
         choices=("error", "skip"),
         default="error",
-        help=(
-            "what to do with a photo that cannot be decoded: stop at the first, or skip them; "
-            "default: error"
-        ),
+        help=("whether to stop at a photo that cannot be decoded, or to skip it; default: error"),
     )
     parser.add_data_options()
     options = parser.parse_args(argv)

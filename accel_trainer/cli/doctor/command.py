@@ -1,13 +1,13 @@
 """`accel-trainer doctor [RECIPE.py | RUN] [flags]`: find problems, or explain a failed run.
 
-It looks for problems of this machine and of the launch. A start itself checks the config, the data
-and the run folder, and `RECIPE.py --dry-run` tries them. To check many processes and the network
-between them, launch the doctor like a recipe:
+It checks this machine and the launch for problems. The config, the data and the run folder are
+checked by every start, and tried out by `RECIPE.py --dry-run`. To check several processes and the
+network between them, launch the doctor like a recipe:
 
     accelerate launch --multi_gpu --num_processes 8 -m accel_trainer.cli.doctor recipes/cifar.py
     --batch-size 256
 
-Given a run, it explains the error that ended it. The exit code is 64 if something would stop or
+Given a run, it explains the error that ended it. The exit code is 64 if a problem would stop or
 spoil a run, else 0.
 """
 

@@ -1,8 +1,8 @@
-"""`accel-trainer plan [RECIPE.py] [its flags] [--hours H]`: show what a run will do and take.
+"""`accel-trainer plan [RECIPE.py] [its flags] [--hours H]`: estimate a run's time and memory.
 
 It prints the batches, steps and learning rates, and the steps after which the run evaluates and
-saves. It also trains the recipe for a few seconds, and prints the memory and the time that the
-whole run will need on this machine. What it trains is deleted.
+saves. It also trains the recipe for a few seconds to estimate how much memory and time the whole
+run will need on this machine, and deletes the result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         __doc__, _EXAMPLE, prog="accel-trainer plan [RECIPE.py]", allow_abbrev=False
     )
     parser.add_argument(
-        "--hours", type=float, metavar="H", help="also say how many epochs fit into this time"
+        "--hours", type=float, metavar="H", help="also print how many epochs fit into this time"
     )
     parser.add_argument(
         "--num-processes",
@@ -52,14 +52,14 @@ def main(argv: Sequence[str]) -> int:
         "--num-samples",
         type=int,
         metavar="N",
-        help="training samples: plan for so many, and measure nothing",
+        help="plan for this many training samples, without measuring",
     )
     parser.add_argument(
         "--seconds",
         type=float,
         metavar="S",
         default=12,
-        help="how long to train for the measurement, after the first steps; default: 12",
+        help="how long to measure, after the first steps; default: 12",
     )
     options, recipe, flags = parser.parse_recipe(argv)
     _check(options)

@@ -1,7 +1,7 @@
 """`accel-trainer report RUN [RUN ...]`: write one self-contained HTML page about runs.
 
-Its charts are also written as PNG. The page works offline. Its charts show values on hover, zoom
-and smooth; without scripts they are pictures.
+The page works offline. Its charts can be zoomed and smoothed, and show values on hover; without
+scripts, they are static images. The charts are also written as PNG files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         default=Path("report.html"),
         help="the file to write; default: report.html",
     )
-    parser.add_argument("--dataset", help="dataset to show training images of; default: none")
+    parser.add_argument("--dataset", help="show training images of this dataset; default: none")
     parser.add_cache_option()
     options = parser.parse_args(argv)
     path = options.to

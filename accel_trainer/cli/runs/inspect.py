@@ -1,6 +1,7 @@
-"""`accel-trainer inspect RUN_OR_CHECKPOINT`: list checkpoints, damage, and what a resume would use.
+"""`accel-trainer inspect RUN_OR_CHECKPOINT`: list and verify the checkpoints of a run.
 
-Nothing is written. The exit code is 74 if there is no valid checkpoint to resume from, else 0.
+It also shows which checkpoint a resume would use. Nothing is written. The exit code is 74 if there
+is no valid checkpoint to resume from, else 0.
 """
 
 from __future__ import annotations

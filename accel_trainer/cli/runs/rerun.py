@@ -1,4 +1,4 @@
-"""`accel-trainer rerun RUN`: train a recorded run again and compare the final weights bitwise."""
+"""`accel-trainer rerun RUN`: repeat a run and compare the final weights, bit for bit."""
 
 # A start is made of the same pieces as in `Replay`. But a rerun is the whole run, and shows the
 # recipe's own output and exit code; a replay is silent, and ends after a chosen step.
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()
     parser.add_argument(
-        "--output-dir", type=Path, help="where to train it again; default: RUN-rerun"
+        "--output-dir", type=Path, help="the folder of the new run; default: RUN-rerun"
     )
     parser.add_recipe_option()
     options = parser.parse_args(argv)

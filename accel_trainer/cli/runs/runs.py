@@ -1,6 +1,6 @@
-"""`accel-trainer runs [DIR]`: list the runs below a folder as a table, with the best one marked.
+"""`accel-trainer runs [DIR]`: list all runs in a folder as a table, and mark the best.
 
-A sweep is one row, that of its best run. A narrow terminal leaves some columns out.
+A sweep is shown as one row, its best run. A narrow terminal shows fewer columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         "--sort",
         choices=_COLUMNS,
         default="name",
-        help="the column to sort by; the best comes first",
+        help="the column to sort by, best first",
     )
     options = parser.parse_args(argv)
     rows = [_row(run) for run in find_runs(options.folder)]

@@ -1,4 +1,4 @@
-"""`accel-trainer status RUN`: show the state of a run, also for shell scripts."""
+"""`accel-trainer status RUN`: show the state of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()
     parser.add_argument(
-        "--exit-code", action="store_true", help="exit as the run did; 0 while it runs"
+        "--exit-code",
+        action="store_true",
+        help="exit with the run's exit code, for scripts; 0 while it runs",
     )
     options = parser.parse_args(argv)
     status = require_status(options.run)

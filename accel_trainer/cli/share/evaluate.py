@@ -1,8 +1,8 @@
 """`accel-trainer evaluate MODEL`: measure a stored model's loss and accuracy on labelled images.
 
-MODEL is a run, one of its checkpoints, an export, or ORG/NAME on the hub. The images go through the
-transform that is stored with the model. With the data and the batch size of the run, the numbers
-equal those that the run measured.
+MODEL is a run, one of its checkpoints, an export, or ORG/NAME on the hub. Images are prepared with
+the transform that is stored with the model. With the data and the batch size of the run, you get
+exactly the numbers that the run measured.
 """
 
 from __future__ import annotations
@@ -69,11 +69,15 @@ def main(argv: Sequence[str]) -> int:
         "model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub"
     )
     parser.add_argument("--dataset", help="name or folder; default: the data of the run")
-    parser.add_argument("--split", help="default: the one that a run evaluates on, or the only one")
     parser.add_argument(
-        "--weights", choices=("model", "ema"), help="of a checkpoint; default: ema if it has one"
+        "--split", help="default: the split that a run evaluates on, or the only one"
     )
-    parser.add_argument("--batch-size", type=int, help="default: that of the run")
+    parser.add_argument(
+        "--weights",
+        choices=("model", "ema"),
+        help="which weights of a checkpoint; default: ema if it has them",
+    )
+    parser.add_argument("--batch-size", type=int, help="default: the run's batch size")
     parser.add_data_options()
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object, with the confusion matrix"

@@ -1,6 +1,6 @@
 """`accel-trainer export RUN --to DIR | --hub ORG/NAME`: export the trained model.
 
-The export holds the weights, their source as plain torch, and a model card.
+The export contains the weights, the model's source as plain torch, and a model card.
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ _STEP = re.compile(r"step[- ](\d+)")
 def main(argv: Sequence[str]) -> int:
     """Write or push the export and print where it is."""
     parser = CommandParser(__doc__, _EXAMPLE)
-    parser.add_argument("run", type=Path, help="a run; one that has not ended is exported as it is")
+    parser.add_argument("run", type=Path, help="a run folder; the run may still be unfinished")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--to", type=Path, help="the folder to write")
     target.add_argument(
-        "--hub", metavar="ORG/NAME", help="the hub repository to push to; created as private if new"
+        "--hub",
+        metavar="ORG/NAME",
+        help="the hub repository to push to; created as private if it is new",
     )
     parser.add_argument(
         "--onnx",
         action="store_true",
-        help="add model.onnx: images with values between 0 and 1 to logits",
+        help="add model.onnx, which maps images with values from 0 to 1 to logits",
     )
     options = parser.parse_args(argv)
     run = read_run(options.run)

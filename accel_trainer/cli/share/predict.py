@@ -1,10 +1,10 @@
 """`accel-trainer predict MODEL IMAGE ...`: predict the classes of images, with confidence.
 
-IMAGE may be a folder of images. Images of any size go through the transform that is stored with the
-model. An image that cannot be read is reported, such as a format that is not supported, the others
+IMAGE may be a folder of images. Images of any size are prepared with the transform that is stored
+with the model. If an image cannot be read or has an unsupported format, it is reported, the others
 are predicted, and the exit code is 65.
-Your own model runs from the ONNX file that its recipe writes with `--onnx`, also on `.npy` and
-`.safetensors` files of its inputs.
+Your own model runs from the ONNX file that its recipe writes with `--onnx`, and also takes `.npy`
+and `.safetensors` files with its inputs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--batch-size", type=int, default=64, help="images per forward pass; default: 64"
     )
-    parser.add_argument("--num-workers", type=int, help="threads that decode; default: one per CPU")
+    parser.add_argument("--num-workers", type=int, help="decoding threads; default: one per CPU")
     parser.add_argument("--jsonl", action="store_true", help="print a JSON object per image")
     options = parser.parse_args(argv)
     if options.batch_size < 1:

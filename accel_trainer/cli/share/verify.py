@@ -1,8 +1,8 @@
-"""`accel-trainer verify EXPORT_OR_RUN`: check that an export gives its reported numbers.
+"""`accel-trainer verify EXPORT_OR_RUN`: check that an export reproduces its reported numbers.
 
-It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that
-you trust. For your own model, `model.onnx` must give the stored outputs for the stored inputs,
-because only its recipe has the data.
+It runs the export's `model.py` in a process that cannot import accel_trainer, so only verify code
+that you trust. For your own model, it checks that `model.onnx` computes the stored outputs from the
+stored inputs, because only the recipe has the data.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def main(argv: Sequence[str]) -> int:
     """Print each reported and measured number; return 1 if one differs or a file was changed."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("folder", type=Path, help="an export, or a finished run")
-    parser.add_argument("--dataset", help="name or folder; default: the data it was trained on")
+    parser.add_argument("--dataset", help="name or folder; default: the data of the run")
     parser.add_cache_option()
     parser.add_argument(
         "--tolerance",
         type=at_least(0, float),
         default=5e-4,
-        help="allowed difference: 0.0005 is 5 of 10,000 images, or 0.05 %% of a loss",
+        help="allowed difference; 0.0005 is 5 of 10,000 images, or 0.05 %% of a loss",
     )
     parser.add_argument(
         "--python",

@@ -1,7 +1,8 @@
 """`accel-trainer sweep RECIPE.py --seed 0 1 2 [flags]`: train and compare all combinations.
 
-It prints mean and spread over the seeds of each combination. With `--print` it trains nothing, and
-prints a command a line for `xargs` or a job array; the same sweep without it then prints the table.
+It prints the mean and spread over the seeds for each combination. With `--print`, it trains nothing
+and prints one command per line for `xargs` or a job array; afterwards, the same sweep without
+`--print` prints the table.
 """
 
 from __future__ import annotations
@@ -47,20 +48,20 @@ def main(argv: Sequence[str]) -> int:
         "--values",
         type=Path,
         metavar="FILE",
-        help="a YAML file: a list of values for each name to sweep",
+        help="a YAML file with a list of values for each setting to sweep",
     )
     parser.add_argument(
         "--output-dir",
         type=Path,
         metavar="DIR",
-        help="the sweep's folder; default: runs/sweep-RECIPE",
+        help="the folder of the sweep; default: runs/sweep-RECIPE",
     )
     parser.add_argument(
         "--num-processes",
         type=int,
         metavar="N",
         default=1,
-        help="processes of each run; default: 1",
+        help="processes per run; default: 1",
     )
     parser.add_argument(
         "--print",

@@ -1,7 +1,7 @@
-"""`accel-trainer watch RUN [RUN ...]`: show runs on a page that follows them as they train.
+"""`accel-trainer watch RUN [RUN ...]`: follow runs in the browser while they train.
 
-The page is the one of `accel-trainer report`, served on this machine alone and read-only. On a
-remote machine, forward its port: ssh -L 8765:localhost:8765 MACHINE. Ctrl-C ends it.
+It serves the page of `accel-trainer report`, read-only and only on this machine. If the machine is
+remote, forward its port: ssh -L 8765:localhost:8765 MACHINE. Stop it with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def main(argv: Sequence[str]) -> int:
     """Serve the page until Ctrl-C, and print its address."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")
-    parser.add_argument("--port", type=int, default=8765, help="0: any free one; default: 8765")
+    parser.add_argument("--port", type=int, default=8765, help="0 picks a free one; default: 8765")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="the address to listen at; default: 127.0.0.1, so only this machine can read",
+        help="the address to listen on; default: 127.0.0.1, only this machine",
     )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     options = parser.parse_args(argv)

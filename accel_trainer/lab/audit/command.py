@@ -1,4 +1,4 @@
-"""`accel-trainer audit RUN`: did this run happen as it says?"""
+"""`accel-trainer audit RUN`: check that a run happened as it was recorded."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def main(argv: Sequence[str]) -> int:
         type=at_least(0),
         default=3,
         metavar="N",
-        help="how many stretches to train again; 0: only compare files; default: 3",
+        help="number of segments to retrain; 0 only compares files; default: 3",
     )
-    parser.add_argument("--seed", type=int, default=0, help="decides which stretches; default: 0")
+    parser.add_argument("--seed", type=int, default=0, help="selects the segments; default: 0")
     parser.add_argument(
-        "--max-steps", type=at_least(1), metavar="N", help="train at most N steps of each stretch"
+        "--max-steps", type=at_least(1), metavar="N", help="retrain at most N steps of each segment"
     )
     parser.add_recipe_option()
     parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="keep what is trained again in this new folder"
+        "--keep", type=Path, metavar="FOLDER", help="keep the retrained segments in this new folder"
     )
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     options = parser.parse_args(argv)

@@ -1,11 +1,11 @@
-"""`accel-trainer chaos RECIPE [-- its flags]`: kill your own recipe in many ways, compare all bits.
+"""`accel-trainer chaos RECIPE [-- its flags]`: crash-test a recipe: kill it, resume it, compare.
 
-It trains a few dozen steps of the recipe in a temporary folder, undisturbed. Further runs of the
-same steps get faults, and are started again until they are done: SIGKILL at any moment and in the
-middle of a change of the disk, SIGTERM, a full disk, a damaged checkpoint, and another number of
-data workers and of processes. All must end with the same tensors, optimizer state, rows and export.
-Of one that does not, the shortest plan of faults is found, and what differs first is named. The
-exit code is 1 if a run differs, and that of the recipe if it fails without any fault.
+It trains a few dozen steps of the recipe in a temporary folder, without interruption. It then
+repeats them with faults, restarting each run until it is done: SIGKILL at any moment and in the
+middle of a disk write, SIGTERM, a full disk, a damaged checkpoint, and different numbers of data
+workers and processes. All runs must end with the same tensors, optimizer state, rows and export. If
+one does not, the shortest plan of faults that makes it differ is found, and the first difference is
+reported. The exit code is 1 if a run differs, or the recipe's own if it fails without any fault.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def _parser() -> CommandParser:
     parser = CommandParser(__doc__, _EXAMPLE, allow_abbrev=False)
     parser.add_argument("recipe", type=Path, help="the recipe; its flags come after --")
     add = parser.add_argument
-    add("--runs", type=int, default=4, metavar="N", help="runs with faults; default: 4")
-    add("--steps", type=int, default=24, metavar="N", help="steps of each run; default: 24")
-    add("--seed", type=int, default=0, help="decides the faults; default: 0")
-    add("--faults", metavar="PLAN", help="only one run, with these: 'kill@7 term@12'")
+    add("--runs", type=int, default=4, metavar="N", help="number of runs with faults; default: 4")
+    add("--steps", type=int, default=24, metavar="N", help="steps per run; default: 24")
+    add("--seed", type=int, default=0, help="selects the faults; default: 0")
+    add("--faults", metavar="PLAN", help="train only one run, with these faults: 'kill@7 term@12'")
     add("--num-processes", type=int, default=1, metavar="N", help="processes; default: 1")
     parser.add_json_option()
-    add("--keep", type=Path, metavar="FOLDER", help="a new folder, where all runs are kept")
+    add("--keep", type=Path, metavar="FOLDER", help="keep all runs in this new folder")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""`accel-trainer diff RUN_A RUN_B`: show how two runs differ, in settings and results."""
+"""`accel-trainer diff RUN_A RUN_B`: compare the settings and results of two runs."""
 
 from __future__ import annotations
 
@@ -38,10 +38,12 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN_A", help="a run folder")
     add("other", type=Path, metavar="RUN_B", help="the run folder to compare it with")
-    add("--effect", action="store_true", help="train to find the settings that change the result")
+    add("--effect", action="store_true", help="train, to find out which settings change the result")
     until_help = "the last step to train; default: past an evaluation and an epoch, at most 200"
     add("--until", type=int, metavar="STEP", help=until_help)
-    add("--jobs", type=at_least(1), default=1, metavar="N", help="trainings at once; default: 1")
+    add(
+        "--jobs", type=at_least(1), default=1, metavar="N", help="runs to train at once; default: 1"
+    )
     parser.add_recipe_option()
     parser.add_json_option()
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""`accel-trainer at RUN --step N --to DIR`: rebuild the state after any step of a run."""
+"""`accel-trainer at RUN --step N --to DIR`: restore the state after any step of a run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--again",
         action="store_true",
-        help="train it again from the checkpoint before, even if the run still has this one",
+        help="retrain from the previous checkpoint, even if the run still has this one",
     )
     parser.add_recipe_option()
     parser.add_json_option()

@@ -1,4 +1,4 @@
-"""`accel-trainer bisect RUN --where CONDITION`: find the first step for which a condition holds."""
+"""`accel-trainer bisect RUN --where CONDITION`: find the first step that meets a condition."""
 
 from __future__ import annotations
 
@@ -81,7 +81,10 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()
     parser.add_argument(
-        "--where", required=True, metavar="CONDITION", help="on the columns of the run's rows"
+        "--where",
+        required=True,
+        metavar="CONDITION",
+        help="an expression over the columns of the run's rows",
     )
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="also write the samples as an HTML page"
@@ -90,18 +93,18 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         "--probe",
         type=Path,
         metavar="FILE",
-        help="a file of callbacks that log columns for CONDITION: trains the whole run again",
+        help="callbacks that log columns for CONDITION; retrains the whole run",
     )
     parser.add_argument(
         "--every-step",
         action="store_true",
-        help="look at a row for each step: trains the whole run again",
+        help="check a row for every step; retrains the whole run",
     )
     parser.add_argument(
         "--to",
         type=Path,
         metavar="FOLDER",
-        help="for the rows of the whole run; default: RUN-FILE, or RUN-steps",
+        help="the folder for the rows of the whole run; default: RUN-FILE, or RUN-steps",
     )
     add_job_options(parser)
     parser.add_recipe_option()

@@ -1,4 +1,4 @@
-"""`accel-trainer replay RUN --step N`: repeat a step; name the samples with a NaN or inf loss."""
+"""`accel-trainer replay RUN --step N`: repeat a step and find samples with a NaN or inf loss."""
 
 from __future__ import annotations
 

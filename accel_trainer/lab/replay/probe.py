@@ -1,4 +1,4 @@
-"""`accel-trainer probe RUN CALLBACKS.py`: log today what you forgot to log in a past run."""
+"""`accel-trainer probe RUN CALLBACKS.py`: log values that you forgot to log in a past run."""
 
 from __future__ import annotations
 
@@ -83,18 +83,22 @@ def main(argv: Sequence[str]) -> int:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()
-    parser.add_argument("callbacks", type=Path, help="a Python file of callbacks")
+    parser.add_argument("callbacks", type=Path, help="a Python file with callbacks")
     parser.add_argument(
         "--every",
         type=at_least(1),
         metavar="N",
-        help="a row every N steps; default: as often as the run, which logs means since the row "
-        "before",
+        help="log a row every N steps; default: as often as the run, whose rows are means since "
+        "the previous row",
     )
-    parser.add_argument("--from", type=int, dest="first", metavar="STEP", help="default: 1")
-    parser.add_argument("--until", type=int, metavar="STEP", help="default: the last step")
     parser.add_argument(
-        "--to", type=Path, metavar="FOLDER", help="for the rows; default: RUN-CALLBACKS"
+        "--from", type=int, dest="first", metavar="STEP", help="the first step; default: 1"
+    )
+    parser.add_argument(
+        "--until", type=int, metavar="STEP", help="the last step; default: the end of the run"
+    )
+    parser.add_argument(
+        "--to", type=Path, metavar="FOLDER", help="the folder for the rows; default: RUN-CALLBACKS"
     )
     add_job_options(parser)
     parser.add_recipe_option()

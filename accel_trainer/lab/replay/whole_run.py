@@ -34,7 +34,7 @@ def add_job_options(parser: CommandParser) -> None:
         "--jobs",
         type=at_least(1),
         metavar="N",
-        help="stretches to train at once; default: as many as the cores allow, 1 on a GPU",
+        help="segments to train at once; default: as many as the cores allow, 1 on a GPU",
     )
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="keep the replays in this new folder"

@@ -1,4 +1,4 @@
-"""`accel-trainer why RUN [RUN]`: find where and why two runs begin to differ."""
+"""`accel-trainer why RUN [RUN]`: find where and why two runs start to differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     Returns 0 if they are equal, 1 if they differ.
     """
     parser = CommandParser(__doc__, _EXAMPLE)
-    parser.add_argument("run", type=Path, nargs="+", help="a run folder, or two")
+    parser.add_argument("run", type=Path, nargs="+", help="one or two run folders")
     parser.add_argument(
         "--recipe",
         type=Path,
@@ -38,10 +38,10 @@ def main(argv: Sequence[str]) -> int:
         action="append",
         default=[],
         help="the recipe to run, once for both runs or once for each; "
-        "default: the one that you started it with here",
+        "default: the one you started it with here",
     )
     parser.add_argument(
-        "--until", type=at_least(1), metavar="STEP", help="the last step to look at"
+        "--until", type=at_least(1), metavar="STEP", help="the last step to compare"
     )
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="keep the replays in this new folder"
