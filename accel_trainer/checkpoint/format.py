@@ -58,6 +58,11 @@ class LoadedCheckpoint:
     pieces: dict[str, Any]
     slices: Sequence[StoredSlice] = ()
 
+    @property
+    def missing(self) -> list[str]:
+        """The names of the model's tensors that are None: FROZEN_FILE was not read."""
+        return [name for name, each in self.pieces.get("model", {}).items() if each is None]
+
 
 def list_checkpoints(directory: Path) -> list[Path]:
     """Return the paths named like checkpoints, valid or not, in the order of their positions.

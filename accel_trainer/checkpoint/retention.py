@@ -97,12 +97,12 @@ def none_valid(directory: Path) -> CheckpointError:
     )
 
 
-def read_patiently(path: Path) -> Files:
-    """Return the verified files of a checkpoint, whose content may arrive after their names."""
+def read_patiently(path: Path, *, without: str = "") -> Files:
+    """Return `read_files`; the content of the files may arrive after their names."""
     delays_s = iter(RETRY_DELAYS_S)
     while True:
         try:
-            return read_files(path)
+            return read_files(path, without=without)
         except CheckpointError as error:
             delay_s = next(delays_s, None)
             if error.code != "CKPT_DAMAGED" or delay_s is None:

@@ -58,9 +58,10 @@ def address_of(tensor: Tensor) -> int:
     """Return where the memory of `tensor` begins.
 
     Unlike `data_ptr`, whose caller may write, this does not end the sharing of memory that is
-    copied on the first write.
+    copied on the first write. A torch without this function shares none.
     """
-    return torch._C._data_address(tensor)  # type: ignore[attr-defined, no-any-return]  # no stub
+    address: int = getattr(torch._C, "_data_address", Tensor.data_ptr)(tensor)
+    return address
 
 
 def sum_of_bits(tensor: Tensor) -> Tensor:

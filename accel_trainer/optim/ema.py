@@ -83,7 +83,8 @@ class Ema:
         for average, source in self._parameters:
             if source in self._owners or is_shard(source) or not torch.equal(average, source):
                 continue
-            with suppress(RuntimeError):  # memory of a file, or of numpy, cannot be shared
+            # Memory of a file, or of numpy, cannot be shared; another torch may lack the function.
+            with suppress(RuntimeError, AttributeError):
                 average.data = torch._lazy_clone(source.data)
         self._look_up()
 

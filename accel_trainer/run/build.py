@@ -283,7 +283,7 @@ def _choose_strategy(run: Run, plan: BatchPlan, optimizer: object, task: Task) -
 
 
 def _load_weights(run: Run, model: nn.Module, class_names: Sequence[str]) -> list[str]:
-    """Load the initial weights of a new run, and freeze what is not trained.
+    """Load the initial weights of a new run, or of a damaged one, and freeze what is not trained.
 
     A head of other classes is matched by `class_names`.
 
@@ -292,7 +292,7 @@ def _load_weights(run: Run, model: nn.Module, class_names: Sequence[str]) -> lis
     """
     origin = [str(model.weights_origin)] if hasattr(model, "weights_origin") else []
     path = run.config.run.init_from
-    if path is not None and run.checkpoint is None:
+    if path is not None and (run.checkpoint is None or run.checkpoint.missing):
         skip = run.config.run.init_skip
         origin.append(load_initial_weights(model, path, skip=skip, class_names=class_names))
     pattern = run.config.optimizer.freeze

@@ -25,12 +25,10 @@ def complete_frozen(checkpoint: LoadedCheckpoint, trainer: Trainer) -> None:
 
     Raises CheckpointError if the model has others than the checkpoint.
     """
-    pieces = checkpoint.pieces
-    names = [name for name, each in pieces.get("model", {}).items() if each is None]
-    if not names:
+    if not checkpoint.missing:
         return
     built = trainer.model.state_dict()
-    found = {name: built[name].cpu().contiguous() for name in names}
+    found = {name: built[name].cpu().contiguous() for name in checkpoint.missing}
     where = f"{checkpoint.name}/{FROZEN_FILE}"
     if entry_of(pack_tensors(found)) != checkpoint.manifest["files"][FROZEN_FILE]:
         raise CheckpointError(
@@ -38,7 +36,7 @@ def complete_frozen(checkpoint: LoadedCheckpoint, trainer: Trainer) -> None:
         )
     if trainer.accelerator.is_main_process:
         _logger.warning("%s is damaged: its content is that of the model as it was built", where)
-    for piece in pieces.values():
+    for piece in checkpoint.pieces.values():
         piece |= {name: found[name] for name in found if piece.get(name, "") is None}
 
 

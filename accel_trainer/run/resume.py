@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +26,6 @@ from ..checkpoint.format import (
     LoadedCheckpoint,
     decode_files,
     list_checkpoints,
-    read_files,
     read_manifest,
 )
 from ..checkpoint.retention import (
@@ -128,21 +128,12 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
     )
 
 
-def read_to_resume(path: Path) -> Files:
-    """Return the verified files of a checkpoint, perhaps without that of frozen parameters.
-
-    If that is damaged, the model may be built with the same ones.
-    """
-    try:
-        return read_patiently(path)
-    except CheckpointError:
-        return read_files(path, without=FROZEN_FILE)
-
-
 def load_for_all(
     source: Source | None, accelerator: Accelerator, *, timeout_s: float
 ) -> LoadedCheckpoint | None:
     """Return the checkpoint to start from, on every process; None if the run is new.
+
+    If none is valid, it may lack the frozen parameters, with which the model may be built.
 
     **Collective.**
 
@@ -153,16 +144,16 @@ def load_for_all(
         return None
     directory = Path(source.run, "checkpoints")
 
-    def load(name: str) -> LoadedCheckpoint:
+    def load(name: str, *, without: str = "") -> LoadedCheckpoint:
         """Return a checkpoint that the processes have verified together. **Collective.**
 
         The main process reads the files and sends them to the others. Slices of shards are not
         sent: each process reads and verifies its part of them.
         """
         read: Files = {}
-        read_it = read_patiently if source.checkpoint else read_to_resume
-        run_on_main(lambda: read.update(read_it(directory / name)), accelerator)
-        loaded = decode_files(broadcast_files(read, accelerator), directory / name)
+        path = directory / name
+        run_on_main(lambda: read.update(read_patiently(path, without=without)), accelerator)
+        loaded = decode_files(broadcast_files(read, accelerator), path)
         if loaded.slices:
             peers = join_peers(accelerator, timeout_s=timeout_s)
             peers.agree(lambda: keep_slices(loaded.slices, peers))
@@ -173,6 +164,8 @@ def load_for_all(
         return load(source.checkpoint)
     level = logging.WARNING if accelerator.is_main_process else logging.DEBUG
     loaded = first_valid(names, load, level=level)
+    if loaded is None:  # what is damaged has been reported
+        loaded = first_valid(names, partial(load, without=FROZEN_FILE), level=logging.DEBUG)
     if loaded is None:
         raise none_valid(directory)
     return loaded

@@ -176,3 +176,18 @@ def test_memory_that_cannot_be_shared_is_not() -> None:
     ema.share()
     ema.update({"": 1})
     assert torch.equal(ema.model.weight, source.weight)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(torch, "_lazy_clone"), (torch._C, "_data_address")])
+def test_a_torch_that_cannot_share_memory_has_an_average_of_its_own(
+    owner: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(owner, name)
+    source = nn.Linear(2, 2)
+    ema = Ema(source, copy_model(source), decay=0.9, optimizers={"": SGD([source.bias])})
+    ema.share()
+    before = source.weight.detach().clone()
+    source.weight.data.add_(1)
+    assert torch.equal(ema.model.weight, before)
+    ema.update({"": 100})
+    torch.testing.assert_close(ema.model.weight, before.lerp(source.weight, 0.1))

@@ -62,8 +62,10 @@ def train(
     max_steps: int = STEPS,
     net: Callable[[], nn.Module] = WithBase,
     callbacks: tuple[Callback, ...] = (),
+    init_from: Path | None = None,
 ) -> None:
     config = workload.make_config(folder)
+    config = replace(config, run=replace(config.run, init_from=init_from))
     config = replace(config, trainer=replace(config.trainer, max_steps=max_steps))
     workload.train(config, net=net, callbacks=callbacks)
 
@@ -107,8 +109,8 @@ def test_what_is_damaged_is_taken_from_the_model_as_it_was_built(
     with caplog.at_level(logging.WARNING):
         train(tmp_path)
     told = [each.getMessage() for each in caplog.records if FROZEN_FILE in each.getMessage()]
-    assert len(told) == 1
-    assert newest.name in told[0]
+    assert newest.name in told[-1]
+    assert "passed over" not in told[-1]
     assert final_files(tmp_path) == final_files(whole)
     path = list_checkpoints(tmp_path / "checkpoints")[-1]
     decode_files(read_files(path), path)
@@ -120,6 +122,32 @@ def test_damage_that_the_model_cannot_repair_is_refused(tmp_path: Path) -> None:
     (newest / FROZEN_FILE).write_bytes(b"")
     with pytest.raises(CheckpointError, match=f"CKPT_DAMAGED.*{FROZEN_FILE}"):
         train(tmp_path, net=lambda: WithBase(seed=1))
+
+
+def test_a_checkpoint_whose_own_file_is_good_is_preferred_to_repairs(
+    tmp_path: Path, whole: Path
+) -> None:
+    train(tmp_path, max_steps=3)
+    before, newest = list_checkpoints(tmp_path / "checkpoints")[-2:]
+    own = (before / FROZEN_FILE).read_bytes()
+    (before / FROZEN_FILE).unlink()
+    (before / FROZEN_FILE).write_bytes(own)  # as a copy of the folder has it
+    (newest / FROZEN_FILE).unlink()
+    train(tmp_path, net=lambda: WithBase(seed=1))
+    assert final_files(tmp_path) == final_files(whole)
+
+
+def test_damage_is_repaired_by_the_weights_that_the_run_began_with(
+    tmp_path: Path, whole: Path
+) -> None:
+    folder = tmp_path / "run"
+    export = whole / "export" / "model.safetensors"
+    train(folder, max_steps=3, init_from=export)
+    for path in list_checkpoints(folder / "checkpoints"):
+        (path / FROZEN_FILE).unlink()
+    train(folder, net=lambda: WithBase(seed=1), init_from=export)
+    train(tmp_path / "whole", init_from=export)
+    assert final_files(folder) == final_files(tmp_path / "whole")
 
 
 def averages(folder: Path) -> dict[str, Tensor]:
