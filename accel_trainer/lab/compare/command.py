@@ -6,6 +6,9 @@ from its checkpoint. The number is that of the last evaluation, with averaged we
 has them. Before anything is trained, the steps and the time are printed. What is finished is kept:
 asked again, with more pairs or a different B, only what is missing is trained.
 
+With `--null` in place of `--b`, it trains A alone, with a second end of each seed, and says how
+much the seed moves the number, and how many pairs it takes to see a difference.
+
 The exit code is 0 if B is better, 10 if it is worse, and 11 if that is undecided.
 """
 
@@ -42,16 +45,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, flags = _parser().parse_known_args(_with_b_in_one_word(words))
     if recipe is None:
         raise ConfigError("COMPARE", f"name the recipe first; {_EXAMPLE}")
-    if options.b is None:
-        raise ConfigError("COMPARE", f"say what B is with --b; {_EXAMPLE}")
+    if options.null and options.page is not None:
+        raise ConfigError(
+            "COMPARE", "--page shows pairs of A and B, which --null has not: leave it out"
+        )
     if options.page is not None:
         refuse_other_file(options.page, "--page")
     question = Question.parse(
         Path(recipe).resolve(), flags, options.b, num_processes=options.num_processes
     )
     output_dir = (options.output_dir or Path("runs") / f"compare-{Path(recipe).stem}").resolve()
+    answer = _find_noise if options.null else _compare
     try:
-        return _compare(question, options, output_dir)
+        return answer(question, options, output_dir)
     except TrialFailed as failure:
         return failure.exit_code
     except KeyboardInterrupt:
@@ -65,7 +71,11 @@ def _parser() -> CommandParser:
         __doc__, _EXAMPLE, prog="accel-trainer compare RECIPE.py", allow_abbrev=False
     )
     add = parser.add_argument
-    add("--b", metavar="FLAGS", help="the flags of B, in quotes, which follow those of A")
+    asked = parser.add_mutually_exclusive_group(required=True)
+    b_help = "the flags of B, in quotes, which follow those of A"
+    asked.add_argument("--b", metavar="FLAGS", help=b_help)
+    null_help = "how much the seed alone moves the number of A, and what a difference costs"
+    asked.add_argument("--null", action="store_true", help=null_help)
     at_help = "where the arms part, at the end of the nearest epoch: 75%%, a step, or 0 for whole "
     add("--at", type=At.parse, default=At.parse("75%"), help=f"{at_help}runs; default: 75%%")
     add("--pairs", type=at_least(2), default=8, metavar="N", help="seeds; default: 8")
@@ -106,3 +116,17 @@ def _compare(question: Question, options: Namespace, output_dir: Path) -> int:
     if options.json:
         tell(json.dumps(json_of(found)))
     return _CODES[found.paired.verdict]
+
+
+def _find_noise(question: Question, options: Namespace, output_dir: Path) -> int:
+    from .compare import make_plan  # imports torch
+    from .null import find_noise_floor, json_of, lines_of
+
+    say = say_unless(options.json)
+    plan = make_plan(question, options.at, options.pairs, output_dir, say=say)
+    found = find_noise_floor(plan, jobs=options.jobs, say=say)
+    for line in lines_of(found):
+        say(line)
+    if options.json:
+        tell(json.dumps(json_of(found)))
+    return 0

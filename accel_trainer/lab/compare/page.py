@@ -11,12 +11,12 @@ from .compare import Comparison
 from .paired import Pair
 from .text import verdict_line
 
-_WIDTH = 640
-_HEIGHT = 280
-_LEFT, _RIGHT = 150, 490
+_WIDTH = 400
+_HEIGHT = 240
+_LEFT, _RIGHT = 64, 390
 _STYLE = """
 :root { --better: light-dark(#0c7a5c, #4fd1a5); --worse: light-dark(#c4571b, #ff9d5c); }
-svg { width: 100%; height: auto; overflow: visible; } line { stroke-width: 2; }
+svg { width: 100%; max-width: 34rem; height: auto; overflow: visible; } line { stroke-width: 2; }
 text { font-size: 13px; fill: var(--muted); } .axis { stroke: var(--line); stroke-width: 1; }
 .better { stroke: var(--better); } .worse { stroke: var(--worse); } .equal { stroke: var(--muted); }
 td.better { color: var(--better); } td.worse { color: var(--worse); }

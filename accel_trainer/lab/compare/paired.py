@@ -15,6 +15,7 @@ from .distributions import sign_test, t_quantile
 LEVEL = 0.95
 _NORMAL = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
 _ROUNDING = 1e-9  # of the largest number: sums differ by less, and it is no spread
+_LIKE_NORMAL = 200  # pairs, from which on t makes no difference to how many are needed
 
 Verdict = Literal["better", "worse", "undecided"]
 Interval = tuple[float, float]
@@ -147,9 +148,12 @@ class Paired:
 
 def pairs_needed(difference: float, spread: float, *, power: float) -> int:
     """Return how many pairs find a difference with a probability of `power`, given their spread."""
-    num_pairs = 2
-    while True:
-        needed = t_quantile((1 + LEVEL) / 2, num_pairs - 1) + t_quantile(power, num_pairs - 1)
-        if math.sqrt(num_pairs) * difference >= needed * spread:
-            return num_pairs
-        num_pairs += max(1, num_pairs // 100)
+    normal = statistics.NormalDist().inv_cdf
+    ratio = spread / difference
+    num_pairs = max(2, math.ceil(((normal((1 + LEVEL) / 2) + normal(power)) * ratio) ** 2))
+    # With few pairs, t is wider than the normal distribution.
+    while num_pairs < _LIKE_NORMAL and math.sqrt(num_pairs) < ratio * (
+        t_quantile((1 + LEVEL) / 2, num_pairs - 1) + t_quantile(power, num_pairs - 1)
+    ):
+        num_pairs += 1
+    return num_pairs
