@@ -42,6 +42,7 @@ _GROUPS = {
         "launch",
         "lr-find",
         "sweep",
+        "finish",
     ),
     "Inspect runs": ("runs", "status", "watch", "report", "diff", "inspect"),
     "Debug runs (by retraining parts of them)": (),

@@ -23,7 +23,8 @@ class Position(NamedTuple):
 
     `step` counts the optimizer steps before it, and `epoch` the epochs. `progress` is the fraction
     of all steps that are done, from 0 to 1; the epochs or steps of the config are 1, even if the
-    run stops earlier.
+    run stops earlier. With `--schedule.shape trunk` it is 0 until the decay, and the fraction of
+    the decay from there.
     """
 
     step: int = 0

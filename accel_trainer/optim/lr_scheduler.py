@@ -34,11 +34,12 @@ class ScheduleConfig:
     """
 
     shape: Literal[
-        "constant", "cosine", "exponential", "linear", "polynomial", "step", "triangular"
+        "constant", "cosine", "exponential", "linear", "polynomial", "step", "triangular", "trunk"
     ] = "cosine"
     """`exponential` takes `gamma` to the power of the step (above 1 it rises, as `accel-trainer
     lr-find` does); `linear` is `polynomial` of power 1; `triangular` rises until `peak_fraction` of
-    all steps, then falls."""
+    all steps, then falls; `trunk` is constant until `decay_at`, then falls until the end, and
+    `accel-trainer finish` decays from any of its steps."""
     warmup_epochs: float = 0.0
     """Length of the linear warmup in epochs; 0 for none."""
     min_fraction: float = 0.0
@@ -51,17 +52,29 @@ class ScheduleConfig:
     """Factor of `step` at each milestone, and of `exponential` at each step."""
     peak_fraction: float = 0.25
     """Where `triangular` peaks, as a fraction of all steps."""
+    decay_at: int | None = None
+    """The step after which `trunk` decays; None: never. Until then, the rate does not depend on the
+    length of the run (MiniCPM, arXiv 2404.06395; Hägele et al. 2024, arXiv 2405.18392)."""
+    decay_shape: Literal["1-sqrt", "linear"] = "1-sqrt"
+    """How `trunk` decays: by 1 - the square root of the fraction done, or linearly."""
 
     def __post_init__(self) -> None:
         NOT_NEGATIVE.check(self, "schedule", "warmup_epochs", "power")
         FRACTION.check(self, "schedule", "min_fraction", "peak_fraction")
         (NOT_NEGATIVE if self.shape == "exponential" else FRACTION).check(self, "schedule", "gamma")
         INSIDE_ONE.check(self, "schedule", "milestones")
+        NOT_NEGATIVE.check(self, "schedule", "decay_at")
         if self.shape == "triangular" and self.warmup_epochs:
             raise ConfigError(
                 "CONFIG",
                 "schedule.warmup_epochs has no effect with triangular: "
                 "set schedule.peak_fraction instead",
+            )
+        if self.shape != "trunk" and self.decay_at is not None:
+            raise ConfigError(
+                "CONFIG",
+                f"schedule.decay_at has no effect with {self.shape}: "
+                "set --schedule.shape trunk, or leave it out",
             )
 
     def warmup_steps(self, *, total_steps: int, steps_per_epoch: int) -> int:
@@ -70,6 +83,15 @@ class ScheduleConfig:
             return round(self.peak_fraction * total_steps)
         return round(self.warmup_epochs * steps_per_epoch)
 
+    def decay_steps(self, *, total_steps: int) -> range | None:
+        """Return the steps in which a trunk decays, as the steps completed before each of them.
+
+        None: the shape is a different one, which changes all along.
+        """
+        if self.shape != "trunk":
+            return None
+        return range(total_steps if self.decay_at is None else self.decay_at, total_steps)
+
 
 def build_schedule(
     config: ScheduleConfig, *, peak_learning_rate: float, total_steps: int, steps_per_epoch: int
@@ -77,7 +99,8 @@ def build_schedule(
     """Return the learning rate as a function of the completed optimizer steps.
 
     Raises:
-        ConfigError: the warmup is longer than the run.
+        ConfigError: the warmup is longer than the run, or a trunk decays in its warmup or after the
+            run.
     """
     warmup_steps = config.warmup_steps(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     if warmup_steps > total_steps > 0:
@@ -86,14 +109,23 @@ def build_schedule(
             f"schedule.warmup_epochs is {config.warmup_epochs}, longer than the run: "
             "set it to at most --epochs",
         )
-    decay_steps = max(1, total_steps - warmup_steps)
+    decay_at = config.decay_at
+    if decay_at is not None and total_steps and not warmup_steps <= decay_at < total_steps:
+        raise ConfigError(
+            "CONFIG",
+            f"schedule.decay_at is {decay_at}, but the run has {total_steps} steps and a warmup of "
+            f"{warmup_steps}: set it from {warmup_steps} to {total_steps - 1}",
+        )
+    decay = config.decay_steps(total_steps=total_steps)
+    if decay is None:
+        decay = range(warmup_steps, total_steps)
     floor = config.min_fraction
 
     def learning_rate_at(optimizer_step: int) -> float:
         if optimizer_step < warmup_steps:
             return peak_learning_rate * (optimizer_step + 1) / warmup_steps
-        decay = _decay(config, optimizer_step - warmup_steps, decay_steps)
-        return peak_learning_rate * (floor + (1 - floor) * decay)
+        factor = _decay(config, max(0, optimizer_step - decay.start), max(1, len(decay)))
+        return peak_learning_rate * (floor + (1 - floor) * factor)
 
     return learning_rate_at
 
@@ -110,6 +142,10 @@ def _decay(config: ScheduleConfig, step: int, num_steps: int) -> float:
         return float(config.gamma ** sum(progress >= milestone for milestone in config.milestones))
     if config.shape == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
+    if config.shape == "trunk":
+        if config.decay_at is None:
+            return 1.0
+        return 1 - (progress if config.decay_shape == "linear" else math.sqrt(progress))
     powers = {"constant": 0.0, "linear": 1.0, "triangular": 1.0, "polynomial": config.power}
     return float((1 - progress) ** powers[config.shape])
 

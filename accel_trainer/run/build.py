@@ -214,6 +214,7 @@ def build_trainer(
         loader=data.train,
         evaluations=_build_evaluations(run, data, task, metrics_of, strategy),
         schedule=optimization.schedule,
+        decay_steps=optimization.decay_steps,
         stop_flag=run.stop_flag,
         activity=run.activity,
         callbacks=all_callbacks,

@@ -33,6 +33,8 @@ class Optimization:
     description: str
     """The learning rates in a few words, for the banner of the run."""
     num_steps: int
+    decay_steps: range | None
+    """Those in which a trunk decays; None: the schedule has a different shape."""
 
 
 def plan_optimization(
@@ -62,7 +64,9 @@ def plan_optimization(
     else:
         schedule = checked_schedule(schedule, num_steps=num_steps)
         description = "the recipe's learning rates"
-    return Optimization(optimizers, schedule, description, num_steps)
+    total_steps = config.trainer.total_steps(plan.steps_per_epoch)
+    decay_steps = config.schedule.decay_steps(total_steps=total_steps)
+    return Optimization(optimizers, schedule, description, num_steps, decay_steps)
 
 
 def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:

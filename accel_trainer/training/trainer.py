@@ -55,7 +55,7 @@ class Trainer:
 
     `evaluations` are by name, such as `eval_hard`. The one called `TEST` runs with the weights that
     `load_best` gives the model. Everything that varies is an argument; to change the algorithm
-    itself, override `train_step`.
+    itself, override `train_step`. `decay_steps` are those in which a trunk decays.
     """
 
     def __new__(cls, config: object = None, *_: object, **__: object) -> Trainer:
@@ -77,6 +77,7 @@ class Trainer:
         loader: Loader,
         evaluations: Mapping[str, Evaluation],
         schedule: Schedule,
+        decay_steps: range | None = None,
         stop_flag: StopFlag,
         activity: Activity,
         callbacks: Sequence[Callback] = (),
@@ -85,6 +86,7 @@ class Trainer:
         self.accelerator = assembly.step.strategy.accelerator
         self.loader = loader
         self.learning_rate_at = schedule
+        self._decay_steps = decay_steps
         self.model = assembly.model
         self._config = config
         self._step = assembly.step
@@ -486,6 +488,8 @@ class Trainer:
         progress = epochs / (self._config.num_epochs or 1)
         if self._config.num_steps is not None:
             progress = state.optimizer_step / (self._config.num_steps or 1)
+        if (decay := self._decay_steps) is not None:  # until then, it is the same for any length
+            progress = max(0, state.optimizer_step - decay.start) / (len(decay) or 1)
         return Position(state.optimizer_step, state.epoch, progress)
 
     def _start(self) -> None:

@@ -167,6 +167,8 @@ def choose_settings(
     for name, rule in _RULES.items():
         if attrgetter(name)(config) is not None:
             continue
+        if name == "trainer.num_epochs" and config.trainer.num_steps is not None:
+            continue  # also for a branch in steps of a run in epochs
         choice = Choice(stored[name], "") if name in stored else rule(config, facts)
         if choice.value is not None:
             chosen[name] = choice
@@ -275,8 +277,6 @@ def _num_epochs(config: PhotoRecipeConfig, facts: PhotoFacts) -> Choice:
 
     BiT (arXiv 1912.11370) takes the same number of steps for all data up to 20,000 photos.
     """
-    if config.trainer.num_steps is not None:
-        return Choice(None, "the steps are given")
     seen, least, most = (30_000, 5, 30) if facts.is_pretrained else (100_000, 20, 30)
     epochs = min(max(round(seen / facts.num_photos), least), most)
     start = "from weights" if facts.is_pretrained else "from scratch"
@@ -313,6 +313,8 @@ def _warmup(config: PhotoRecipeConfig, facts: PhotoFacts) -> Choice:
     batch_size = config.batch.resolved_global_batch_size(facts.num_processes)
     steps_per_epoch = max(1, facts.num_photos // batch_size)
     num_epochs = config.trainer.total_steps(steps_per_epoch) / steps_per_epoch
+    if config.schedule.shape == "trunk":
+        return Choice(min(1.0, round(num_epochs, 2)), "the same for a trunk of any length")
     return Choice(round(_WARMUP * num_epochs, 2), "a tenth of the epochs")
 
 

@@ -18,6 +18,7 @@ RECIPE = Path(__file__).with_name("unpatched_recipe.py")
 FLAGS = (
     "--max-steps 12 --batch-size 8 --runtime.num-threads 1 --quiet --checkpoint-every-n-steps 4"
     " --checkpoint.keep-for-replay 9 --trainer.log-every-n-steps 4"
+    " --schedule.shape trunk"
 )
 
 pytestmark = pytest.mark.usefixtures("python_is_forked")
@@ -28,6 +29,7 @@ COMMANDS = {
     "chaos": "chaos RECIPE --steps 8 --faults write@0:900 -- --batch-size 8",
     "bisect": "bisect A --where train/loss>0",
     "at": "at A --step 6 --to DIR/at",
+    "finish": "finish A --at 6 --over 2",
     "effect": "diff A B --effect --until 2",
     "audit": "audit A --segments 1",
     "replay": "replay A --step 3",

@@ -26,6 +26,7 @@ QUESTIONS = {
     "own optimizer": "use-other-optimizers-a-custom-optimizer",
     "weight decay bias": "set-weight-decay-without-biases-and-norms",
     "learning rate warmup": "use-a-learning-rate-schedule-or-warmup-scheduler",
+    "warmup stable decay": "get-a-finished-model-for-every-budget-wsd-cooldown",
     "scheduler": "use-a-learning-rate-schedule-or-warmup-scheduler",
     "learning rate finder": "find-a-good-learning-rate-learning-rate-finder",
     "gradient clipping": "clip-gradients-gradient-clipping",

@@ -24,7 +24,16 @@ from accel_trainer.optim.lr_scheduler import (
 
 from ..training import planted
 
-SHAPES = ("constant", "cosine", "exponential", "linear", "polynomial", "step", "triangular")
+SHAPES = (
+    "constant",
+    "cosine",
+    "exponential",
+    "linear",
+    "polynomial",
+    "step",
+    "triangular",
+    "trunk",
+)
 
 
 def schedule(*, total_steps: int = 100, steps_per_epoch: int = 10, **config: object) -> Schedule:
@@ -63,6 +72,15 @@ def schedule(*, total_steps: int = 100, steps_per_epoch: int = 10, **config: obj
         ({"shape": "triangular", "peak_fraction": 0.0}, {0: 2.0, 50: 1.0, 100: 0.0}),
         ({"shape": "triangular", "peak_fraction": 1.0}, {0: 0.02, 99: 2.0}),
         ({"shape": "constant", "warmup_epochs": 10.0}, {0: 0.02, 49: 1.0, 99: 2.0, 100: 2.0}),
+        ({"shape": "trunk", "warmup_epochs": 1.0}, {0: 0.2, 9: 2.0, 10: 2.0, 99: 2.0, 200: 2.0}),
+        (
+            {"shape": "trunk", "warmup_epochs": 1.0, "decay_at": 60},
+            {0: 0.2, 9: 2.0, 60: 2.0, 61: 2 - 2 * math.sqrt(1 / 40), 70: 1.0, 100: 0.0},
+        ),
+        (
+            {"shape": "trunk", "decay_at": 60, "decay_shape": "linear", "min_fraction": 0.1},
+            {0: 2.0, 60: 2.0, 70: 1.55, 80: 1.1, 100: 0.2},
+        ),
     ],
 )
 def test_the_curve_has_its_values_at_ends_warmup_and_milestones(
@@ -130,11 +148,32 @@ def test_the_learning_rate_is_the_same_for_any_processes_and_accumulation(shape:
             r"schedule.milestones is \(30.0, 60.0\): set it above 0 and below 1",
         ),
         ({"shape": "triangular", "warmup_epochs": 1.0}, "set schedule.peak_fraction instead"),
+        ({"shape": "cosine", "decay_at": 60}, "with cosine: set --schedule.shape trunk"),
+        ({"shape": "trunk", "decay_at": -1}, "schedule.decay_at is -1: set it"),
     ],
 )
 def test_a_bad_value_is_named_with_its_fix(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ScheduleConfig(**changes)
+
+
+@pytest.mark.parametrize("decay_at", [9, 100, 101])
+def test_a_trunk_that_decays_in_its_warmup_or_after_the_run_is_refused(decay_at: int) -> None:
+    with pytest.raises(ConfigError, match=rf"decay_at is {decay_at}, .* from 10 to 99"):
+        schedule(shape="trunk", warmup_epochs=1.0, decay_at=decay_at)
+    # A run of no steps, which only evaluates, has no decay.
+    assert schedule(shape="trunk", decay_at=decay_at, total_steps=0)(0) == 2.0
+
+
+def test_until_its_decay_a_trunk_does_not_depend_on_its_length() -> None:
+    whole = schedule(shape="trunk", warmup_epochs=1.0, total_steps=1000)
+    for decay_at, total_steps in ((60, 61), (60, 100), (999, 1000)):
+        ending = schedule(
+            shape="trunk", warmup_epochs=1.0, decay_at=decay_at, total_steps=total_steps
+        )
+        assert [ending(step) for step in range(decay_at)] == [
+            whole(step) for step in range(decay_at)
+        ]
 
 
 def test_a_warmup_longer_than_the_run_is_refused() -> None:

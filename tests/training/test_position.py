@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accel_trainer import Batch, ClassificationTask, RecipeConfig, StepOutput
+from accel_trainer import (
+    Batch,
+    ClassificationTask,
+    RecipeConfig,
+    ScheduleConfig,
+    StepOutput,
+)
 from tests.evaluated import (
     Interruption,
     differing,
@@ -89,3 +96,16 @@ def test_progress_counts_the_epochs_of_the_config_where_a_run_stops_early(tmp_pa
     config = make_config(tmp_path / "run", num_epochs=2, max_steps=4)
     train(config, task=Witness(tmp_path / "seen"))
     assert positions(tmp_path / "seen", "step")[-1] == (3, 0, 0.3)
+
+
+def test_progress_is_0_on_a_trunk_and_the_fraction_done_of_its_decay(tmp_path: Path) -> None:
+    for name, schedule, expected in (
+        ("trunk", {}, [0.0] * 10),
+        ("decays", {"decay_at": 6}, [0.0] * 7 + [0.25, 0.5, 0.75]),
+    ):
+        config = make_config(tmp_path / name, num_epochs=2)
+        config = replace(config, schedule=ScheduleConfig(shape="trunk", **schedule))
+        train(config, task=Witness(tmp_path / f"{name}-seen"))
+        assert [row[2] for row in positions(tmp_path / f"{name}-seen", "step")] == expected
+        last = positions(tmp_path / f"{name}-seen", "evaluation")[-1]
+        assert last == (10, 1, 1.0 if schedule else 0.0)

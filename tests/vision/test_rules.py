@@ -126,6 +126,24 @@ def test_a_triangular_schedule_gets_no_warmup() -> None:
     assert choose(50, config=config).schedule.warmup_epochs == 0
 
 
+def test_the_warmup_of_a_trunk_does_not_depend_on_its_length() -> None:
+    schedule = ScheduleConfig(shape="trunk", warmup_epochs=rules.BY_RULE)
+    lengths = (20, 200)
+    configs = [
+        images.Config(schedule=schedule, trainer=TrainerConfig(num_epochs=each)) for each in lengths
+    ]
+    assert [choose(50, config=each).schedule.warmup_epochs for each in configs] == [1.0, 1.0]
+
+
+def test_a_branch_in_steps_does_not_take_the_epochs_of_its_run() -> None:
+    config = images.Config(trainer=TrainerConfig(num_steps=100))
+    facts = PhotoFacts(num_photos=50, is_pretrained=False)
+    stored = {"trainer.num_epochs": 30, "optimizer.learning_rate": 0.5}
+    chosen, _ = choose_settings(config, facts, stored=stored)
+    assert chosen.trainer.num_epochs is None
+    assert chosen.optimizer.learning_rate == 0.5
+
+
 @pytest.mark.parametrize(
     ("facts", "size"),
     [

@@ -43,25 +43,25 @@ def main(argv: Sequence[str]) -> int:
     """
     options = _options(argv)
     run = read_run(options.run)
-    _check_step(run, options.step)
+    check_step(run, options.step)
     _check_new(options.to)
     kept = None if options.again else complete_by_step(run.folder).get(options.step)
     if kept is not None:
-        with _made(options.to) as folder:
-            _copy(run, kept, folder)
+        with made(options.to) as folder:
+            copy_checkpoint(run, kept, folder)
         facts: dict[str, Any] = {"from": str(kept.path), "copied": True}
         proof = None
     else:
         replay = Replay.of(run, options.recipe)
         _announce(replay, options.step, options.to, is_quiet=options.json)
-        with _made(options.to) as folder:
+        with made(options.to) as folder:
             proof = replay.train(folder, until=options.step).proof()
             _rename_in_config(folder, options.to.resolve())
         facts = {"copied": False, **vars(proof)}
-    made = complete_by_step(options.to).get(options.step)
-    if made is None:
+    rebuilt = complete_by_step(options.to).get(options.step)
+    if rebuilt is None:
         raise OutputError("REPLAY", f"{options.to} has no checkpoint of step {options.step}")
-    report = {"optimizer_step": options.step, "checkpoint": str(made.path), **facts}
+    report = {"optimizer_step": options.step, "checkpoint": str(rebuilt.path), **facts}
     _tell(report, proof, as_json=options.json)
     return _DIFFERENT if proof is not None and proof.first_difference else ExitCode.DONE
 
@@ -83,7 +83,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _check_step(run: RunReader, step: int) -> None:
+def check_step(run: RunReader, step: int) -> None:
+    """Raise ConfigError if the run has not trained `step`."""
     last = last_step(run)
     if not 1 <= step <= last:
         fix = f"give a step from 1 to {last}" if last else "it has not trained yet"
@@ -93,11 +94,11 @@ def _check_step(run: RunReader, step: int) -> None:
 def _check_new(folder: Path) -> None:
     """Raise OutputError if `folder` exists and is not empty."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise OutputError("RUN_EXISTS", f"{folder} is not empty: choose another --to")
+        raise OutputError("RUN_EXISTS", f"{folder} is not empty: move it away, or name a new one")
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[Path]:
+def made(folder: Path) -> Iterator[Path]:
     """Yield a new folder beside `folder`, which takes its name at the end of the block.
 
     What fails leaves nothing behind, and removes nothing that is not its own.
@@ -111,7 +112,7 @@ def _made(folder: Path) -> Iterator[Path]:
             filesystem.publish(temporary, final)
 
 
-def _copy(run: RunReader, checkpoint: StoredCheckpoint, folder: Path) -> None:
+def copy_checkpoint(run: RunReader, checkpoint: StoredCheckpoint, folder: Path) -> None:
     """Copy a checkpoint, the rows until its step, and what the run recorded of its start."""
     lines = [  # byte for byte: the checkpoint has the length of the file
         line

@@ -242,7 +242,7 @@ def test_each_start_has_an_id_of_its_own(poisoned: Path) -> None:
 
 # --- the commands ---
 
-# What each command that trains a run again is given, in an archive of two runs.
+# What each command that trains a run again is given, in an archive of three runs.
 COMMANDS = {
     "audit": "audit sent/a",
     "why": "why sent/a",
@@ -251,6 +251,7 @@ COMMANDS = {
     "rerun": "rerun sent/a",
     "replay": "replay sent/a --step 2",
     "bisect": "bisect sent/a --where train/loss>0 --every-step",
+    "finish": "finish sent/d --at 3",
     "probe": "probe sent/a callbacks.py",
     "diff": "diff sent/a sent/c --effect",
 }
@@ -268,15 +269,20 @@ def test_no_command_runs_a_strangers_recipe_and_each_says_how_to(
         "from accel_trainer import Callback\n\n\nclass Mine(Callback):\n    pass\n"
     )
     evil = home / "sent" / "b" / "recipe.py"
-    for name in "ac":
+    for name in "acd":
         run = shutil.copytree(poisoned, home / "sent" / name)
         path = run / "environment.json"
         environment = json.loads(path.read_text())
         recipe = f"/proc/self/cwd/{evil.relative_to(home)}"
         environment["code"] = {"recipe": recipe, "sha256": sha256_of(evil)}
         path.write_text(json.dumps(environment))
-    for name, old, new in (("config.yaml", "seed: 0", "seed: 1"), ("metrics.jsonl", "1", "2")):
-        path = home / "sent" / "c" / name
+    changes = (
+        ("c/config.yaml", "seed: 0", "seed: 1"),
+        ("c/metrics.jsonl", "1", "2"),
+        ("d/config.yaml", "shape: cosine", "shape: trunk"),
+    )
+    for name, old, new in changes:
+        path = home / "sent" / name
         path.write_text(path.read_text().replace(old, new))
     before = {*home.rglob("*")}
     for words in COMMANDS.values():

@@ -1,0 +1,1 @@
+"""The command that makes finished models from the steps of a trunk."""

@@ -1,0 +1,151 @@
+"""`accel-trainer finish RUN --at STEP`: get a finished model from any step of a trunk.
+
+A trunk is a run with `--schedule.shape trunk`: after the warmup, its learning rate is constant. For
+each step, a branch in a folder beside the trunk continues from that step and lowers the learning
+rate to its end. Its weights, their average and the optimizer are bit for bit those of a run with
+`--schedule.decay-at` and `--steps` from the start. If the trunk has no checkpoint of the step, the
+steps since the last one before are trained again. The trunk may still be training. After Ctrl-C,
+the same command continues the branch. A table lists all branches of the trunk with their steps and
+results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from accel_trainer import ExitCode
+from accel_trainer.commands import (
+    CommandParser,
+    RunReader,
+    Say,
+    format_duration,
+    format_number,
+    format_table,
+    read_run,
+    reading,
+    say_unless,
+    tell,
+)
+
+from ..replay.replay import Replay, note_changes
+from .ending import Ending, check_trunk, endings_of
+
+_EXAMPLE = "example: accel-trainer finish runs/trunk --at 6 --over 50%"
+_LENGTH = re.compile(r"(?P<percent>\d+(?:\.\d+)?)%|(?P<steps>\d+) ?(?:steps?)?")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train the branches that are missing, and print the table; without `--at`, print it only.
+
+    If the training of a branch fails, the exit code is that of its recipe.
+    """
+    options = _options(argv)
+    trunk = read_run(options.run)
+    with reading(options.run):
+        check_trunk(trunk)
+        endings = [Ending(trunk, at, at + options.over(at)) for at in options.at]
+        for each in endings:
+            each.check()
+        _train(trunk, endings, options.recipe, say_unless(options.json))
+        rows = [_row(each) for each in endings_of(trunk)]
+    if options.json:
+        tell(json.dumps(rows))
+    elif rows:
+        tell(_table(rows))
+    else:
+        tell(f"{trunk.folder} has no endings yet: give --at STEP")
+    return ExitCode.DONE
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = CommandParser(__doc__, _EXAMPLE)
+    parser.add_run()
+    at_help = "the steps after which to decay, a branch for each"
+    parser.add_argument("--at", type=int, nargs="+", default=[], metavar="STEP", help=at_help)
+    over_help = "over how many steps: 600, or a fraction of STEP, such as the default 10%%"
+    parser.add_argument("--over", type=_length, default="10%", metavar="LENGTH", help=over_help)
+    parser.add_recipe_option()
+    parser.add_json_option()
+    return parser.parse_args(argv)
+
+
+def _length(text: str) -> Callable[[int], int]:
+    """Return the steps of a decay from the step where it begins, as `text` says."""
+    found = _LENGTH.fullmatch(text.strip())
+    if found is None or not float(found["percent"] or found["steps"]):
+        fix = "give some steps, such as 600, or a fraction of STEP, such as 10%"
+        raise argparse.ArgumentTypeError(f"it is {text}, so nothing would decay; {fix}")
+    if found["steps"]:
+        return lambda at: int(found["steps"])
+    return lambda at: max(1, round(at * float(found["percent"]) / 100))
+
+
+def _train(trunk: RunReader, endings: Sequence[Ending], recipe: Path | None, say: Say) -> None:
+    """Train the endings that are not done."""
+    missing = []
+    for each in endings:
+        if each.is_begun:
+            each.check_origin()
+        if each.is_done:
+            say(f"{each.folder.name}: finished before")
+        else:
+            missing.append(each)
+    if not missing:
+        return
+    replay = Replay.of(trunk, recipe)
+    note_changes(trunk)
+    for each in missing:
+        if each.is_begun:
+            say(f"{each.folder.name}: continuing")
+        else:
+            say(_intention(each, replay))
+            if (proof := each.begin(replay)) is not None:
+                say(str(proof))
+        each.train(replay)
+
+
+def _intention(ending: Ending, replay: Replay) -> str:
+    """Return what is trained for an ending, and how long it takes."""
+    num_steps = ending.end - ending.at
+    again = ending.at - replay.begin_after(ending.at)
+    rebuilt = f", and {again} before them again to rebuild step {ending.at}" * bool(again)
+    clock = ending.trunk.training_clock
+    seconds = clock[1][-1] / clock[0][-1] * (num_steps + again) if clock else 0
+    time = f", about {format_duration(seconds)} without evaluations" * (seconds >= 1)
+    return f"{ending.folder.name}: training {num_steps} steps{rebuilt}{time}"
+
+
+def _row(ending: Ending) -> dict[str, Any]:
+    """Return where an ending begins and ends, and the metric of its last evaluation."""
+    run = read_run(ending.folder)
+    metric = run.headline()
+    steps, values = run.series(metric) if metric is not None else ([], [])
+    is_evaluated = bool(steps) and steps[-1] == ending.end
+    return {
+        "run": str(ending.folder),
+        "at": ending.at,
+        "steps": ending.end,
+        "state": run.state,
+        "metric": metric if is_evaluated else None,
+        "value": values[-1] if is_evaluated else None,
+    }
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    cells = [
+        [
+            Path(row["run"]).name,
+            f"{row['at']:,}",
+            f"{row['steps']:,}",
+            row["state"],
+            row["metric"] or "",
+            "" if row["metric"] is None else format_number(row["metric"], row["value"]),
+        ]
+        for row in rows
+    ]
+    return format_table(("run", "decays from", "steps", "state", "metric", "last"), cells)
