@@ -33,7 +33,7 @@ class Config(PhotoRecipeConfig):
     """The settings of `recipes/images.py`."""
 
     dataset: str = "photos"
-    """A folder of photos, parquet or tars, what `save_to_disk` wrote, or OWNER/NAME on the hub."""
+    """A folder of photos, parquet, tars or `save_to_disk` output, or OWNER/NAME on the hub."""
     photos: PhotoConfig = PhotoConfig(image_size=BY_RULE)
     model: ModelConfig = field(default_factory=lambda: ModelConfig(name="resnet18"))
     augment: PhotoAugmentConfig = field(default_factory=PhotoAugmentConfig)

@@ -36,7 +36,7 @@ class Config(RecipeConfig):
     """The settings of `recipes/vit.py`."""
 
     dataset: str = "photos"
-    """A folder of photos, parquet or tars, what `save_to_disk` wrote, or OWNER/NAME on the hub."""
+    """A folder of photos, parquet, tars or `save_to_disk` output, or OWNER/NAME on the hub."""
     photos: PhotoConfig = PhotoConfig()
     base: str | None = None
     """A folder, or OWNER/NAME on the hub, with an image classifier or its trunk."""

@@ -24,8 +24,8 @@ class CheckpointConfig:
     """Also keep, for good, the checkpoints at multiples of this many optimizer steps; None: no
     others."""
     keep_for_replay: int = 0
-    """Also keep up to this many older checkpoints, evenly spread over the run: commands that train
-    a part of the run again begin at the nearest one."""
+    """Also keep up to this many older checkpoints, evenly spread over the run: commands that
+    retrain part of the run start at the nearest one."""
     max_failed_saves: int = 3
     """End the run after this many failed saves in a row; until then a failed save is a warning."""
 

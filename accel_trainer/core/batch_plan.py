@@ -211,12 +211,12 @@ class BatchConfig:
     accumulation_steps: Annotated[int, short_flag("--accumulate")] = 1
     """Micro-batches per optimizer step on each process."""
     drop_last: bool = False
-    """Drop the short last step of an epoch; otherwise it is trained too, each sample once."""
+    """Drop the short last step of an epoch; otherwise it is also trained, each sample once."""
     order: Literal["uniform", "stored", "balanced"] = "uniform"
-    """Which samples an epoch has: `uniform` shuffles them, `stored` keeps their order, and
+    """Which samples are in an epoch: `uniform` shuffles them, `stored` keeps their order, and
     `balanced` draws the same number from each class."""
     leave_out: Annotated[Path | None, short_flag("--leave-out")] = None
-    """A file with the ids of samples not to train on, one in each line; None: train on all."""
+    """A file with the ids of samples not to train on, one per line; None: train on all."""
     reduce: Annotated[Reduce, short_flag("--reduce")] = "float"
     """How the micro-batches of a step are summed: `float` is fastest, but rounds differently for
     each process count; `exact` sums in a fixed order: the same bits on 1, 2, 4, ... processes. Both

@@ -61,7 +61,7 @@ class RuntimeConfig:
     """Compile the model with torch.compile."""
     deterministic: bool | Literal["strict"] = True
     """Use deterministic CUDA kernels; without them a resumed run is close, but not identical. An
-    operation that has none is named in a warning; `strict`: it ends the run."""
+    operation without one is a warning; `strict`: it ends the run."""
     num_threads: int | None = None
     """CPU threads per process, which affect the last bits; None: OMP_NUM_THREADS if set, else cores
     / processes; 1 with `--reduce exact`."""

@@ -67,8 +67,8 @@ class OptimizerConfig:
     """Factor on the learning rate from each numbered block of layers to the one before it; None:
     the same for all."""
     learning_rate_scales: tuple[str, ...] = ()
-    """`PATTERN=FACTOR`: a factor on the learning rate of the parameters whose names the regular
-    expression finds, such as `^head=10`. Of several patterns that find a name, the last counts."""
+    """`PATTERN=FACTOR`: a factor on the learning rate of the parameters whose names match the
+    regular expression, such as `^head=10`. If several patterns match a name, the last counts."""
     weight_decays: tuple[str, ...] = ()
     """`PATTERN=DECAY`: the weight decay of these parameters, such as `norm|bias=0`."""
     freeze: Annotated[str | None, short_flag("--freeze")] = None

@@ -68,18 +68,18 @@ class RunConfig:
     """The run folder; None: the newest unfinished one of the same config, or else
     `runs/<recipe>-<time>`."""
     resume: Annotated[str, short_flag("--resume")] = "auto"
-    """`auto` resumes the run in the folder, if any; `never` refuses to; or a checkpoint or run to
-    branch off from."""
+    """`auto` resumes the run in the folder, if any; `never` fails if there is one; or a checkpoint
+    or run to branch off from."""
     init_from: Annotated[Path | None, short_flag("--init-from")] = None
     """A checkpoint, run or safetensors file whose weights a new run starts from; only its weights
     are used."""
     init_skip: Annotated[str | None, short_flag("--init-skip")] = None
     """Do not load tensors whose names match this regular expression from `init_from`."""
     allow_change: Annotated[tuple[str, ...], short_flag("--allow-change")] = ()
-    """Settings (dotted names, or `data`) that may differ from those of the resumed run."""
+    """Settings (dotted names, or `data`) that may differ from the resumed run."""
     track: Annotated[tuple[str, ...], short_flag("--track")] = ()
     """Trackers to copy `metrics.jsonl` into, offline: `tensorboard`, `wandb`, `mlflow`, `trackio`,
-    or another tracker that accelerate knows. Their environment variables, such as
+    or any other tracker of accelerate. Their environment variables, such as
     WANDB_MODE=online, apply."""
     runs_dir: Path = Path("runs")
     """Where run folders are created if `output_dir` is not set."""
@@ -92,11 +92,11 @@ class RunConfig:
     """Also export the model as ONNX, so that others can verify it and predict with it without the
     model's class."""
     dry_run: Annotated[bool, short_flag("--dry-run")] = False
-    """In a temporary folder, train 6 steps at once, and 3 + 3 steps with a resume in a new process,
-    and compare the two."""
+    """In a temporary folder, train 6 steps without interruption, and 3 + 3 with a resume in a new
+    process, and compare."""
     copy_recipe: bool = True
-    """Copy the recipe into the run folder as `recipe.py`. It is never run from there, unless a
-    command is given its path."""
+    """Copy the recipe into the run folder as `recipe.py`. It is never run from there, unless you
+    pass its path to a command."""
     lock: bool = True
     """Stop if the run folder cannot be locked because its file system has no locks. Without
     it, a run trains there with a warning: two runs in one folder would damage each other's
@@ -136,7 +136,7 @@ class RecipeConfig:
     """The settings of every recipe. A recipe subclasses it to add those of its data and model."""
 
     seed: int = 0
-    """Decides the initial weights, the order of the data, and every augmentation and dropout."""
+    """Determines the initial weights, the order of the data, and every augmentation and dropout."""
     batch: BatchConfig = BatchConfig()
     trainer: TrainerConfig = TrainerConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

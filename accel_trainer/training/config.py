@@ -29,9 +29,9 @@ class TrainerConfig:
     """Passes over the training data; None: 10, unless `num_steps` is set. The learning rate
     schedule covers all of them, even if the run stops earlier."""
     num_steps: Annotated[int | None, short_flag("--steps")] = None
-    """Optimizer steps of the whole run, in place of `num_epochs`; the schedule covers them."""
+    """Optimizer steps of the whole run, instead of `num_epochs`; the schedule covers them."""
     max_steps: Annotated[int | None, short_flag("--max-steps")] = None
-    """Stop after this optimizer step, without a change of the schedule; None: train to the end."""
+    """Stop after this optimizer step, without changing the schedule; None: train to the end."""
     max_time_s: float | None = None
     """Stop after this many seconds; the same command continues the run. None: no limit."""
     max_grad_norm: float | None = None
@@ -58,7 +58,7 @@ class TrainerConfig:
     """Add digests of the weights, the optimizer and the samples so far to the first row after every
     n optimizer steps; None: none."""
     check_every_n_steps: Annotated[int | None, short_flag("--check-every")] = None
-    """Compute every n-th step twice before its update, and end the run if a device got other bits;
+    """Compute every n-th step twice before its update, and end the run if the bits differ;
     None: none."""
 
     def __post_init__(self) -> None:

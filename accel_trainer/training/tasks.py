@@ -33,7 +33,7 @@ class ClassificationConfig:
     """Weigh the losses of samples: `balanced` divides by the number of samples of their class, in
     training only."""
     ignore_index: int | None = None
-    """A label that means "no label", such as -100: such samples count in no loss and no metric.
+    """A label that means "no label", such as -100: such samples affect no loss and no metric.
     None: every label must be a class."""
 
     def __post_init__(self) -> None:

@@ -58,7 +58,7 @@ class ModelConfig:
     `wrn28_2`/10, `wrn40_2`/4, or `timm/NAME`. A timm model is pretrained with `--pretrained`, or if
     NAME has a tag, as in `timm/resnet50.a1_in1k`."""
     pretrained: Annotated[bool, short_flag("--pretrained")] = False
-    """Start from timm's weights for the net: a `timm/NAME`, or `resnet18`/34/50/101."""
+    """Start from timm's weights: a `timm/NAME`, or `resnet18`/34/50/101."""
     width: int | None = None
     """Channels of the first trained layer; every other layer scales with it. None: as in the
     paper."""

@@ -88,4 +88,4 @@ def test_a_setting_without_a_text_is_listed_first_with_its_default() -> None:
     lines = short_help(Undocumented, description="Train a net.").splitlines()
     assert lines[0] == "Train a net."
     assert lines[2] == "  --size 7"
-    assert "  --seed 0                     Decides the initial weights" in lines[3]
+    assert "  --seed 0                     Determines the initial weights" in lines[3]
