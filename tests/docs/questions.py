@@ -15,6 +15,8 @@ QUESTIONS = {
     "num_workers": "speed-up-slow-data-loading-num_workers-dataloader",
     "slow data loading": "speed-up-slow-data-loading-num_workers-dataloader",
     "transfer learning": "do-transfer-learning-fine-tune-a-pretrained-model",
+    "lora": "fine-tune-a-model-of-transformers-or-train-adapters-lora-peft",
+    "save_pretrained": "fine-tune-a-model-of-transformers-or-train-adapters-lora-peft",
     "fine-tune": "do-transfer-learning-fine-tune-a-pretrained-model",
     "pretrained timm": "use-pretrained-timm-weights-imagenet",
     "freeze layers": "freeze-layers-train-only-the-head",
