@@ -777,7 +777,7 @@ def test_tokens_of_code_are_counted() -> None:
 
 def test_the_engine_can_be_read_in_an_afternoon() -> None:
     paths = [path for folder in ENGINE for path in (ROOT / PACKAGE / folder).rglob("*.py")]
-    assert sum(count_tokens(path.read_text()) for path in paths) <= 89_110
+    assert sum(count_tokens(path.read_text()) for path in paths) <= 89_280
 
 
 def modules_after(statement: str) -> set[str]:
@@ -803,7 +803,7 @@ def modules_after(statement: str) -> set[str]:
 def test_the_core_stands_alone() -> None:
     names = modules_after("import accel_trainer.training.trainer")
     paths = [(ROOT / PACKAGE).joinpath(*name.split(".")).with_suffix(".py") for name in names]
-    assert sum(count_tokens(path.read_text()) for path in paths if path.is_file()) <= 25_430
+    assert sum(count_tokens(path.read_text()) for path in paths if path.is_file()) <= 25_490
     assert not names & {
         "optim.muon",
         "optim.lr_scheduler",

@@ -126,7 +126,7 @@ def build_trainer(
     # 1. Parts and data are checked first: nothing has been changed yet.
     _check_arguments(run, model, task)
     callbacks = check_parts("callbacks", callbacks)
-    check_optimizers(optimizer, task)
+    check_optimizers(optimizer, task, run.accelerator)
     check_states(states)
     if processor is not None:
         check_part("processor", processor)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from accelerate import Accelerator
 from torch import nn
 
 from ..core.batch_plan import BatchPlan
@@ -80,11 +81,14 @@ def check_part(name: str, part: Any) -> None:
                 raise ConfigError("CONFIG", f"{fact}: name it as a hook of Callback, or otherwise")
 
 
-def check_optimizers(optimizer: Any, task: Task) -> None:
-    """Raise ConfigError for names that a checkpoint cannot store, and a first turn of no name."""
+def check_optimizers(optimizer: Any, task: Task, accelerator: Accelerator) -> None:
+    """Raise ConfigError for names that a checkpoint cannot store, and a first turn of no name.
+
+    **Collective.**
+    """
     names = optimizer if isinstance(optimizer, Mapping) else ()
     _check_names("optimizer", names)
-    turn_at(START, task, names)
+    turn_at(START, task, names, accelerator)
 
 
 def check_states(states: Any) -> None:

@@ -27,7 +27,7 @@ from .recomputation import Recomputation
 from .step_check import check_repeats
 from .strategy.base import Strategy
 from .task_output import check_output
-from .turns import in_turn, others_frozen
+from .turns import in_turn, others_frozen, out_of_turn
 
 Notify = Callable[..., None]
 """Calls the hook that the first argument names, with the other arguments."""
@@ -303,7 +303,7 @@ class OptimizerStep:
         **Host sync** with loss scaling, and unless the check is deferred.
 
         Raises:
-            ConfigError: the gradients do not fit the parameters.
+            ConfigError: the gradients do not fit the parameters, or have no turn.
             DivergedError: a gradient is NaN or inf, and the run must end.
         """
         self._position = None
@@ -323,6 +323,14 @@ class OptimizerStep:
                     f"the gradient of {name} does not fit ({error}): "
                     "keep its shape, dtype and device",
                 ) from error
+        others = {*out_of_turn(self.optimizers, gradients.step_batch.turn)}
+        named = self._parameters.items()
+        if found := [name for name, each in named if each in others and each.grad is not None]:
+            raise ConfigError(
+                "TRAINER",
+                f"gradients of parameters whose optimizer has no turn now: {listed(found)}: "
+                "leave them None, or return that optimizer in the task's turn, too",
+            )
         grad_norm = None
         if self._max_grad_norm is not None:
             grad_norm = local_part(self._clip(self._max_grad_norm))

@@ -246,7 +246,7 @@ class Trainer:
                 "or one with other micro-batches",
             )
         notify = self._notify if self._has_step_observers else None
-        turn = turn_at(self.position, self.task, self.optimizers)
+        turn = turn_at(self.position, self.task, self.optimizers, self.accelerator)
         step_batch = step_batch._replace(position=self.position, turn=turn)
         with self._rehearsal.watching_gradients():
             return self._step.compute_gradients(self.state, step_batch, notify)

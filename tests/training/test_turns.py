@@ -484,3 +484,39 @@ def test_several_optimizers_are_refused_with_shards(tmp_path: Path) -> None:
     )
     assert job.wait() == [1, 1]
     assert "error[FSDP]: a dict of optimizers does not work with FSDP" in job.output()
+
+
+class OwnGradient(Trainer):
+    """Gives the critic a gradient in each step, also when the generator has the turn."""
+
+    def train_step(self, step_batch: StepBatch) -> StepReport:
+        gradients = self.compute_gradients(step_batch)
+        bias = torch.ones_like(self.model.critic[0].bias)
+        return self.apply_gradients(
+            replace(gradients, tensors={**gradients, "critic.0.bias": bias})
+        )
+
+
+def test_a_gradient_without_a_turn_is_refused_at_its_step(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"TRAINER.*no turn.*: critic\.0\.bias:"):
+        train(tmp_path, trainer_class=OwnGradient)
+    rows = [row for row in history(tmp_path) if row["event"] == "train"]
+    assert not rows, "the first step was the critic's, the second is refused"
+    train(tmp_path / "together", task=task_with(("critic", "generator")), trainer_class=OwnGradient)
+
+
+class ByProcess(InTurn):
+    """As a turn that follows from the loss of this process's own samples."""
+
+    def turn(self, position: Position) -> str:
+        return "critic" if position.step < 3 or os.environ["RANK"] == "0" else "generator"
+
+
+def train_by_process(folder: Path) -> None:
+    for reduce in ("float", "exact"):
+        with pytest.raises(ConfigError, match="TASK.*turn returned.*at step 3.*on another process"):
+            train(folder / reduce, task=ByProcess, reduce=reduce)
+
+
+def test_a_turn_that_differs_between_processes_is_refused_on_all(tmp_path: Path) -> None:
+    processes.run(train_by_process, tmp_path, num_processes=2, folder=tmp_path / "logs")
