@@ -19,6 +19,7 @@ from accel_trainer.commands import (
     format_number,
     prepare_directory,
     read_json_object,
+    read_run,
     scratch_folder,
     train_at_once,
     writes_to,
@@ -138,6 +139,7 @@ def compare(plan: Plan, *, jobs: int, say: Say) -> Comparison:
 
     for seed, _ in train_at_once(train_pair, plan.seeds, jobs=jobs):
         say(f"seed {seed}: {' -> '.join(map(_shown, folders[seed - plan.seeds[0]]))}")
+    check_same_data([folder for pair in folders for folder in pair])
     numbers = [tuple(map(number_of, pair)) for pair in folders]
     metric, is_lower_better = common_metric([each for pair in numbers for each in pair])
     pairs = [
@@ -205,6 +207,18 @@ def check_repeats(plan: Plan, say: Say) -> None:
         raise OutputError("COMPARE", f"{fact}, so no difference could be put down to B: {fix}")
     _remembered(mark, lambda: {"seed": seed})
     say(f"A repeats itself with seed {seed}: equal to the bit")
+
+
+def check_same_data(folders: Sequence[Path]) -> None:
+    """Raise OutputError unless all runs had the same data: some may be from an earlier command."""
+    by_data: dict[str, Path] = {}
+    for folder in folders:
+        if fingerprint := read_run(folder).data_fingerprint:
+            by_data.setdefault(fingerprint, folder)
+    if len(by_data) > 1:
+        one, other, *_ = by_data.values()
+        fact = f"the data has changed between {one} and {other}"
+        raise OutputError("COMPARE", f"{fact}: restore it, or give a new --output-dir")
 
 
 def number_of(folder: Path) -> Number | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from accel_trainer import OutputError
 from accel_trainer.commands import Say, counted, format_table, train_at_once
 
-from .compare import Plan, check_repeats, common_metric, number_of, say_price
+from .compare import Plan, check_repeats, check_same_data, common_metric, number_of, say_price
 from .distributions import chi_squared_quantile
 from .paired import LEVEL, Interval, pairs_needed
 from .text import size
@@ -97,6 +97,7 @@ def find_noise_floor(plan: Plan, *, jobs: int, say: Say) -> NoiseFloor:
 
     for seed, _ in train_at_once(train, plan.seeds, jobs=jobs):
         say(f"seed {seed}: trained")
+    check_same_data([*runs, *others])
     metric, numbers = _numbers([*runs, *others])
     whole, ends = numbers[: len(runs)], numbers[len(runs) :]
     gains = [other - number for number, other in zip(whole, ends, strict=False)]

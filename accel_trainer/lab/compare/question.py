@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -161,12 +162,17 @@ class Question:
         return [name for name in self.a.settings if name not in (*_SAME_IN_BOTH, *_INITIAL)]
 
     def files(self) -> list[str]:
-        """Return hashes of the files that decide the runs: the recipe, and initial weights."""
-        found = [filesystem.sha256_of(self.recipe)]
+        """Return hashes of the files that decide the runs.
+
+        They are the recipe, the modules in its folder that it has imported, and initial weights.
+        """
+        modules = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
+        beside = {Path(file) for file in modules if file}
+        paths = [path for path in beside if path.is_relative_to(self.recipe.parent)]
         weights = self.a.config.run.init_from
         if weights is not None and weights.is_file():
-            found.append(filesystem.sha256_of(weights))
-        return found
+            paths.append(weights)
+        return sorted(filesystem.sha256_of(path) for path in {self.recipe, *paths})
 
 
 def key_of(value: Any) -> str:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from textwrap import shorten
+from typing import IO, Any
 
 from accel_trainer import ConfigError, ExitCode, OutputError
 from accel_trainer.commands import (
     Start,
     complete_by_step,
     scratch_folder,
-    tell,
     train_recipe,
 )
 
 from ..replay.replay import STOP
-from ..silent import caught
+from ..silent import caught, told_if_it_fails
 from .question import Arm, Question
 
 _OF_THE_DATA = ("data_fingerprint", "num_samples", "global_batch_size")
+_CODE = re.compile(r"^accel_trainer: error\[\w+\]: ")
+_MOST_LETTERS = 160
 _ENDED = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.DIVERGED)
 
 
@@ -49,23 +52,37 @@ def why_not_shared(question: Question, b: Arm, *, may_share: bool) -> str | None
 
 def _require(question: Question, flags: Sequence[str], folder: Path) -> None:
     """Train the first step. Raises OutputError if the recipe fails."""
-    if (said := _refusal(question, flags, folder, until=1)) is not None:
-        tell(said)
-        raise OutputError("COMPARE", "the recipe cannot be trained so: see its error above")
+    with told_if_it_fails() as errors:
+        code = _train(question, flags, folder, until=1, errors=errors)
+        if code not in _ENDED:
+            flags_of = " ".join(flags)
+            error = OutputError(
+                "COMPARE", f"{question.recipe} {flags_of} fails: see its error above"
+            )
+            if code in [*ExitCode]:  # not by a signal, or by another program
+                error.exit_code = ExitCode(code)
+            raise error
 
 
 def _refusal(question: Question, flags: Sequence[str], folder: Path, *, until: int) -> str | None:
-    """Train up to a step; return the last line that a recipe said which failed."""
+    """Train up to a step, and return the last line of a recipe that fails; None: it does not."""
+    code, said = caught(lambda errors: _train(question, flags, folder, until=until, errors=errors))
+    if code in _ENDED:
+        return None
+    line = said.rpartition("\n")[2] or f"it ended with exit code {code}"
+    return shorten(_CODE.sub("", line), _MOST_LETTERS, placeholder=" ...")
+
+
+def _train(
+    question: Question, flags: Sequence[str], folder: Path, *, until: int, errors: IO[Any]
+) -> int:
     start = Start(
         recipe=str(question.recipe),
         flags=[*flags, "--output-dir", str(folder), "--max-steps", str(until), "--quiet"],
         num_processes=question.num_processes,
         callbacks=STOP,
     )
-    code, said = caught(lambda errors: train_recipe(start, errors=errors))
-    if code in _ENDED:
-        return None
-    return said.rpartition("\n")[2] or f"it ended with exit code {code}"
+    return train_recipe(start, errors=errors)
 
 
 def _check_same_data(first: Path, second: Path) -> None:

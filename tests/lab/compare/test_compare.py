@@ -24,6 +24,7 @@ FLAGS = (
     "--epochs 4 --batch-size 40 --lr 0.05 --runtime.num-threads 1 --trainer.max-grad-norm 1"
     " --trainer.monitor eval/loss --trainer.log-every-n-steps 4 --trainer.digest-every-n-steps 4"
 )
+PLANTED = Path(__file__).with_name("planted.py")
 CODES = {"better": 0, "worse": 10, "undecided": 11}
 
 pytestmark = pytest.mark.usefixtures("python_is_forked")
@@ -173,6 +174,21 @@ def test_initial_weights_cannot_be_shared_and_whole_runs_are_compared(
 
 
 @pytest.mark.slow
+def test_b_is_tried_before_anything_is_trained(compare: Compare, tmp_path: Path) -> None:
+    code, out, err = compare("--optimizer.name adamw", "--pairs", 2)
+    assert (code in CODES.values(), err) == (True, "")
+    assert "B cannot branch off from a run of A" in out
+    code, out, err = compare(
+        "--trainer.monitor eval/nothing --lr 1", "--trainer.monitor", "eval/nothing"
+    )
+    assert (code, out) == (64, "measuring a few steps of A\n")
+    (tmp_path / "runs").rename(tmp_path / "first")
+    code, out, err = compare("--batch.leave-out nothing.txt", "--pairs", 2)
+    assert (code, "nothing.txt" in err) == (64, True)
+    assert "seed 0" not in out
+
+
+@pytest.mark.slow
 def test_a_setting_that_changes_no_weight_is_no_difference(compare: Compare) -> None:
     code, out, err = compare("--schedule.power 2", "--pairs", 2)  # not of this shape
     assert (code, err) == (11, "")
@@ -189,13 +205,28 @@ def test_an_arm_that_diverges_loses_its_pair_and_gives_no_interval(compare: Comp
 
 @pytest.mark.slow
 def test_a_recipe_that_does_not_repeat_itself_is_not_compared(
-    compare: Compare, tmp_path: Path
+    compare: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = Path(__file__).with_name("by_chance.py")
-    code, out, err = compare("--lr 1e-6", "--pairs", 2, recipe=recipe)
+    monkeypatch.setenv("PLANTED", "noise")
+    code, out, err = compare("--lr 1e-6", "--pairs", 2, recipe=PLANTED)
     assert code == 73
     assert err.count("does not repeat itself with seed 0") == 1
     assert "accel-trainer why" in err
+    assert "seed 0:" not in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["0", "50%"])
+def test_runs_on_other_data_are_not_mixed(
+    at: str, compare: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED", "old")
+    code, _, err = compare("--lr 1e-6", "--at", at, "--pairs", 2, recipe=PLANTED)
+    assert (code in CODES.values(), err) == (True, "")
+    monkeypatch.setenv("PLANTED", "newer")
+    code, out, err = compare("--lr 1e-6", "--at", at, "--pairs", 3, recipe=PLANTED)
+    assert code == 73
+    assert "the data has changed" in err
     assert "B is" not in out.splitlines()[-1]
 
 

@@ -1,4 +1,4 @@
-"""The recipe of `poisoned.py` with noise from the machine, which no seed decides."""
+"""A recipe with what no seed decides: noise from the machine, and data of today."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from accel_trainer import (
     ClassificationTask,
@@ -17,9 +17,11 @@ from accel_trainer import (
     start_run,
 )
 
+PLANTED = os.environ["PLANTED"]
+
 
 class Noise(nn.Module):
-    """Adds other noise to [B, D] in each process that trains."""
+    """Adds noise to [B, D], a different one in each process that trains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,12 +34,13 @@ class Noise(nn.Module):
 
 def train(config: RecipeConfig) -> RunResult:
     """Train a linear model on 160 pictures of two classes."""
-    with start_run(config, recipe="by_chance") as run:
-        generator = torch.Generator().manual_seed(0)
+    with start_run(config, recipe="planted") as run:
+        generator = torch.Generator().manual_seed(len(PLANTED))
         pictures = torch.rand(192, 1, 6, 6, generator=generator)
         dataset = TensorDataset(pictures, (pictures.mean((1, 2, 3)) > 0.5).long())
-        parts = [torch.utils.data.Subset(dataset, range(*ends)) for ends in ((160,), (160, 192))]
-        model = nn.Sequential(nn.Flatten(), Noise(), nn.Linear(36, 2))
+        parts = [Subset(dataset, range(*ends)) for ends in ((160,), (160, 192))]
+        noise = Noise() if PLANTED == "noise" else nn.Identity()
+        model = nn.Sequential(nn.Flatten(), noise, nn.Linear(36, 2))
         return build_trainer(
             run, model=model, task=ClassificationTask(), train_set=parts[0], eval_sets=parts[1]
         ).fit()
