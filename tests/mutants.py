@@ -127,6 +127,30 @@ MUTANTS = [
         "line",
         ("tests/lab/replay/test_at.py::test_at_copies_a_checkpoint_that_the_run_still_has",),
     ),
+    Mutant(
+        "an ending decays a step late",
+        "accel_trainer/lab/finish/ending.py",
+        '*("--schedule.decay-at", str(self.at)),',
+        '*("--schedule.decay-at", str(self.at + 1)),',
+        ("tests/lab/finish/test_finish.py",),
+    ),
+    Mutant(
+        "an ending of a different trunk is taken for its own",
+        "accel_trainer/lab/finish/ending.py",
+        "        if found:\n",
+        "        if False:\n",
+        (
+            "tests/lab/finish/test_finish.py"
+            "::test_an_ending_of_a_different_trunk_of_that_name_is_refused",
+        ),
+    ),
+    Mutant(
+        "the progress of a trunk depends on its length",
+        "accel_trainer/training/trainer.py",
+        "if (decay := self._decay_steps) is not None:",
+        "if (decay := self._decay_steps):",
+        ("tests/training/test_position.py",),
+    ),
     # --- what a run shows ---
     Mutant(
         "the live page needs no token",

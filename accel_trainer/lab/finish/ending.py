@@ -131,6 +131,7 @@ class Ending:
         Raises:
             EndingError: the recipe failed or was stopped; it has said why.
         """
+        replay.name_recipe()
         if code := train_recipe(self._start(replay.start)):
             fact = f"{self.folder.name} ended with exit code {code}"
             error = EndingError("FINISH", f"{fact}: run the same command again to continue it")

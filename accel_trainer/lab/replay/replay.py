@@ -100,6 +100,12 @@ class Replay:
         """Return the replay with `flags` after the recorded ones."""
         return replace(self, start=replace(self.start, flags=[*self.start.flags, *flags]))
 
+    def name_recipe(self) -> None:
+        """Print the path of the recipe on stderr, once, as is due before it runs."""
+        if self.start.recipe not in self.told:
+            self.told.add(self.start.recipe)
+            tell(f"note: running {self.recipe}", file=sys.stderr)
+
     def train(
         self,
         folder: Path,
@@ -119,9 +125,7 @@ class Replay:
         Raises:
             ReplayError: the recipe failed; it has said why.
         """
-        if self.start.recipe not in self.told:
-            self.told.add(self.start.recipe)
-            tell(f"note: running {self.recipe}", file=sys.stderr)
+        self.name_recipe()
         after = until - 1 if after is None else after
         place = ["--output-dir", str(folder), "--max-steps", str(until)]
         start = replace(

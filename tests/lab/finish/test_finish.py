@@ -14,7 +14,7 @@ import pytest
 from accel_trainer.checkpoint.format import list_checkpoints, read_manifest
 from accel_trainer.commands import Start, command_of, environment_of
 from tests.cli.conftest import run_command
-from tests.lab.replay.conftest import FLAGS, RECIPE, ROOT, Train
+from tests.lab.replay.conftest import FLAGS, NAMED, RECIPE, ROOT, Train
 
 pytestmark = pytest.mark.usefixtures("python_is_forked")
 
@@ -73,7 +73,7 @@ def check_equal(
 ) -> None:
     for at, over in endings:
         code, out, err = run_command(capsys, ["finish", copied, "--at", at, "--over", over])
-        assert code == 0, (out, err)
+        assert (code, err) == (0, NAMED), (out, err)
         branch = copied.with_name(f"trunk-finish-{at}-{at + over}")
         planned = plan(at, over)
         assert hashes(branch) == hashes(planned), (at, over)
