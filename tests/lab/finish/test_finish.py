@@ -159,8 +159,9 @@ def test_the_same_command_continues_an_ending_that_was_killed(
 
 @pytest.mark.slow
 def test_an_ending_trains_on_as_many_processes_as_the_trunk(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is killed in its decay, and continued."""
     runs = {"trunk": (), "planned": ("--epochs", "None", "--steps", "38", "--schedule.decay-at=30")}
     for name, more in runs.items():
         flags = [*FLAGS.split(), *TRUNK, *more, "--output-dir", str(tmp_path / name)]
@@ -168,8 +169,11 @@ def test_an_ending_trains_on_as_many_processes_as_the_trunk(
         start = Start(recipe=str(RECIPE), flags=flags, num_processes=2, variables=variables)
         environment = environment_of(start, os.environ)
         subprocess.run(command_of(start, environment), env=environment, cwd=ROOT, check=True)
-    code, _, _ = run_command(capsys, ["finish", tmp_path / "trunk", "--at", 30, "--over", 8])
-    assert code == 0
+    callbacks = tmp_path / "kills.py"
+    callbacks.write_text(KILL_ONCE.format(marker=str(tmp_path / "killed"), step=34))
+    monkeypatch.setenv("ACCEL_TRAINER_CALLBACKS", str(callbacks))
+    argv = ["finish", tmp_path / "trunk", "--at", 30, "--over", 8]
+    assert [run_command(capsys, argv)[0] != 0 for _ in range(2)] == [True, False]
     branch = tmp_path / "trunk-finish-30-38"
     assert hashes(branch) == hashes(tmp_path / "planned")
     assert json.loads((branch / "environment.json").read_text())["hardware"]["num_processes"] == 2
