@@ -108,7 +108,7 @@ class Exporter(Callback):
                 source, weights = load_best(load, result.best, result.position, self._weights)
                 if result.best is not None and result.best.name not in source:
                     _logger.warning(
-                        "the best checkpoint %s is damaged or of another run: export/ has the %s",
+                        "the best checkpoint %s is damaged or not of this run: export/ has the %s",
                         result.best.name,
                         source,
                     )

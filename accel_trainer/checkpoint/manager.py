@@ -104,7 +104,7 @@ class Checkpointer:
         if free < num_missing * needed:
             raise CheckpointError(
                 "CKPT_PREFLIGHT",
-                f"{num_missing} more checkpoints must fit, of {needed} bytes each; "
+                f"{num_missing} more checkpoints of {needed} bytes each must fit, but "
                 f"{self.directory} has {free} free: free some space or choose another folder",
             )
 

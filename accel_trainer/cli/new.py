@@ -145,12 +145,12 @@ def main(argv: Sequence[str]) -> int:
             (folder / path).write_bytes(data)
     except OSError as error:
         raise OutputError(
-            "NEW_FOLDER", f"{folder} cannot be written ({error.strerror}): choose another"
+            "NEW_FOLDER", f"{folder} cannot be written ({error.strerror}): choose another folder"
         ) from error
     flags = _TEMPLATES[options.template].flags
     command = f"cd {shlex.quote(str(folder))} && python train.py {flags}"
     tell(f"created {folder}: {command.rstrip()}")
-    tell("README.md says what the data looks like, and what comes next")
+    tell("next: see README.md for the layout of the data and the first commands")
     return 0
 
 

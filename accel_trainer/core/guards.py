@@ -57,7 +57,7 @@ def check_not_moved(path: Path) -> None:
         try:
             if os.path.samestat(os.lstat(place), expected):
                 continue
-            fact = f"the folder is gone, and another {place} is in its place"
+            fact = f"the folder is gone, and there is a different {place} in its place"
         except (FileNotFoundError, NotADirectoryError):
             fact = f"the folder is gone: there is no {place}"
         fix = "put it back, or give its new path to --output-dir, and start again"

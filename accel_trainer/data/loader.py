@@ -259,8 +259,8 @@ def check_order_is_free(owner: object, batch: BatchConfig, options: DatasetOptio
     if has_flags or options.labels is not None or options.weights is not None:
         raise ConfigError(
             "ORDER",
-            f"a {type(owner).__name__} has an order of its own: "
-            "leave --batch.order, --leave-out, labels= and weights= out",
+            f"a {type(owner).__name__} determines its own order: "
+            "leave out --batch.order, --leave-out, labels= and weights=",
         )
 
 

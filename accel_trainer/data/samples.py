@@ -64,7 +64,7 @@ class Columns:
 
     def __init__(self, table: Any, columns: tuple[str, str]) -> None:
         if isinstance(columns, str) or len(columns) != 2:
-            fix = 'give two names, such as columns=("image", "label")'
+            fix = 'pass two names, such as columns=("image", "label")'
             raise ConfigError("DATASET", f"columns={columns!r}: {fix}")
         self.dataset = table
         self._columns = columns

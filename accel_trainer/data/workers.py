@@ -325,6 +325,6 @@ def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:
     last = ", ".join(str(sample_id) for sample_id in samples.last_begun if sample_id >= 0) or "none"
     return DataError(
         "DATA_WORKER",
-        f"{reasons[0].partition('. ')[0]} (the last samples begun: {last}): "
+        f"{reasons[0].partition('. ')[0]} (the last samples started: {last}): "
         "look at these, or read them with --batch.num-workers 0 to see the error itself",
     )

@@ -55,8 +55,8 @@ def gather_with_gradient(tensor: Tensor, accelerator: Accelerator) -> Tensor:
     if any(len(set(lengths)) > 1 for lengths in others):
         raise ConfigError(
             "SHAPES",
-            f"gather_with_gradient got {list(tensor.shape)}, and samples of another shape on "
-            "another process: pad them to the same shape",
+            f"gather_with_gradient got {list(tensor.shape)}, but samples on a different process "
+            "have a different shape: pad them to the same shape",
         )
     # Zeros in the places of the others, so that the sum has each sample once.
     parts = [tensor.new_zeros(size, *tensor.shape[1:]) for size in sizes]

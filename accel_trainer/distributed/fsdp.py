@@ -122,8 +122,8 @@ def make_shardable(model: nn.Module, accelerator: Accelerator) -> None:
         if parameter in tied:
             raise ConfigError(
                 "FSDP",
-                f"{name} shares its memory with another parameter, which shards cannot: "
-                "let both modules have one parameter, as in b.weight = a.weight",
+                f"{name} shares its memory with a different parameter, which FSDP cannot shard: "
+                "give both modules the same parameter, as in b.weight = a.weight",
             )
         if parameter.ndim == 0:
             raise ConfigError(

@@ -59,7 +59,7 @@ def explain_out_of_memory(
         if activity.phase == "evaluation":
             fix = f"set --batch.eval-batch-size below {config.eval_batch_size}"
         elif activity.couples_batch:
-            fix = f"{_NEEDS_LESS}; a smaller batch has fewer pairs, and trains another model"
+            fix = f"{_NEEDS_LESS}; a smaller batch has fewer pairs and trains a different model"
         elif activity.phase == "training":
             fix = _smaller_forwards(config, accelerator.num_processes)
         raise OutOfMemoryError(
@@ -74,7 +74,7 @@ def _smaller_forwards(config: BatchConfig, num_processes: int) -> str:
         return _NEEDS_LESS
     if config.reduce == "exact":
         return (
-            "with --reduce exact another --batch-size changes the result: "
+            "with --reduce exact, a different --batch-size changes the result: "
             "start a new run with half of it"
         )
     global_batch_size = config.resolved_global_batch_size(num_processes)

@@ -32,10 +32,10 @@ def complete_frozen(checkpoint: LoadedCheckpoint, trainer: Trainer) -> None:
     where = f"{checkpoint.name}/{FROZEN_FILE}"
     if entry_of(pack_tensors(found)) != checkpoint.manifest["files"][FROZEN_FILE]:
         raise CheckpointError(
-            "CKPT_DAMAGED", f"{where}: the model was built with other values: restore the file"
+            "CKPT_DAMAGED", f"{where}: the model was built with different values: restore the file"
         )
     if trainer.accelerator.is_main_process:
-        _logger.warning("%s is damaged: its content is that of the model as it was built", where)
+        _logger.warning("%s is damaged: using the values of the model as it was built", where)
     for piece in checkpoint.pieces.values():
         piece |= {name: found[name] for name in found if piece.get(name, "") is None}
 
@@ -60,7 +60,7 @@ def restore_checkpoint(
     if stored["task_fingerprint"] != header["task_fingerprint"]:
         raise CheckpointError(
             "TASK_CHANGED",
-            "the task is not what this run was trained with, such as its class weights or its "
+            "this run was trained with a different task, such as its class weights or its "
             "teacher: restore it, or choose another --output-dir",
         )
     if trainer.accelerator.is_main_process:
@@ -106,7 +106,7 @@ def _find_changes(
         return [*changes, "data"]
     raise CheckpointError(
         "DATA_CHANGED",
-        f"the data is not what this run was trained on ({change}): restore it, choose another "
+        f"this run was trained on different data ({change}): restore it, choose another "
         "--output-dir, or continue on purpose with --allow-change data",
     )
 

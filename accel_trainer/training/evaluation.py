@@ -125,7 +125,7 @@ def check_directions(part: object, attribute: str) -> None:
     if not (isinstance(found, Mapping) and {*map(type, found.values())} <= {bool}):
         raise ConfigError(
             "METRIC",
-            f"{owner} is {found!r}: say which numbers can select the best checkpoint, "
+            f"{owner} is {found!r}: declare which numbers can select the best checkpoint, "
             'as in {"loss": False}, or {} for none',
         )
     for name in found:

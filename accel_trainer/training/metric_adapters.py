@@ -38,7 +38,7 @@ class TorchMetric:
                 raise ConfigError(
                     "METRIC",
                     f"{type(metric).__name__} keeps its state in the metrics that it wraps: "
-                    "give these, or write a Metric of your own",
+                    "pass those, or write your own Metric",
                 )
             metric.sync_on_compute = False  # the evaluator adds up the sums of the processes
             for name, value in metric.metric_state.items():
@@ -145,7 +145,7 @@ class WholeSetMetric:
             raise ConfigError(
                 "SHAPES",
                 f"the evaluation has outputs {describe_tensor(output.outputs)} and targets "
-                f"{describe_tensor(batch.targets)}, which is not what the metric was made for: "
+                f"{describe_tensor(batch.targets)}, which do not fit this metric: "
                 f"set num_outputs={outputs.shape[1]}, num_targets={targets.shape[1]}",
             )
         kind = 1 if batch.targets.is_floating_point() else 2

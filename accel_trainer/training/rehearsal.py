@@ -230,7 +230,7 @@ class Rehearsal:
             "a micro-batch",
             before,
             self._digest_states(),
-            "keep what it needs in on_micro_batch, and change it in on_step_end; call eval() of a "
+            "keep what it needs in on_micro_batch, and change it in on_step_end; call eval() on a "
             "module whose norms change their statistics",
         )
         self._weights.append(self._sum_weights())
@@ -241,7 +241,7 @@ class Rehearsal:
         In the first two steps. Raises CheckpointError if `train_step` has changed them.
         """
         if len(self._weights) > 1:
-            fix = "put back in train_step what it changes between two calls of compute_gradients"
+            fix = "restore what train_step changes between two calls of compute_gradients"
             _refuse_changes("train_step", self._weights[0], self._sum_weights(), fix)
         self._weights.clear()
 

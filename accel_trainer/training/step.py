@@ -185,8 +185,8 @@ class OptimizerStep:
         if found := [name for name, each in self._parameters.items() if each.grad is not None]:
             raise ConfigError(
                 "TRAINER",
-                f"a backward of your own has left a gradient in {listed(found)}, to which "
-                "the step would add its own: use torch.autograd.grad, or set .grad to None",
+                f"your own backward has left a gradient in {listed(found)}, to which "
+                "the step would add: use torch.autograd.grad, or set .grad to None",
             )
 
     def _restart(self) -> None:

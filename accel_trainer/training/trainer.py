@@ -121,8 +121,8 @@ class Trainer:
         if is_property or name in _READ_ONLY & vars(self).keys():
             raise ConfigError(
                 "TRAINER",
-                f"trainer.{name} is assigned to: only read and call it, use another name for a "
-                "value of your own, and give parts of the training to build_trainer",
+                f"trainer.{name} cannot be assigned: use a different name for your own value, "
+                "and pass parts of the training to build_trainer",
             )
         super().__setattr__(name, value)
 
@@ -263,8 +263,8 @@ class Trainer:
         if not isinstance(gradients, Gradients):
             raise ConfigError(
                 "TRAINER",
-                f"apply_gradients got {describe_tensor(gradients)}: give it what compute_gradients "
-                "returned, or with other tensors dataclasses.replace(gradients, tensors=...)",
+                f"apply_gradients got {describe_tensor(gradients)}: pass what compute_gradients "
+                "returned, or dataclasses.replace(gradients, tensors=...) to change its tensors",
             )
         state = self.state
         number = state.optimizer_step + 1

@@ -292,7 +292,7 @@ def _learning_rate(config: PhotoRecipeConfig, facts: PhotoFacts) -> Choice:
     optimizer = config.optimizer
     peaks = _PEAKS.get(optimizer.name)
     if peaks is None:
-        return Choice(None, "the optimizer has a default of its own")
+        return Choice(None, "the optimizer has its own default")
     batch_size = config.batch.resolved_global_batch_size(facts.num_processes)
     if optimizer.learning_rate_scaling != "none":
         batch_size = optimizer.base_batch_size

@@ -70,7 +70,7 @@ def test_an_export_has_the_best_weights_that_there_are(
 ) -> None:
     exporter(run).on_fit_end(trainer(), ended(best_step))
     is_other = best_step not in (exported_step, None)
-    warning = f"the best checkpoint {name_at(7)} is damaged or of another run: export/ has the "
+    warning = f"the best checkpoint {name_at(7)} is damaged or not of this run: export/ has the "
     assert caplog.messages == [f"{warning}{source}"] * is_other
     weights = load_file(run / "export" / "model.safetensors")
     expected = cast(dict[str, torch.Tensor], pieces_at(exported_step)["model"])

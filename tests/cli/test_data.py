@@ -60,7 +60,7 @@ def test_copies_of_images_are_found_by_content_first_those_that_leak(
     shutil.copy(photos / "train" / "ant" / "0.jpg", photos / "train" / "ant" / "again.jpg")
     shutil.copy(photos / "train" / "bee" / "1.jpg", photos / "val" / "bee" / "leak.jpg")
     _, out, _ = data(capsys, photos)
-    assert "duplicates: 2 photos with the bytes of another, 1 of them in another split" in out
+    assert "duplicates: 2 photos identical to an earlier one, 1 of them in a different split" in out
     listed = [line for line in out.splitlines() if " = " in line]
     assert ["leak.jpg" in line for line in listed] == [True, False]
 

@@ -53,7 +53,7 @@ def test_an_error_exits_with_64_and_each_finding_has_its_line(
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth77")
     code, shown, _ = run_command(capsys, ["doctor", CIFAR])
     assert code == 64
-    assert "\nerror   INTERFACE: NCCL_SOCKET_IFNAME=eth77 names no interface of " in shown
+    assert "\nerror   INTERFACE: NCCL_SOCKET_IFNAME=eth77 matches no interface (" in shown
     assert shown.splitlines()[-1].startswith("1 error, ")
     code, shown, _ = run_command(capsys, ["doctor", CIFAR, "--json"])
     found = {finding["code"]: finding for finding in json.loads(shown)}

@@ -94,7 +94,7 @@ def test_machines_that_would_connect_over_a_loopback_address() -> None:
 def test_a_network_interface_that_does_not_exist(value: str, is_wrong: bool) -> None:
     found = find("INTERFACE", NCCL_SOCKET_IFNAME=value)
     assert (found is not None) == is_wrong
-    assert found is None or found.startswith(f"NCCL_SOCKET_IFNAME={value} names no interface of ")
+    assert found is None or found.startswith(f"NCCL_SOCKET_IFNAME={value} matches no interface (")
 
 
 # --- the machine ---

@@ -563,5 +563,5 @@ def test_an_own_model_has_no_source_and_onnx_only_if_its_run_wrote_it(
     code, _, err = run_command(capsys, ["evaluate", folder])
     assert (
         code,
-        "a model of your own, which only its recipe can evaluate: start the recipe with" in err,
+        "a custom model, which only its recipe can evaluate: start the recipe with" in err,
     ) == (74, True)

@@ -131,7 +131,7 @@ def test_a_photo_that_changed_after_a_pack_is_named_when_it_is_read(
     data[place] ^= 1
     shard.write_bytes(data)
     with pytest.raises(
-        DataError, match=r"train/bee/0.jpg .*is not what was packed.*pack the data again"
+        DataError, match=r"train/bee/0.jpg .*has changed since it was packed.*pack the data again"
     ):
         photos.encoded_at(5)  # the file is mapped into memory
     assert photos.encoded_at(4) == before

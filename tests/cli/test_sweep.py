@@ -99,7 +99,7 @@ def test_a_file_of_values_is_swept_as_flags_are(tmp_path: Path) -> None:
         (["--sed", "1", "2"], None, "did you mean --seed?"),
         (["--lr", "0.1", "fast"], None, "--lr fast: expected float"),
         ([], "sed: [1, 2]", "sed is not a value of this recipe"),
-        ([], "- 1", "cannot be read as names with lists of values"),
+        ([], "- 1", "cannot be read as a mapping of names to lists of values"),
         ([], "seed: [1", "cannot be read"),
         ([], "run.track: [--seed, '3']", "values.yaml: run.track: --seed looks like a flag"),
     ],

@@ -33,7 +33,7 @@ def test_another_folder_in_place_of_a_guarded_one_is_refused(folder: Path) -> No
     with guarded_folder(folder):
         folder.rename(folder.with_name("elsewhere"))
         folder.mkdir()
-        with pytest.raises(CheckpointError, match=f"another {folder} is in its place"):
+        with pytest.raises(CheckpointError, match=f"a different {folder} in its place"):
             check_not_moved(folder)
 
 

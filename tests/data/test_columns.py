@@ -103,8 +103,8 @@ def test_a_table_read_from_a_local_file_needs_no_network(tmp_path: Path) -> None
     ("columns", "said"),
     [
         (("picture", "label"), "KeyError: 'no column picture, only image, label'"),
-        ("image", "columns='image': give two names"),
-        (("image",), "give two names, such as columns="),
+        ("image", "columns='image': pass two names"),
+        (("image",), "pass two names, such as columns="),
     ],
 )
 def test_columns_that_are_not_there_are_one_line(columns: Any, said: str) -> None:

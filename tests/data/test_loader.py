@@ -313,7 +313,7 @@ def test_a_data_worker_that_dies_or_hangs_ends_with_the_sample_it_was_at(
     fault: Callable[[], object], fact: str
 ) -> None:
     said = read_faulty(fault, num_workers=1, timeout_s=1)
-    assert re.search(rf"DATA_WORKER\]: {fact} \(the last samples begun: 17\)", said), said
+    assert re.search(rf"DATA_WORKER\]: {fact} \(the last samples started: 17\)", said), said
 
 
 @a_death_may_leave_a_file_open
@@ -328,7 +328,7 @@ def test_a_data_worker_that_dies_is_reported_when_data_is_next_requested() -> No
     while worker.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)  # what computes meanwhile gets no error
     with pytest.raises(
-        DataError, match=r"is killed by signal: Killed \(the last samples begun: 17\)"
+        DataError, match=r"is killed by signal: Killed \(the last samples started: 17\)"
     ):
         [list(step_batch.micro_batches) for step_batch in step_batches]
     gc.collect()

@@ -55,7 +55,7 @@ def test_columns_of_a_table_are_samples_of_an_input_and_a_target() -> None:
 def test_a_column_that_a_table_lacks_is_named() -> None:
     with pytest.raises(KeyError, match="no column picture, only image, label, more"):
         Columns(ROWS, ("picture", "label"))[0]
-    with pytest.raises(ConfigError, match="columns='image': give two names"):
+    with pytest.raises(ConfigError, match="columns='image': pass two names"):
         Columns(ROWS, "image")  # type: ignore[arg-type]
 
 

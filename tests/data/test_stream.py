@@ -251,5 +251,5 @@ def test_a_stream_is_never_read_in_a_different_order(tmp_path: Path) -> None:
         list(reader.read([torch.tensor([3]), torch.tensor([2])], 0))
     for changes in ({"order": "balanced"}, {"leave_out": tmp_path / "bad.txt"}):
         batch = BatchConfig(per_device_batch_size=4, **changes)
-        with pytest.raises(ConfigError, match="a StreamReader has an order of its own: leave"):
+        with pytest.raises(ConfigError, match="a StreamReader determines its own order: leave"):
             build_train_loader(reader, batch, seed=0, accelerator=Accelerator(cpu=True))

@@ -250,7 +250,7 @@ def test_a_language_model_is_sharded_with_or_without_tied_embeddings(
         (
             "the same memory",
             "sgd",
-            "error[FSDP]: net.second.weight shares its memory with another parameter, which shards",
+            "error[FSDP]: net.second.weight shares its memory with a different parameter, which",
         ),
         (
             "containers",

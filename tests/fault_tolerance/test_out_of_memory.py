@@ -224,7 +224,7 @@ def advice(batch: dict[str, Any], activity: Activity) -> str:
     [
         (
             {"reduce": "exact", "global_batch_size": 64},
-            "with --reduce exact another --batch-size changes the result",
+            "with --reduce exact, a different --batch-size changes the result",
         ),
         ({"per_device_batch_size": 1}, "use a smaller model"),
         ({"global_batch_size": 48}, "--global-batch-size 48 --accumulate 6,"),
@@ -240,7 +240,7 @@ def test_a_step_of_pairs_is_not_told_to_split_its_batch(coupling: bool | str) ->
     activity.couples_batch = coupling
     said = advice({}, activity)
     assert "--accumulate" not in said
-    assert said.endswith("; a smaller batch has fewer pairs, and trains another model")
+    assert said.endswith("; a smaller batch has fewer pairs and trains a different model")
 
 
 def test_out_of_memory_at_the_first_step_leaves_the_folder_to_look_at(tmp_path: Path) -> None:

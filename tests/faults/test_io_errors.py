@@ -169,13 +169,11 @@ def test_no_space_for_two_checkpoints_is_an_error_before_the_first_step(
         assert refused.value.code == "CKPT_PREFLIGHT"
         return str(refused.value)
 
-    needed = int(
-        re.findall(r"2 more checkpoints must fit, of (\d+) bytes each", refused_with(0))[0]
-    )
+    needed = int(re.findall(r"2 more checkpoints of (\d+) bytes each must fit", refused_with(0))[0])
     assert free_bytes(scratch) > needed > 40
     refused_with(2 * needed - 1)
     monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: 2 * needed)
     save(make_checkpointer(scratch), 1)
-    assert "1 more checkpoints must fit" in refused_with(needed - 1)
+    assert "1 more checkpoints of" in refused_with(needed - 1)
     monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: needed)
     make_checkpointer(scratch)

@@ -123,8 +123,8 @@ def test_a_folder_that_took_the_place_of_a_runs_is_left_as_it_is(
     )
     assert job.wait() == [ExitCode.CHECKPOINT] * num_processes
     output = "".join(job.output(rank) for rank in range(num_processes))
-    assert output.count("error[RUN_FOLDER]: the folder is gone, and another") == 1
-    assert f"{folder} is in its place" in output
+    assert output.count("error[RUN_FOLDER]: the folder is gone, and there is a") == 1
+    assert f"{folder} in its place" in output
     assert "Traceback" not in output
     assert "another machine" not in output
     files_of_others(tmp_path / "expected")

@@ -227,7 +227,9 @@ def test_the_order_of_a_loader_of_ones_own_cannot_be_set(tmp_path: Path) -> None
             raise AssertionError
 
     for batch in ({"order": "balanced"}, {"leave_out": tmp_path / "bad.txt"}):
-        with pytest.raises(ConfigError, match="a Loader has an order of its own: leave --batch"):
+        with pytest.raises(
+            ConfigError, match="a Loader determines its own order: leave out --batch"
+        ):
             train(make_config(tmp_path / "run", batch=batch), train_set=Loader())
 
 
@@ -240,7 +242,7 @@ def test_a_loader_keeps_its_order_and_refuses_weights(tmp_path: Path) -> None:
     with start_run(make_config(tmp_path), recipe="weights") as run:
         data = train_set()
         loader = build_train_loader(data, run.config.batch, seed=0, accelerator=run.accelerator)
-        with pytest.raises(ConfigError, match="TrainLoader has an order of its own: .*weights="):
+        with pytest.raises(ConfigError, match="TrainLoader determines its own order: .*weights="):
             build_trainer(
                 run,
                 model=nn.Linear(6, NUM_CLASSES),

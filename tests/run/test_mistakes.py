@@ -338,12 +338,12 @@ FITS_NOT = [
     (
         having(callbacks=[m.AssignsToTheTrainer("log")]),
         "TRAINER",
-        "trainer.log is assigned to: only read and call it, use another name for a value of ...",
+        "trainer.log cannot be assigned: use a different name for your own value, and pass ...",
     ),
     (
         having(callbacks=[m.AssignsToTheTrainer("learning_rate_at")]),
         "TRAINER",
-        "trainer.learning_rate_at is assigned to: ...",
+        "trainer.learning_rate_at cannot be assigned: ...",
     ),
     (
         having(trainer_class=m.ReturnsNoReport),
@@ -408,7 +408,7 @@ FITS_NOT = [
     (
         m.forgets_to_return,
         "RECIPE",
-        "the recipe's function returned an object of type NoneType: return what ...",
+        "the recipe's function returned an object of type NoneType: return the ...",
     ),
     (
         having(train_set=m.NamesAreStrings()),

@@ -259,7 +259,7 @@ class OtherMonitors(KNearest):
         ({"sets": {"own": KNearest}}, "an evaluation set is KNearest: give an instance of it"),
         (
             {"sets": {"own": OtherMonitors(train_set(), eval_sets())}},
-            r"monitors of OtherMonitors is \['knn'\]: say which numbers",
+            r"monitors of OtherMonitors is \['knn'\]: declare which numbers",
         ),
         ({"sets": {"own": Returns(3)}}, "run of Returns returned an object of type int: return a"),
         ({"sets": {"own": Returns({"a": object()})}}, "a holds an object of type object: return"),

@@ -90,7 +90,7 @@ def test_a_run_resumes_from_its_own_checkpoints_before_those_of_another(tmp_path
 def test_a_run_does_not_resume_if_it_must_not_or_cannot(tmp_path: Path) -> None:
     own = make_run(tmp_path / "own", RecipeConfig())
     with pytest.raises(
-        OutputError, match="has checkpoints and --resume is never: choose another folder"
+        OutputError, match="has checkpoints, and --resume is never: choose another folder"
     ):
         find_source(own, RunConfig(resume="never"))
     with pytest.raises(
@@ -147,7 +147,7 @@ def test_changed_settings_end_the_resume_unless_each_is_allowed() -> None:
         seed=4, batch=batch, run=RunConfig(allow_change=("batch.global-batch-size",))
     )
     with pytest.raises(
-        ConfigError, match=r"run was made with another config \(seed: 0 -> 4\)"
+        ConfigError, match=r"run was made with a different config \(seed: 0 -> 4\)"
     ) as caught:
         check_changes(stored, config, Source("run"))
     assert "--allow-change seed" in str(caught.value)

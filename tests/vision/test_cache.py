@@ -236,7 +236,7 @@ def test_what_is_no_cache_is_not_removed(root: Path, kind: str) -> None:
         shutil.rmtree(folder)
     kept.write_text("mine")
     with pytest.raises(
-        OutputError, match="is not of an image cache, which would take its place: mo"
+        OutputError, match="does not belong to an image cache, which would overwrite it: mo"
     ):
         load(root)
     assert kept.read_text() == "mine"

@@ -249,8 +249,8 @@ def test_what_trains_a_run_again_leaves_nothing_to_the_rules(photos: Path, tmp_p
         ),
         (
             {"name": "resnet18", "width": 16},
-            "pretrained weights do not fit another width, stem or norm: leave out --model.width, "
-            "--model.stem and --model.norm",
+            "pretrained weights do not fit a different width, stem or norm: leave out "
+            "--model.width, --model.stem and --model.norm",
         ),
     ],
 )

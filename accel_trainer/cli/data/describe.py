@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     transform = EvalTransform(size=options.image_size)
     if options.html is not None and not options.html.absolute().parent.is_dir():
         raise ConfigError(
-            "USAGE", f"--html {options.html} is in a folder that does not exist: choose another"
+            "USAGE", f"--html {options.html} is in a folder that does not exist: create it"
         )
     if options.html is not None:
         refuse_other_file(options.html, "--html")
@@ -223,8 +223,8 @@ def _describe_duplicates(photos: Mapping[str, Sequence[Photo]]) -> str:
     leaks = [group for group in groups if len({split for split, _ in group}) > 1]
     num_more = sum(len(group) - 1 for group in groups)
     counts = (
-        f"duplicates: {counted(num_more, 'photo')} with the bytes of another, "
-        f"{len(leaks):,} of them in another split"
+        f"duplicates: {counted(num_more, 'photo')} identical to an earlier one, "
+        f"{len(leaks):,} of them in a different split"
     )
     others = [group for group in groups if group not in leaks]
     shown = [" = ".join(name for _, name in group[:3]) for group in [*leaks, *others]]

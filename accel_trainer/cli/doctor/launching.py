@@ -68,7 +68,7 @@ def find_unknown_interface(now: LaunchContext) -> str | None:
         else:  # NCCL matches prefixes
             is_known = any(name.startswith(wanted) for name in existing)
         if not is_known:
-            fact = f"{variable}={value} names no interface of {', '.join(existing)}"
+            fact = f"{variable}={value} matches no interface ({', '.join(existing)})"
             return f"{fact}: correct or unset it"
     return None
 

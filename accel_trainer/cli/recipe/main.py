@@ -82,6 +82,6 @@ def _train(train: Callable[[C], RunResult], config: C) -> RunResult:
     if not isinstance(result, RunResult):
         fact = f"the recipe's function returned an object of type {type(result).__name__}"
         raise ConfigError(
-            "RECIPE", f"{fact}: return what trainer.fit() returns, which says how the run ended"
+            "RECIPE", f"{fact}: return the result of trainer.fit(), so that the exit code is right"
         )
     return result

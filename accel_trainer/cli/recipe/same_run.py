@@ -65,7 +65,9 @@ def cause_of(path: str, lost: list[str]) -> str:
             "keep it in a buffer of the model, or in the state_dict of the optimizer or of a "
             "callback; compute a learning rate from the step; draw with torch's generator"
         )
-        return f"the resume began with another {listed(lost)}, which no checkpoint holds: {fix}"
+        return (
+            f"the resume started with a different {listed(lost)}, which no checkpoint stores: {fix}"
+        )
     if path.startswith(ROWS):
         return (
             "the usual cause is an evaluation that draws random numbers, "

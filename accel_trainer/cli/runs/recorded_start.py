@@ -74,7 +74,7 @@ def _start_of(run: RunReader, recipe: Path) -> Start:
         raise _not_recorded(run.folder, error) from None
     allowed = max(_MIN_ALLOWED, 4 * available_cpus())
     if not 1 <= num_processes <= allowed:
-        fact = f"{run.folder} says that it ran on {num_processes} processes"
+        fact = f"{run.folder} is recorded as a run on {num_processes} processes"
         raise OutputError("RERUN", f"{fact}, and here at most {allowed} are started: launch it")
     here = Path.cwd()
     if num_processes > 1 and _is_inside(here, run.folder):
@@ -204,5 +204,5 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 def _not_recorded(folder: Path, error: Exception) -> OutputError:
     reason = " ".join(str(error).split())
-    fact = f"{folder} does not say what started it ({reason})"
+    fact = f"{folder} does not record how it was started ({reason})"
     return OutputError("NOT_RECORDED", f"{fact}: it is from an older version, or damaged")

@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     dataset = options.dataset or settings.get("dataset")
     if dataset is None:
         raise ConfigError(
-            "USAGE", f"{options.model} does not say what it was evaluated on: set --dataset"
+            "USAGE", f"{options.model} does not record what it was evaluated on: set --dataset"
         )
     is_data_of_run = dataset == settings.get("dataset")
     choice = DataChoice(
@@ -135,7 +135,7 @@ def load_model(path: Path, *, weights: Weights | None) -> StoredModel:
     with opened_export(path, weights=weights) as export:
         content = read_export_content(export)
         if is_own_model(export):
-            fact = f"{path} has a model of your own, which only its recipe can evaluate"
+            fact = f"{path} is a custom model, which only its recipe can evaluate"
             fix = "start the recipe with --init-from EXPORT/model.safetensors --epochs 0"
             raise CheckpointError("EXPORT", f"{fact}: {fix}")
         return StoredModel(

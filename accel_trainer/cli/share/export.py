@@ -94,7 +94,7 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
             filesystem.write_file_atomic(folder / name, data)
     except OSError as error:
         raise OutputError(
-            "EXPORT", f"{folder} cannot be written ({error.strerror}): choose another"
+            "EXPORT", f"{folder} cannot be written ({error.strerror}): choose another folder"
         ) from error
 
 
@@ -178,7 +178,9 @@ def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, flo
         if found == group and is_number(value):
             known = metrics.setdefault(quantity, value)
             if known != value:
-                fact = f"metrics.jsonl says {name} {known} at step {step}, result.json {value}"
+                fact = (
+                    f"{name} at step {step} is {known} in metrics.jsonl, but {value} in result.json"
+                )
                 raise OutputError("RUN_CHANGED", f"{run.folder}: {fact}")
     return metrics
 

@@ -130,7 +130,8 @@ def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Ch
         raise
     except (OSError, ValueError) as error:
         raise ConfigError(
-            "SWEEP", f"--values {path} cannot be read as names with lists of values: {error}"
+            "SWEEP",
+            f"--values {path} cannot be read as a mapping of names to lists of values: {error}",
         ) from None
     fields = config_fields(config_class)
     fixed: list[str] = []

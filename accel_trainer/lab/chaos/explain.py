@@ -102,7 +102,7 @@ def _why_not_repeated(one: Path, other: Path, lost: list[str], touched: Collecti
     if operations := read_json_object(one / "result.json").get("nondeterministic_operations"):
         return f"{fact}: torch has no deterministic kernel for {', '.join(operations)}"
     if lost:
-        return f"{fact}, and {shortened(sorted(lost))} is another: the usual causes are {clock}"
+        return f"{fact}, and {shortened(sorted(lost))} differs: the usual causes are {clock}"
     return (
         f"{fact}: the usual causes are a model made before start_run, which seeds the generators, "
         f"{clock}"

@@ -254,7 +254,7 @@ def _outside(story: Story, side: Side, again: Path) -> Finding:
         if name != _CALLBACKS or old is not None
     ]
     if changes:
-        story("what is another here than when it was trained:")
+        story("what differs from when it was trained:")
         _tell_changes(story, changes)
         names = ", ".join(name for name, _, _ in changes)
         cause = Cause("outside of the run", f"outside of the run: {names}")

@@ -129,7 +129,7 @@ def _refuse_other_files(folder: Path) -> None:
         other = min(found)
     raise OutputError(
         "CACHE_FOLDER",
-        f"{other} is not of an image cache, which would take its place: "
+        f"{other} does not belong to an image cache, which would overwrite it: "
         "move it away, or choose another cache folder",
     )
 

@@ -35,7 +35,7 @@ def whiten(model: nn.Module, images: ImageDataset) -> nn.Module:
     if min(pixels.shape[2:]) < _MIN_SIZE:
         size = f"{pixels.shape[2]} x {pixels.shape[3]} pixels"
         fact = f"images of {size} are too small for an airbench network"
-        fix = f"it needs {_MIN_SIZE}; set --model to another"
+        fix = f"it needs {_MIN_SIZE}; choose a different --model"
         raise ConfigError("MODEL_NAME", f"{fact}: {fix}")
     mean, std = (
         torch.tensor(values)[:, None, None]

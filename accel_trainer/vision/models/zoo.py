@@ -124,7 +124,7 @@ class ModelConfig:
         if self.width is not None or self.stem == "cifar" or self.norm != "batch":
             raise ConfigError(
                 "MODEL_PRETRAINED",
-                "pretrained weights do not fit another width, stem or norm: "
+                "pretrained weights do not fit a different width, stem or norm: "
                 "leave out --model.width, --model.stem and --model.norm",
             )
 

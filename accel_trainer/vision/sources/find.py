@@ -111,7 +111,7 @@ def _class_folders(root: Path) -> ImageSource | None:
     """Return the source of folders of classes; None: they have no test images."""
     found = list_splits(root, val_names=_TEST_NAMES)
     for table in (path for listing in found.splits.values() for path in listing.metadata):
-        fact = f"{table} describes the images, whose classes are those of their folders here"
+        fact = f"{table} describes the images, but this recipe takes the classes from the folders"
         raise DataError("DATA_METADATA", f"{fact}: use recipes/images.py, or remove the file")
     find_classes(found)
     if "validation" not in found.splits:

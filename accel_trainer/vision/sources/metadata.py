@@ -70,7 +70,7 @@ def _read_table(path: Path, photos: set[str]) -> tuple[Any, set[str]]:
     }
     if not columns:
         fact = f"{path} has columns {', '.join(table.column_names)}, but no `{_FILE_NAME}`"
-        raise DataError("DATA_METADATA", f"{fact}: rename the column with the names of the photos")
+        raise DataError("DATA_METADATA", f"{fact}: rename the column with the photos' file names")
     named = set[str]()
     features = {}
     for place, name in enumerate(table.column_names):

@@ -55,7 +55,7 @@ def notes_on_split_columns(split: Split) -> list[str]:
             if column.lower() in _SPLIT_COLUMNS:
                 values = sorted(map(str, dataset.unique(column)))
                 if len(values) > 1 and any(value.lower() in VAL_NAMES for value in values):
-                    fact = f"column {column} of {name} has {listed(values)}, and is not followed"
-                    fix = "give each split a table or a folder of its own, without --val-fraction"
+                    fact = f"column {column} of {name} has {listed(values)}, but is ignored"
+                    fix = "give each split its own table or folder, without --val-fraction"
                     notes.append(f"{fact}: {fix}")
     return notes

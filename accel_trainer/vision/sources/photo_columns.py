@@ -76,7 +76,7 @@ class ImageColumn:
         if encoded is not None:
             checksum = None if self._checksums is None else self._checksums[row].as_py()
             if checksum not in (None, hashlib.sha256(encoded).hexdigest()):
-                fact = f"{self.name_of(index)} is not what was packed: its sha256 differs"
+                fact = f"{self.name_of(index)} has changed since it was packed: its sha256 differs"
                 raise DataError(
                     "DATA_DAMAGED", f"{fact}: pack the data again, which replaces damaged files"
                 )

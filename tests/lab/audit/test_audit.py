@@ -275,7 +275,7 @@ def test_a_changed_sample_that_a_resume_hashes_ends_the_replay(
     change_sample(run, samples, tmp_path, 18)
     assert main(["audit", str(run), "--recipe", str(RECIPE), "--segments", "1"]) == 1
     shown = capfd.readouterr()
-    assert "the data is not what this run was trained on" in shown.err
+    assert "this run was trained on different data" in shown.err
     assert "ended with exit code 74: see its error above" in shown.out
 
 

@@ -264,4 +264,4 @@ def test_a_column_of_splits_that_is_not_followed_is_warned_of() -> None:
         rows = table(["a", "b", "c"] * 8, Value("string"))
         rows = rows.add_column(column, [kinds[index % len(kinds)] for index in range(24)])
         photos = load_photos(rows, val_fraction=0.5, label_column="label")
-        assert not [each for each in photos.notes if "not followed" in each]
+        assert not [each for each in photos.notes if "but is ignored" in each]
