@@ -153,7 +153,7 @@ class Trainer:
             self._start()
             with closing(self._steps()) as steps:
                 yield steps
-            self.result = self._activity.result = self._finish()
+            self._activity.result = self._finish()
 
     def _steps(self) -> Generator[StepReport]:
         """Train, evaluate and save until nothing is left or something stops the run."""
@@ -335,13 +335,13 @@ class Trainer:
         **Collective.** Call it once the run has ended, inside the block of `start_run` or in
         `on_fit_end`: after `fit`, the model has the weights of the last step.
 
-        Raises ConfigError while the run trains.
+        Raises ConfigError before the end of the run.
         """
-        if self._activity.phase == "training":
+        if self.result is None:
             raise ConfigError(
                 "TRAINER",
-                "load_best was called while the run trains, which would lose its weights: call it "
-                "after fit, or in on_fit_end",
+                "load_best was called before the end of the run, which would go on from other "
+                "weights: call it after fit, or in on_fit_end",
             )
         return self._load_best(self)
 
@@ -593,6 +593,7 @@ class Trainer:
                 )
         is_diverged = result.state != "preempted" and nonfinite_loss(result.metrics) is not None
         self._activity.phase = "diverged" if is_diverged else result.state
+        self.result = result
         self._notify("on_fit_end", result)
         return result
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from accel_trainer import (
     Batch,
     BatchConfig,
+    Callback,
     OptimizerConfig,
     RecipeConfig,
     RunConfig,
@@ -64,12 +65,20 @@ class Processor:
 
 
 def train(
-    folder: Path, model: nn.Module, task: Any = None, *, ends: list[Any] | None = None, **parts: Any
+    folder: Path,
+    model: nn.Module,
+    task: Any = None,
+    *,
+    ends: list[Any] | None = None,
+    max_steps: int | None = None,
+    **parts: Any,
 ) -> RunResult:
     """Train two epochs of three steps; the first evaluation counts as the best."""
     config = RecipeConfig(
         batch=BatchConfig(global_batch_size=4, per_device_batch_size=4, eval_batch_size=12),
-        trainer=TrainerConfig(num_epochs=2, monitor="eval/loss", monitor_mode="max"),
+        trainer=TrainerConfig(
+            num_epochs=2, max_steps=max_steps, monitor="eval/loss", monitor_mode="max"
+        ),
         optimizer=OptimizerConfig(name="adamw", learning_rate=0.01),
         runtime=RuntimeConfig(num_threads=1),
         run=RunConfig(output_dir=folder, quiet=True),
@@ -184,11 +193,17 @@ def test_after_fit_the_model_can_get_the_weights_that_were_exported(tmp_path: Pa
     assert torch.equal(logits_of(model), exported(tmp_path, bert()))
 
 
-def test_the_best_weights_are_not_loaded_while_the_run_trains(tmp_path: Path) -> None:
+def test_the_best_weights_are_not_loaded_before_the_end_of_the_run(tmp_path: Path) -> None:
     class Early(Trainer):
         def train_step(self, step_batch: Any) -> Any:
             self.load_best()
             return super().train_step(step_batch)
 
-    with pytest.raises(ConfigError, match="load_best was called while the run trains"):
-        train(tmp_path, bert(), trainer_class=Early)
+    class Start(Callback):
+        def on_fit_start(self, trainer: Any) -> None:
+            trainer.load_best()
+
+    train(tmp_path, bert(), max_steps=4)
+    for early in ({"trainer_class": Early}, {"callbacks": [Start()]}):
+        with pytest.raises(ConfigError, match="load_best was called before the end of the run"):
+            train(tmp_path, bert(), **early)
