@@ -244,8 +244,8 @@ MUTANTS = [
     Mutant(
         "another processor is not named before a replay",
         "accel_trainer/lab/replay/replay.py",
-        'here["kernels for"] = torch.backends.cpu.get_cpu_capability()',
-        'here["kernels for"] = hardware.get("cpu_kernels")',
+        '"kernels for": kernels_here()',
+        '"kernels for": hardware.get("cpu_kernels")',
         ("tests/lab/replay/test_replay.py::test_another_processor_gpu_or_version_is_named",),
     ),
     # --- which settings change the result ---
@@ -329,8 +329,8 @@ MUTANTS = [
     Mutant(
         "what a run does once is paid by each epoch",
         "accel_trainer/cli/plan/command.py",
-        "epoch_s = (sum(costs.values()) - once_s)",
-        "epoch_s = sum(costs.values())",
+        "all_steps_s, num_steps = sum(costs.values()) - once_s,",
+        "all_steps_s, num_steps = sum(costs.values()),",
         ("tests/cli/plan/test_plan.py",),
     ),
     Mutant(
@@ -1688,8 +1688,8 @@ MUTANTS = [
     Mutant(
         "the host memory of a snapshot keeps its first shape",
         "accel_trainer/checkpoint/staging.py",
-        "buffer is None or buffer.shape != tensor.shape or buffer.dtype",
-        "buffer is None or buffer.dtype",
+        "form = (tensor.shape, tensor.dtype)",
+        "form = (tensor.dtype,)",
         ("tests/checkpoint/test_staging.py",),
     ),
     Mutant(
@@ -2022,8 +2022,8 @@ MUTANTS = [
     Mutant(
         "the defaults of a recipe are those that its config has now",
         "accel_trainer/run/provenance.py",
-        "config_to_dict(unchecked_defaults(type(config)))",
-        "config_to_dict(config)",
+        '"recipe_defaults": _defaults_of(type(config))',
+        '"recipe_defaults": config_to_dict(config)',
         ("tests/run/test_provenance.py",),
     ),
     Mutant(

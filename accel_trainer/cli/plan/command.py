@@ -153,7 +153,7 @@ def fitting(measured: Measured, plan: RunPlan, hours: float) -> str:
     costs = measured.costs(plan)
     once_s = costs["start"] + costs["end"]
     all_steps_s, num_steps = sum(costs.values()) - once_s, max(plan.num_steps, 1)
-    # the run may end within an epoch
+    # The run may end within an epoch.
     epoch_s = all_steps_s * plan.batch.steps_per_epoch / num_steps
     left_s = hours * _HOUR_S - once_s
     text = "1 hour here is" if hours == 1 else f"{hours:g} hours here are"
