@@ -258,5 +258,5 @@ def test_a_stopped_comparison_continues_and_finds_the_same(
         time.sleep(0.05)  # a recipe ends soon after the command that has started it
     found = json.loads(compare("--lr 1e-6", "--pairs", 2, "--json")[1])
     (tmp_path / "runs").rename(tmp_path / "first")
-    again = json.loads(compare("--lr 1e-6", "--pairs", 2, "--json")[1])
+    again = json.loads(compare("--lr 1e-6", "--pairs", 2, "--jobs", 2, "--json")[1])
     assert found == again
