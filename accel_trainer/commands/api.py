@@ -50,7 +50,7 @@ from ..core.errors import shortened
 from ..core.json_files import read_json_object
 from ..core.parameters import named_parts
 from ..core.rng import epoch_permutation
-from ..core.run_dir import prepare_directory, writes_to
+from ..core.run_dir import prepare_directory, run_lock, writes_to
 from ..core.wording import counted
 from ..distributed.accelerator import uses_cpu
 from ..distributed.machine import available_cpus
@@ -117,6 +117,7 @@ __all__ = [
     "reading",
     "recorded_starts",
     "refuse_other_file",
+    "run_lock",
     "say",
     "say_unless",
     "scratch_folder",

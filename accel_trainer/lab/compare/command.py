@@ -25,7 +25,9 @@ from accel_trainer.commands import (
     CommandParser,
     TrialFailed,
     at_least,
+    prepare_directory,
     refuse_other_file,
+    run_lock,
     say_unless,
     tell,
     write_own_file,
@@ -57,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     output_dir = (options.output_dir or Path("runs") / f"compare-{Path(recipe).stem}").resolve()
     answer = _find_noise if options.null else _compare
     try:
-        return answer(question, options, output_dir)
+        is_optional = not question.a.config.run.lock
+        lock = prepare_directory(output_dir) / "compare.lock"
+        with run_lock(lock, is_optional=is_optional):
+            return answer(question, options, output_dir)
     except TrialFailed as failure:
         return failure.exit_code
     except KeyboardInterrupt:

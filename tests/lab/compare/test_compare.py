@@ -235,11 +235,11 @@ def test_runs_on_other_data_are_not_mixed(
 def test_a_stopped_comparison_continues_and_finds_the_same(
     compare: Compare, tmp_path: Path, signal_number: signal.Signals
 ) -> None:
-    code = "import sys; from accel_trainer.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; from accel_trainer.cli.main import main; sys.exit(main(sys.argv[1:]))"
     flags = ["--at", "50%", "--pairs", "2", "--json"]
     command = ["compare", RECIPE, *FLAGS.split(), "--b", "--lr 1e-6", *flags]
     with subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, command), "--output-dir", str(tmp_path / "runs")],
+        [sys.executable, "-c", program, *map(str, command), "--output-dir", str(tmp_path / "runs")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -248,6 +248,8 @@ def test_a_stopped_comparison_continues_and_finds_the_same(
     ) as process:
         while process.poll() is None and not [*tmp_path.glob("runs/*/arm-*/*/metrics.jsonl")]:
             time.sleep(0.05)
+        code, _, err = compare("--lr 1e-6", "--pairs", 3)
+        assert (code, f"{tmp_path / 'runs'} is locked" in err) == (73, True)
         os.killpg(process.pid, signal_number)
         out, err = process.communicate()
     if signal_number == signal.SIGINT:
