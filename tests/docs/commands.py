@@ -76,7 +76,7 @@ def _parser_flags(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def _flags_in(text: str) -> set[str]:
-    return set(re.findall(r"--[a-z][\w.-]*[\w]", text))
+    return set(re.findall(r"--[a-z](?:[\w.-]*\w)?", text))
 
 
 def _shown(call: Callable[[], object]) -> str:
