@@ -28,5 +28,5 @@ def test_a_name_that_never_was_is_an_ordinary_error() -> None:
 
 
 def test_the_page_of_releases_has_the_same_table() -> None:
-    section = PAGE.read_text().partition("## Names that are gone")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition("## Removed names")[2].partition("\n## ")[0]
     assert dict(re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|$", section, re.M)) == REMOVED

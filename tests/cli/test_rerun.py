@@ -198,7 +198,7 @@ FORGED = {
         "hardware",
         {"num_threads": 1, "num_processes": 10**6, "device": "cpu"},
         73,
-        "ran on 1000000 processes, and here at most",
+        "run on 1000000 processes, and here at most",
     ),
 }
 

@@ -79,7 +79,7 @@ def test_samples_of_different_shapes_are_refused_by_all(tmp_path: Path) -> None:
 def check_shapes() -> None:
     with joined_processes() as accelerator:
         mine = torch.zeros(2, 3 + accelerator.process_index)
-        with pytest.raises(ConfigError, match="on another process: pad them to the same") as caught:
+        with pytest.raises(ConfigError, match="different shape: pad them to the same") as caught:
             gather_with_gradient(mine, accelerator)
         assert "\n" not in str(caught.value)
 

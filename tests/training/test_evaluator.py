@@ -379,7 +379,7 @@ def test_a_metric_must_say_which_numbers_can_select_the_best_checkpoint(is_highe
     class Silent:
         higher_is_better = is_higher
 
-    with pytest.raises(ConfigError, match="higher_is_better of Silent is .*: say which num"):
+    with pytest.raises(ConfigError, match="higher_is_better of Silent is .*: declare which num"):
         evaluate_by(Silent())  # type: ignore[arg-type]
 
 

@@ -329,5 +329,5 @@ class LosesItsWay(Trainer):
 
 
 def test_weights_that_a_step_does_not_put_back_end_the_run(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"train_step changes model\..*put back"):
+    with pytest.raises(CheckpointError, match=r"train_step changes model\..*restore"):
         train(tmp_path, trainer_class=LosesItsWay)

@@ -130,7 +130,7 @@ def compare(plan: Plan, *, jobs: int, say: Say) -> Comparison:
     assert b is not None
     folders = [(branches.arm(a, seed), branches.arm(b, seed)) for seed in plan.seeds]
     say_price(plan, [folder for pair in folders for folder in pair], jobs=jobs, say=say)
-    check_repeats(plan, say)
+    check_same_arms(plan, say)
 
     def train_pair(seed: int, received: list[int]) -> None:
         branches.train_beginning(seed, received)
@@ -186,7 +186,7 @@ def repeats_mark(plan: Plan) -> Path:
     return plan.branches.folder / name
 
 
-def check_repeats(plan: Plan, say: Say) -> None:
+def check_same_arms(plan: Plan, say: Say) -> None:
     """Train A with the first seed twice, unless that was done. Raises OutputError if they differ.
 
     Otherwise, what differs in B could be chance of the machine.

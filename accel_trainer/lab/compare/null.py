@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from accel_trainer import OutputError
 from accel_trainer.commands import Say, counted, format_table, train_at_once
 
-from .compare import Plan, check_repeats, check_same_data, common_metric, number_of, say_price
+from .compare import Plan, check_same_arms, check_same_data, common_metric, number_of, say_price
 from .distributions import chi_squared_quantile
 from .paired import LEVEL, Interval, pairs_needed
 from .text import size
@@ -87,7 +87,7 @@ def find_noise_floor(plan: Plan, *, jobs: int, say: Say) -> NoiseFloor:
     runs = [branches.arm(a, seed) for seed in plan.seeds]
     others = [branches.other_ending(seed) for seed in plan.seeds] if plan.step else []
     say_price(plan, [*runs, *others], jobs=jobs, say=say)
-    check_repeats(plan, say)
+    check_same_arms(plan, say)
 
     def train(seed: int, received: list[int]) -> None:
         branches.train_beginning(seed, received)

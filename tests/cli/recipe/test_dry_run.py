@@ -204,34 +204,34 @@ def model(kind: Any) -> Any:
 NAMED: dict[str, tuple[Any, str]] = {
     "late state": (
         task(LateState),
-        r"CKPT_INEXACT.* differs in model.linear.* began with another task.mean",
+        r"CKPT_INEXACT.* differs in model.linear.* started with a different task.mean",
     ),
     "closure": (task(Closure), r"CKPT_INEXACT.*another Closure\S*scale\.count"),
     "clock": (
         task(Clock),
         "NOT_REPEATABLE.* two runs of 3 steps from the same start differ in model.linear",
     ),
-    "flag": (model(Initialized), "CKPT_INEXACT.* began with another model.is_set"),
+    "flag": (model(Initialized), "CKPT_INEXACT.* started with a different model.is_set"),
     "evaluation": (
         task(RandomEvaluation),
         "CKPT_INEXACT.* differs in metrics.jsonl.* an evaluation that draws",
     ),
     "attribute": (
         model(test_rehearsal.CountingNet),
-        "CKPT_INEXACT.* began with another model.calls",
+        "CKPT_INEXACT.* started with a different model.calls",
     ),
     "class attribute": (
         model(test_rehearsal.ClassCounter),
-        "CKPT_INEXACT.* began with another ClassCounter.calls",
+        "CKPT_INEXACT.* started with a different ClassCounter.calls",
     ),
     "global": (
         model(test_rehearsal.GlobalCounter),
-        "CKPT_INEXACT.* began with another .*GLOBAL_STEPS",
+        "CKPT_INEXACT.* started with a different .*GLOBAL_STEPS",
     ),
-    "task": (task(test_rehearsal.Centred), "CKPT_INEXACT.* began with another task.centre"),
+    "task": (task(test_rehearsal.Centred), "CKPT_INEXACT.* started with a different task.centre"),
     "generator": (
         task(test_rehearsal.OwnGenerator),
-        "CKPT_INEXACT.* began with another task.generator",
+        "CKPT_INEXACT.* started with a different task.generator",
     ),
 }
 SHOWN = ["late state", "clock", "evaluation", "global"]
