@@ -15,8 +15,8 @@ _logger = logging.getLogger(__name__)
 
 def say(text: str, *, write: Callable[[str], object] = print) -> None:
     """Print `text` on stdout. Once that fails, print nothing more and log a warning."""
-    escape_letters()
     try:
+        escape_letters()  # flushes what others have printed
         write(text)
         flush()
     except (OSError, ValueError) as error:  # ValueError: stdout was closed

@@ -200,7 +200,7 @@ def train_on_other_data(folder: Path) -> None:
     ("part", "difference"),
     [
         ("model", "model on 1 (layers.1.running_mean float32 [8]; process 0: nothing)"),
-        ("optimizer", "optimizer on 1 (Adam; process 0: SGD)"),
+        ("optimizer", "optimizer on 1 (class 'Adam'; process 0: class 'SGD')"),
         ("metrics", "metrics on 1 (MeanLoss; process 0: TopKAccuracy)"),
         ("schedule", "schedule on 1 (step 0: 0.1; process 0: step 0: 0.2)"),
         ("max_steps", "config on 1 (trainer.max_steps: 4; process 0: trainer.max_steps: None)"),

@@ -206,7 +206,7 @@ NAMED: dict[str, tuple[Any, str]] = {
         task(LateState),
         r"CKPT_INEXACT.* differs in model.linear.* started with a different task.mean",
     ),
-    "closure": (task(Closure), r"CKPT_INEXACT.*another Closure\S*scale\.count"),
+    "closure": (task(Closure), r"CKPT_INEXACT.*a different Closure\S*scale\.count"),
     "clock": (
         task(Clock),
         "NOT_REPEATABLE.* two runs of 3 steps from the same start differ in model.linear",
