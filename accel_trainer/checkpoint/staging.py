@@ -36,8 +36,10 @@ class Snapshot:
             tensors = {}
             for key, tensor in encoded.tensors.items():
                 form = (tensor.shape, tensor.dtype)
-                # An average shares the memory of weights that stand still.
-                place = (address_of(tensor), tensor.stride(), form)
+                # An average shares the memory of weights that stand still. A tensor without an
+                # address, as empty ones and those of some devices are, stands for itself.
+                address = address_of(tensor)
+                place: object = (address, tensor.stride(), form) if address else (name, key)
                 if place not in by_place:
                     is_async = has_streams(tensor.device)
                     buffer = self._buffers.get((name, key, form))

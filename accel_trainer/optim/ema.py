@@ -114,4 +114,5 @@ class Ema:
 
 
 def _is_shared(average: Tensor, source: Tensor) -> bool:
-    return address_of(average) == address_of(source)
+    address = address_of(average)
+    return address != 0 and address == address_of(source)

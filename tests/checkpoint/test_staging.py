@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -37,3 +38,15 @@ def test_a_snapshot_of_another_shape_or_dtype_has_new_host_memory() -> None:
         copied, _ = snapshot.take(pieces_of(weight))
         found = copied["model"].tensors["weight"]
         assert (found.shape, found.dtype, found.device.type) == (weight.shape, weight.dtype, "cpu")
+
+
+def test_tensors_without_an_address_are_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a device are that is written in Python."""
+    monkeypatch.setattr("accel_trainer.checkpoint.staging.address_of", lambda tensor: 0)
+    tensors = {"weight": torch.ones(3), "bias": torch.zeros(3)}
+    copies, wait = Snapshot().take({"model": Encoded(None, tensors)})
+    wait()
+    assert {name: each.tolist() for name, each in copies["model"].tensors.items()} == {
+        "weight": [1, 1, 1],
+        "bias": [0, 0, 0],
+    }

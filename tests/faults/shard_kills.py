@@ -22,7 +22,7 @@ from tests.faults.tiny_run import leftovers, name_at, valid_steps
 from tests.faults.tiny_shards import ArmedDisk, KillingAt, Run
 
 WHENS: tuple[When, ...] = ("before", "half", "after")
-NUM_CHANGES = (43, 10)  # of a save, by process; a test counts them
+NUM_CHANGES = (51, 15)  # of a save, by process; a test counts them
 _PHASES = {
     "best.json": "after the commit",
     "rename": "commit",

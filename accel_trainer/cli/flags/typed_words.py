@@ -11,6 +11,7 @@ from ...core.errors import ConfigError
 
 # Octal and sexagesimal numbers, `1_000`, switches, dates.
 _MISREAD = re.compile(r"[-+]?0[0-7]+|.*[_:].*|yes|no|on|off|.*\d-\d.*", re.IGNORECASE)
+_MAX_SHOWN = 80  # letters
 _TEXT = "tag:yaml.org,2002:str"
 
 
@@ -26,10 +27,12 @@ def refuse_misread_words(text: str, *, source: str) -> None:
             continue
         tag = event.tag or loader.resolve(yaml.ScalarNode, event.value, (True, False))
         if tag != _TEXT and _MISREAD.fullmatch(event.value):
-            value = yaml.safe_load(f"[{event.value}]")[0]
+            # Python refuses to print a number of thousands of digits.
+            is_long = len(event.value) > _MAX_SHOWN
+            value = "a number" if is_long else repr(yaml.safe_load(f"[{event.value}]")[0])
             line = event.start_mark.line + 1  # type: ignore[union-attr]  # of a text
             raise ConfigError(
                 "CONFIG",
-                f"{source}: line {line}: YAML reads {event.value} as {value!r}: "
+                f"{source}: line {line}: YAML reads {event.value[:_MAX_SHOWN]} as {value}: "
                 "put text in quotes, and write numbers as 1000 and switches as true or false",
             )
