@@ -1,6 +1,6 @@
 """A thin, exact training toolkit over HuggingFace accelerate.
 
-The public names are those of `api`; `commands` and `vision` have more of them.
+The public names are in `api`; `commands` and `vision` have more.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1868,8 +1868,8 @@ MUTANTS = [
     Mutant(
         "a changed setting is compared with what an attempt left that saved nothing",
         "accel_trainer/run/resume.py",
-        'stored = checkpoint.manifest.get("settings", {})',
-        "stored = {}",
+        'stored = {} if checkpoint is None else checkpoint.manifest.get("settings", {})',
+        "stored: Mapping[str, Any] = {}",
         ("tests/run/test_resume.py",),
     ),
     Mutant(

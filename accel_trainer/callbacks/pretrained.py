@@ -24,7 +24,7 @@ class PretrainedExport(Callback):
     """
 
     def __init__(self, run_folder: Path, *, savers: Sequence[Any]) -> None:
-        self._folder = run_folder / "export" / "pretrained"
+        self._folder = run_folder / "export/pretrained"
         self._savers = savers
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:

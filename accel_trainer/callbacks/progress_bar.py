@@ -71,10 +71,9 @@ class ProgressBar(Callback):
             self.write(f"this run is finished: nothing left to train after step {self._first_step}")
             return
         if self._first_step:
-            epoch = self._epoch(trainer.state.epoch + 1, of=" of ")
             self.write(
-                f"continuing after step {self._first_step}, {epoch}, "
-                f"from {checkpoint_name(trainer.state)}"
+                f"continuing after step {self._first_step}, "
+                f"{self._epoch(trainer.state.epoch + 1)}, from {checkpoint_name(trainer.state)}"
             )
         if self._is_quiet:
             return
@@ -204,9 +203,9 @@ class ProgressBar(Callback):
         num_steps = self._trainer.state.optimizer_step - self._first_step
         return (time.monotonic() - self._start_s) / num_steps if num_steps else 0.0
 
-    def _epoch(self, epoch: int, *, of: str = "/") -> str:
+    def _epoch(self, epoch: int) -> str:
         num_epochs = self._config.num_epochs
-        return f"epoch {epoch}" + (f"{of}{num_epochs}" if num_epochs is not None else "")
+        return f"epoch {epoch}" + (f"/{num_epochs}" if num_epochs is not None else "")
 
 
 def loss_of(report: StepReport, *, is_exact: bool) -> float:

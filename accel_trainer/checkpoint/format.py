@@ -136,19 +136,25 @@ def _write_pieces(
             name = f"{piece}/r{process_index:05d}.safetensors"
             files[name] = write_slices(folder / name, encoded)
         elif encoded.tensors and process_index == 0:
-            files[f"{piece}.safetensors"] = _write(
-                folder / f"{piece}.safetensors", pack_tensors(encoded.tensors)
-            )
+            name = f"{piece}.safetensors"
+            write = _write_or_link if piece == FROZEN else _write
+            files[name] = write(folder / name, pack_tensors(encoded.tensors))
     return files
 
 
 def _write(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
-    """Write a file, or link it if the checkpoint before has the same; return its manifest entry."""
+    """Write a file and return its entry for the manifest."""
+    filesystem.create_file(path, chunks)
+    return entry_of(chunks)
+
+
+def _write_or_link(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
+    """Link a file that the newest checkpoint has, or else write it; return its manifest entry."""
     entry = entry_of(chunks)
-    for before in list_checkpoints(path.parent.parent)[-1:] * (path.name == FROZEN_FILE):
+    for newest in list_checkpoints(path.parent.parent)[-1:]:
         with suppress(OSError):  # it is gone, or the file system cannot link it
-            if filesystem.sha256_of(before / path.name) == entry["sha256"]:
-                filesystem.disk.link(path, before / path.name)
+            if filesystem.sha256_of(newest / path.name) == entry["sha256"]:
+                filesystem.disk.link(path, newest / path.name)
                 return entry
     filesystem.create_file(path, chunks)
     return entry

@@ -14,7 +14,7 @@ from .serialization import Encoded
 
 
 def marks_of(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str, str]:
-    """Return digests of those of the `weights` that are in `names`. **Host sync.**"""
+    """Return digests of the `weights` that `names` lists. **Host sync.**"""
     # The average may share their memory: reading it here, and not a copy, would end that.
     return {name: digest_of(weights[name].clone()) for name in weights if name in names}
 
@@ -27,7 +27,7 @@ def split_frozen(pieces: Mapping[str, Encoded], frozen: Mapping[str, str]) -> di
     """
     model = pieces["model"].tensors
     shared = {name: model[name] for name in model if name in frozen}
-    split = {**pieces}
+    split = dict(pieces)
     order = {}
     for piece, encoded in pieces.items():
         tensors = encoded.tensors

@@ -59,7 +59,7 @@ class Checkpointer:
         self.peers = peers
         self.last_committed: str | None = None
         self.num_failed_saves = 0
-        # Those of the parameters that no optimizer steps, in the checkpoint before.
+        # Digests of the parameters that no optimizer steps, as the last checkpoint has them.
         self.marks: dict[str, str] = {}
         # The commit marks of the checkpoints that retention may delete: those that the run had at
         # its start or saved itself, not those that somebody puts beside them.

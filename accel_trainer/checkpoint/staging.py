@@ -36,8 +36,8 @@ class Snapshot:
             tensors = {}
             for key, tensor in encoded.tensors.items():
                 form = (tensor.shape, tensor.dtype)
-                # An average shares the memory of weights that stand still. A tensor without an
-                # address, as empty ones and those of some devices are, stands for itself.
+                # An average shares the memory of frozen weights. A tensor may have no address, if
+                # it is empty or on a device that is written in Python: it is copied alone.
                 address = address_of(tensor)
                 place: object = (address, tensor.stride(), form) if address else (name, key)
                 if place not in by_place:

@@ -96,7 +96,7 @@ class BatchPlan:
 
     @property
     def is_endless(self) -> bool:
-        """Whether the samples are those of a stream without a length."""
+        """Whether the data is a stream without a length."""
         return self.num_samples >= ENDLESS
 
     @property

@@ -37,7 +37,7 @@ def stepped_parameters(model: nn.Module, optimizers: Optimizers) -> dict[str, Te
 
 def unstepped_parameters(model: nn.Module, optimizers: Optimizers) -> set[str]:
     """Return all names of the parameters that no optimizer steps, but for shards."""
-    stepped = {each for optimizer in optimizers.values() for each in parameters_of(optimizer)}
+    stepped = set(stepped_parameters(model, optimizers).values())
     return {
         name
         for name, each in model.named_parameters(remove_duplicate=False)

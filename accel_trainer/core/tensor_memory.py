@@ -60,8 +60,7 @@ def address_of(tensor: Tensor) -> int:
     Unlike `data_ptr`, whose caller may write, this does not end the sharing of memory that is
     copied on the first write. A torch without this function shares none.
     """
-    address: int = getattr(torch._C, "_data_address", Tensor.data_ptr)(tensor)
-    return address
+    return int(getattr(torch._C, "_data_address", Tensor.data_ptr)(tensor))
 
 
 def sum_of_bits(tensor: Tensor) -> Tensor:

@@ -81,7 +81,9 @@ class Ema:
         The first write to either of them is to a copy (torch's copy on write). **Host sync.**
         """
         for average, source in self._parameters:
-            if source in self._owners or is_shard(source) or not torch.equal(average, source):
+            if source in self._owners or is_shard(source) or _is_shared(average, source):
+                continue
+            if not torch.equal(average, source):
                 continue
             # Memory of a file, or of numpy, cannot be shared; another torch may lack the function.
             with suppress(RuntimeError, AttributeError):
@@ -114,5 +116,4 @@ class Ema:
 
 
 def _is_shared(average: Tensor, source: Tensor) -> bool:
-    address = address_of(average)
-    return address != 0 and address == address_of(source)
+    return 0 != address_of(average) == address_of(source)

@@ -64,8 +64,7 @@ def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict
             "CUDA was in use before the run, so matrix products may differ in their last bits: "
             "set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts, or use no GPU before the run"
         )
-    trains_nothing = 0 in (config.trainer.num_epochs, config.trainer.num_steps)
-    if trains_nothing and config.run.init_from is None:
+    if not config.trainer.with_defaults().total_steps(1) and config.run.init_from is None:
         found["UNTRAINED"] = (
             "no step is trained: the weights that the model starts with are evaluated and exported"
         )

@@ -98,8 +98,7 @@ def stored_settings(source: Source) -> Mapping[str, Any]:
     named = [directory / source.checkpoint] if source.checkpoint else list_checkpoints(directory)
     for path in reversed(named):
         with suppress(CheckpointError):
-            settings: Mapping[str, Any] = read_manifest(path)[1].get("settings", {})
-            return settings
+            return dict(read_manifest(path)[1].get("settings", {}))
     return {}
 
 
@@ -181,9 +180,7 @@ def continued(
     Raises ConfigError if a setting has changed that `--allow-change` does not name, or if the
     processes cannot share the global batch.
     """
-    stored: Mapping[str, Any] = {}
-    if checkpoint is not None:
-        stored = checkpoint.manifest.get("settings", {})
+    stored = {} if checkpoint is None else checkpoint.manifest.get("settings", {})
     size = stored.get("batch.global_batch_size")
     config = with_global_batch_size(config, size, num_processes=num_processes)
     # What does not depend on the data is refused before it is read.

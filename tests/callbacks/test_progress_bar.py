@@ -111,7 +111,7 @@ def test_a_run_that_continues_reports_from_where(tmp_path: Path) -> None:
     assert "continuing" not in job.output()
     job = processes.run(attempt, tmp_path / "run", folder=tmp_path / "again")
     assert (
-        "continuing after step 5, epoch 2 of 2, from step-0000000005-epoch-00001"
+        "continuing after step 5, epoch 2/2, from step-0000000005-epoch-00001"
         in job.output().splitlines()
     )
 
