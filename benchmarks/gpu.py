@@ -24,7 +24,19 @@ from accel_trainer.vision import load_images
 
 from . import results
 from .input_pipeline import write_noise
-from .on_gpu import bits, checks, digests, exact, memory, nccl, photos, records, smoke, speed
+from .on_gpu import (
+    bits,
+    checks,
+    digests,
+    earned,
+    exact,
+    memory,
+    nccl,
+    photos,
+    records,
+    smoke,
+    speed,
+)
 from .on_gpu.page import Page, Setting, gpu_environment
 from .on_gpu.shares import run_in_shares
 
@@ -34,6 +46,7 @@ PARTS: Mapping[str, tuple[str, Callable[[Page, Setting], None]]] = {
     "bits": ("On a GPU: wrong bits, and their cause", bits.run),
     "exact": ("On a GPU: exactness", exact.run),
     "digests": ("On a GPU: what digests cost", digests.run),
+    "earned": ("On a GPU: what the code for GPUs alone earns", earned.run),
     "speed": ("On a GPU: speed", speed.run),
     "nccl": ("On a GPU: several processes", nccl.run),
     "memory": ("On a GPU: memory", memory.run),

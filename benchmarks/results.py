@@ -52,7 +52,7 @@ def environment() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "load_average": round(os.getloadavg()[0], 1),
         "versions": versions,
-        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git(*_CHANGES) else ""),
+        "commit": _commit(),
     }
 
 
@@ -61,8 +61,21 @@ _WRITTEN = (":!benchmarks/results", ":!*README.md", ":!docs/costs.md")
 _CHANGES = ("status", "--porcelain", "-uno", ".", *_WRITTEN)
 
 
+def _commit() -> str:
+    """Return the commit of the code, with a + if files differ from it.
+
+    A copy without its repository has none: `BENCHMARKS_COMMIT` names it there.
+    """
+    commit = _git("rev-parse", "--short", "HEAD")
+    return commit + ("+" if _git(*_CHANGES) else "") or os.environ.get("BENCHMARKS_COMMIT", "")
+
+
 def _git(*arguments: str) -> str:
-    run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    """Return what git prints; nothing where there is no git, or no repository."""
+    try:
+        run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return ""
     return run.stdout.strip()
 
 

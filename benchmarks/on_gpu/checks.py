@@ -16,12 +16,14 @@ from .runs import SMALL, rows, train
 
 OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "left out"}
 MAX_LOSS_DIFFERENCE = 1e-3
+FIRST_STEPS = (*SMALL, "--max-steps", "20", "--lr", "0.01", "--trainer.log-every-n-steps", "1")
 
 
 def run(page: Page, setting: Setting) -> None:
     tests = "tests/training/test_pretend_device.py" if setting.is_tiny else "tests"
     page.attempt("the tests that need a GPU", partial(_run_tests, page, tests))
     with tempfile.TemporaryDirectory() as folder:
+        page.attempt("warnings", partial(list_warnings, page, setting, Path(folder)))
         page.attempt("first steps", partial(compare_first_steps, page, setting, Path(folder)))
         page.attempt(
             "start with and without a visible GPU",
@@ -39,6 +41,7 @@ def _run_tests(page: Page, tests: str) -> None:
             "-q",
             "-m",
             "gpu",
+            "--continue-on-collection-errors",
             "--junitxml",
             str(report),
             tests,
@@ -68,15 +71,19 @@ def _run_tests(page: Page, tests: str) -> None:
     )
 
 
-def compare_first_steps(page: Page, setting: Setting, folder: Path) -> None:
-    """Train 20 steps: what they warn of, and how far their losses are from a CPU's."""
-    flags = (*SMALL, "--max-steps", "20", "--lr", "0.01", "--trainer.log-every-n-steps", "1")
-    said = train(setting, folder / "here", *flags, environ={"PYTHONWARNINGS": "always"})
+def list_warnings(page: Page, setting: Setting, folder: Path) -> None:
+    """Train 20 steps, and list what they warn of."""
+    said = train(setting, folder / "warned", *FIRST_STEPS, environ={"PYTHONWARNINGS": "always"})
     found = sorted({line.strip()[:200] for line in said.splitlines() if "Warning: " in line})
     for line in found:
         page.add("Warnings of 20 steps", {"warning": line})
     page.judge(f"20 steps warn of nothing ({len(found)} warnings)", holds=not found)
-    train(setting, folder / "cpu", *flags, environ={"ACCELERATE_USE_CPU": "true"})
+
+
+def compare_first_steps(page: Page, setting: Setting, folder: Path) -> None:
+    """Train 20 steps, and compare their losses with a CPU's."""
+    train(setting, folder / "here", *FIRST_STEPS)
+    train(setting, folder / "cpu", *FIRST_STEPS, environ={"ACCELERATE_USE_CPU": "true"})
     here, cpu = (rows(folder / name, "train/loss") for name in ("here", "cpu"))
     largest = max(abs(one - other) for one, other in zip(here, cpu, strict=True))
     page.add(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -80,7 +81,8 @@ def _hash_pixels(num_steps: int) -> str:
 
 def _step_batches(num_steps: int) -> Iterator[StepBatch]:
     size = loops.BATCH_SIZE
-    batch = BatchConfig(global_batch_size=size, per_device_batch_size=size, num_workers=2)
+    workers = min(8, os.cpu_count() or 1)
+    batch = BatchConfig(global_batch_size=size, per_device_batch_size=size, num_workers=workers)
     images = Noise(num_steps * size)
     train = build_train_loader(images, batch, seed=0, accelerator=Accelerator())
     return train.step_batches(0, 0)

@@ -17,6 +17,7 @@ from accel_trainer.vision import ModelConfig, build_model
 
 from .. import results
 from . import copies
+from .checks import list_warnings
 from .page import Page, Setting
 from .runs import SMALL, hashes, kill_and_resume, train
 
@@ -66,8 +67,9 @@ def run(page: Page, setting: Setting) -> None:
         page.attempt(model, partial(_name_operations, page, setting, model, make))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        num_steps = 8 if setting.is_tiny else 200
+        num_steps = 8 if setting.is_tiny else 400
         checks = {
+            "warnings": partial(list_warnings, page, setting, folder),
             "--reduce exact": partial(_split, page, setting, folder, num_steps),
             "checkpoints while it trains": partial(
                 _save_in_training, page, setting, folder, num_steps

@@ -36,11 +36,11 @@ RESNET18 = (
 def run(page: Page, setting: Setting) -> None:
     num_steps = TINY_STEPS if setting.is_tiny else STEPS
     page.attempt("syncs", partial(_count_syncs, page, setting))
-    page.attempt("copies beside the computation", partial(copies.trace_copies, page, setting))
     for model in setting.some(list(num_steps)):
         page.attempt(
             f"a step of {model}", partial(_measure_step, page, setting, model, num_steps[model])
         )
+    page.attempt("copies beside the computation", partial(copies.trace_copies, page, setting))
     page.attempt("data on the device", partial(_compare_with_data_on_device, page, setting))
     for precision in setting.some(
         ("no", "bf16") if setting.device == "cpu" else ("bf16", "fp16", "no")
