@@ -58,11 +58,11 @@ PARTS: Mapping[str, tuple[str, Callable[[Page, Setting], None]]] = {
 def find_images(
     dataset: str | None, cache_dir: Path, folder: Path, *, num_random: int
 ) -> tuple[str, str, Path, bool]:
-    """Return the dataset, what it is, its cache, and whether it is real: the given one, CIFAR-10 or
-    random images."""
+    """Return the dataset, what it is, its cache, and whether it is
+    CIFAR-10 itself: the given one, that of the hub, or random images."""
     if dataset is not None:
         load_images(dataset, cache_dir=cache_dir)  # decoded before any clock runs
-        return dataset, "the images of --dataset", cache_dir, True
+        return dataset, "the images of --dataset", cache_dir, False
     try:
         load_images("cifar10", cache_dir=cache_dir)
         return "cifar10", "CIFAR-10 of the hub", cache_dir, True
@@ -150,7 +150,7 @@ def main() -> None:
             )
         except UserError as error:
             sys.exit(str(error))
-        dataset, described, cache_dir, are_real = found
+        dataset, described, cache_dir, is_cifar10 = found
         setting = Setting(
             device=device,
             dataset=dataset,
@@ -159,7 +159,7 @@ def main() -> None:
             cache_dir=cache_dir,
             is_tiny=options.tiny,
             has_every_case=options.every_case or not options.tiny,
-            are_real=are_real,
+            is_cifar10=is_cifar10,
             num_repeats=1 if options.tiny else options.repeats,
         )
         # What is only tried is not kept beside what was measured.

@@ -17,6 +17,7 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
     GradScalerKwargs,
+    InitProcessGroupKwargs,
     patch_environment,
 )
 from accelerate.utils import FullyShardedDataParallelPlugin as FsdpPlugin
@@ -110,8 +111,7 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
         raise ConfigError(
             "CONFIG", "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no"
         )
-    has_cuda = torch.cuda.is_available() and not use_cpu
-    if config.backend == "nccl" and not has_cuda:
+    if config.backend == "nccl" and (use_cpu or not torch.cuda.is_available()):
         raise ConfigError(
             "CONFIG", "--runtime.backend nccl needs GPUs, and there are none: use gloo"
         )
@@ -148,7 +148,10 @@ def _build_accelerator(
 ) -> Accelerator:
     reset_accelerate()
     ddp = DistributedDataParallelKwargs(find_unused_parameters=config.find_unused_parameters)
-    scaler = GradScalerKwargs(init_scale=config.loss_scale)
+    handlers = [ddp, GradScalerKwargs(init_scale=config.loss_scale)]
+    if dist.is_initialized() and "cuda:gloo" in dist.get_backend_config():
+        # accelerate 1.15 would take the group for one of NCCL.
+        handlers.append(InitProcessGroupKwargs(backend="gloo"))
     # Without this variable accelerate sets the number of threads, with a warning. It is set later.
     with (
         launch_errors_explained(),
@@ -158,7 +161,7 @@ def _build_accelerator(
             cpu=is_on_cpus,
             mixed_precision=precision,
             fsdp_plugin=fsdp,
-            kwargs_handlers=[ddp, scaler],
+            kwargs_handlers=handlers,
         )
     if is_on_cpus and fsdp is not None:
         # accelerate 1.15 shards only on accelerators: on CPUs it would silently use DDP.

@@ -146,7 +146,7 @@ class ClassificationTask:
             targets = targets.long()  # for uint8, torch lacks weights with smoothing (torch 2.13)
             if not are_classes(batch.targets, logits.shape[1]):
                 factors = trust_labels(batch, logits.shape[1], self._ignored)
-                targets = targets.where(factors == 1, 0)
+                targets = targets * (factors == 1)
         else:
             fits = (targets >= 0) & (targets < math.inf)
             factors = trust(batch, fits, "which cannot be the weight of a class: use 0 or more")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -103,9 +104,13 @@ def compare(
     same."""
     folder.mkdir()
     steps = (*SMALL, "--max-steps", str(num_steps), *flags)
-    train(setting, folder / "one", *steps)
-    train(setting, folder / "two", *steps)
-    killed_at = kill_and_resume(setting, folder / "killed", *steps, at_step=num_steps // 2)
+    with ThreadPoolExecutor(1 if setting.is_tiny else 3) as pool:
+        twice = [pool.submit(train, setting, folder / name, *steps) for name in ("one", "two")]
+        killed_at = pool.submit(
+            kill_and_resume, setting, folder / "killed", *steps, at_step=num_steps // 2
+        ).result()
+    for training in twice:
+        training.result()
     one, two, killed = (hashes(folder / name) for name in ("one", "two", "killed"))
     page.add(
         f"{num_steps} steps, twice and killed in the middle",

@@ -34,11 +34,14 @@ MAX_OF_RAW, MAX_GROWTH_GIB = 1.1, 0.01
 
 
 def run(page: Page, setting: Setting) -> None:
-    page.attempt("peak", partial(_measure_peak, page, setting))
     with tempfile.TemporaryDirectory() as folder:
+        checks = {
+            "peak": partial(_measure_peak, page, setting),
+            "growth": partial(_measure_growth, page, setting, Path(folder) / "long"),
+        }
         if setting.device == "cuda":
-            page.attempt("out of memory", partial(_run_out, page, setting, Path(folder)))
-        page.attempt("growth", partial(_measure_growth, page, setting, Path(folder) / "long"))
+            checks["out of memory"] = partial(_run_out, page, setting, Path(folder))
+        page.attempt_together(checks)
 
 
 def _measure_peak(page: Page, setting: Setting) -> None:

@@ -35,7 +35,7 @@ class Setting:
     is_tiny: bool = False
     has_every_case: bool = True
     """Of a list of cases; False: only the first."""
-    are_real: bool = True
+    is_cifar10: bool = True
     num_repeats: int = 3
     """How often a loop is timed: each time is a process, which imports everything again."""
 

@@ -228,28 +228,33 @@ def test_a_step_never_waits_for_the_gpu(
     processes.run_on("gpu", train_without_waiting, *arguments, folder=tmp_path / "logs")
 
 
-def train_in_float64(folder: Path, batch_size: int, has_met_before: bool) -> None:
+def train_in_float64(folder: Path, batch_size: int, has_met_before: bool, backend: str) -> None:
     if has_met_before:
         PartialState()  # forms a group for tensors of the accelerator, and those only
-    batch = BatchConfig(per_device_batch_size=batch_size)
-    config = workload.make_config(folder, batch=batch, checkpoint=CheckpointConfig())
+    config = workload.make_config(
+        folder,
+        batch=BatchConfig(per_device_batch_size=batch_size),
+        checkpoint=CheckpointConfig(),
+        runtime=RuntimeConfig(backend=backend or None),
+    )
     workload.train(config, dtype=torch.float64, norm="batch")
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "have_met_before"),
+    ("accelerator", "have_met_before", "backend"),
     [
-        ("pretend", True),
-        *slow([("pretend", False)]),
-        pytest.param("gpu", True, marks=pytest.mark.gpu(2)),
-        pytest.param("gpu", False, marks=pytest.mark.gpu(2)),
+        ("pretend", True, ""),
+        *slow([("pretend", False, "")]),
+        pytest.param("gpu", True, "", marks=pytest.mark.gpu(2)),
+        pytest.param("gpu", False, "", marks=pytest.mark.gpu(2)),
+        pytest.param("gpu", False, "gloo", marks=pytest.mark.gpu),  # they share one
     ],
 )
 def test_two_processes_train_the_model_of_one(
-    tmp_path: Path, accelerator: str, have_met_before: bool
+    tmp_path: Path, accelerator: str, have_met_before: bool, backend: str
 ) -> None:
     for number in (1, 2):
-        arguments = (tmp_path / str(number), 32 // number, have_met_before and number > 1)
+        arguments = (tmp_path / str(number), 32 // number, have_met_before and number > 1, backend)
         logs = tmp_path / f"logs-{number}"
         processes.run_on(
             accelerator, train_in_float64, *arguments, num_processes=number, folder=logs
