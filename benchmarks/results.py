@@ -64,10 +64,11 @@ _CHANGES = ("status", "--porcelain", "-uno", ".", *_WRITTEN)
 def _commit() -> str:
     """Return the commit of the code, with a + if files differ from it.
 
-    A copy without its repository has none: `BENCHMARKS_COMMIT` names it there.
+    `BENCHMARKS_COMMIT` names it for a copy of the files whose repository is missing or older.
     """
-    commit = _git("rev-parse", "--short", "HEAD")
-    return commit + ("+" if _git(*_CHANGES) else "") or os.environ.get("BENCHMARKS_COMMIT", "")
+    if named := os.environ.get("BENCHMARKS_COMMIT"):
+        return named
+    return _git("rev-parse", "--short", "HEAD") + ("+" if _git(*_CHANGES) else "")
 
 
 def _git(*arguments: str) -> str:
