@@ -145,7 +145,7 @@ def section(name: str, result: Mapping[str, Any]) -> str:
     where = result["environment"]
     versions = ", ".join(f"{package} {version}" for package, version in where["versions"].items())
     lines = [
-        f"## {result['title']}",
+        f"## {result['title']}" + (f" ({where['gpu']})" if where["gpu"] else ""),
         "",
         f"`python -m {result.get('command', f'benchmarks.{name}')}`. {result['how']}",
         "",

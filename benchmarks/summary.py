@@ -1,12 +1,11 @@
-"""The table of docs/costs.md: a few of the results, including bad ones.
+"""The tables of docs/costs.md: a few of the results, including bad ones.
 
-`python -m benchmarks.summary` updates it.
+`python -m benchmarks.summary` updates them.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ _SAVE = ("accel_trainer", "accelerate save_state")
 
 # Label of the row; result, table and column to take it from; rows there for the columns of the
 # page; unit.
-_ROWS: Sequence[tuple[str, str, str, str, Sequence[str], str]] = (
+_ROWS: Sequence[tuple[str, str, str, str, Sequence[str | int], str]] = (
     (
         "a step of a tiny network, relative to a hand-written loop",
         "overhead",
@@ -69,31 +68,153 @@ _ROWS: Sequence[tuple[str, str, str, str, Sequence[str], str]] = (
 )
 
 
+# The same for what was measured on a GPU, with the loops of a row.
+_ON_GPU: Sequence[tuple[str, str, str, str, Sequence[str | int], str]] = (
+    (
+        "a step of a single linear layer, relative to a hand-written loop",
+        "gpu_speed",
+        "A step of tiny, batch 128, float32",
+        "of raw",
+        _STEP,
+        "",
+    ),
+    (
+        "a step of ResNet-18 in float32, relative to a hand-written loop",
+        "gpu_speed",
+        "A step of resnet18, batch 128, float32",
+        "of raw",
+        _STEP[:1],
+        "",
+    ),
+    (
+        "the same in microseconds",
+        "gpu_speed",
+        "A step of resnet18, batch 128, float32",
+        "us/step",
+        _STEP[:1],
+        " us",
+    ),
+    (
+        "peak memory of that ResNet-18",
+        "gpu_memory",
+        "Peak of resnet18, batch 128",
+        "MiB",
+        _STEP[:1],
+        " MiB",
+    ),
+    (
+        "the same, of a hand-written loop",
+        "gpu_memory",
+        "Peak of resnet18, batch 128",
+        "MiB",
+        ("raw",),
+        " MiB",
+    ),
+    (
+        "training pauses to copy ResNet-50 and its momentum",
+        "gpu_earned",
+        "A copy of the state of ResNet-50 and its momentum",
+        "training pauses ms",
+        ("pinned",),
+        " ms",
+    ),
+    (
+        "the same, if the host's memory were not pinned",
+        "gpu_earned",
+        "A copy of the state of ResNet-50 and its momentum",
+        "training pauses ms",
+        ("pageable",),
+        " ms",
+    ),
+    (
+        "photos per second into a ResNet-50, bf16, not compiled, 16 workers",
+        "gpu_photos",
+        "resnet50, bf16, 224 pixels, batch 256",
+        "photos/s",
+        (16,),
+        "",
+    ),
+    (
+        "of that time, waiting for photos",
+        "gpu_photos",
+        "resnet50, bf16, 224 pixels, batch 256",
+        "waiting for data %",
+        (16,),
+        " %",
+    ),
+    (
+        "`recipes/configs/cifar10_94.yaml`, not compiled, training",
+        "gpu_records",
+        "Whole trainings on the images of --dataset",
+        "training s",
+        (0,),
+        " s",
+    ),
+    (
+        "the same, from start to end",
+        "gpu_records",
+        "Whole trainings on the images of --dataset",
+        "start to end s",
+        (0,),
+        " s",
+    ),
+    (
+        "its accuracy on CIFAR-10 as JPEG of quality 75 (not yet tried on the original images)",
+        "gpu_records",
+        "Whole trainings on the images of --dataset",
+        "accuracy %",
+        (0,),
+        " %",
+    ),
+)
+
+
 def table() -> str:
-    """Return the table as Markdown."""
+    """Return the table of what was measured on a CPU as Markdown."""
     lines = [
         "| median | accel_trainer | accelerate | Lightning | HF Trainer |",
         "|---|---|---|---|---|",
     ]
     for label, result, caption, column, names, unit in _ROWS:
-        rows = json.loads((COMMITTED / "results" / f"{result}.json").read_text())["tables"][caption]
+        rows = _read(result)["tables"][caption]
         numbers = [cell(_row(rows, name)[column]) + unit for name in names]
         lines.append(f"| {' | '.join([label, *numbers, *['-'] * (4 - len(numbers))])} |")
     return "\n".join(lines)
 
 
-def _row(rows: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    return next(
-        row for row in rows if name in (row.get("loop"), row.get("what"), row.get("evaluation"))
-    )
+def gpu_table() -> str:
+    """Return the table of what was measured on a GPU as Markdown."""
+    lines = [
+        "| on a GPU | measured on | accel_trainer | accelerate | Lightning | HF Trainer |",
+        "|---|---|---|---|---|---|",
+    ]
+    for label, result, caption, column, names, unit in _ON_GPU:
+        page = _read(result)
+        rows = page["tables"][caption]
+        numbers = [cell(_row(rows, name)[column]) + unit for name in names]
+        gpu = page["environment"]["gpu"].removeprefix("NVIDIA ").partition(" ")[0]
+        cells = [label, gpu, *numbers, *["-"] * (4 - len(numbers))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _read(result: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((COMMITTED / "results" / f"{result}.json").read_text())
+    return found
+
+
+def _row(rows: Sequence[dict[str, Any]], name: str | int) -> dict[str, Any]:
+    columns = ("loop", "what", "evaluation", "memory", "workers", "seed")
+    return next(row for row in rows if name in [row.get(column) for column in columns])
 
 
 def write() -> None:
-    """Replace the table in the page."""
+    """Replace the tables in the page."""
     path = ROOT / "docs" / "costs.md"
-    text = re.sub(
-        r"^\| median .*?\n(?=\n)", lambda _: table() + "\n", path.read_text(), flags=re.M | re.S
-    )
+    text = path.read_text()
+    for first, made in {"median": table(), "on a GPU": gpu_table()}.items():
+        start = text.index(f"| {first} |")
+        text = text[:start] + made + text[text.index("\n\n", start) :]
     path.write_text(text)
 
 

@@ -895,8 +895,8 @@ MUTANTS = [
     Mutant(
         "--runtime.backend is ignored",
         "accel_trainer/distributed/accelerator.py",
-        'by_platform if config.backend in (None, "nccl") else config.backend',
-        "by_platform",
+        'backend: str = config.backend or "gloo"',
+        'backend = "gloo"',
         (
             "tests/distributed/test_accelerator.py::test_processes_send_their_messages_by_the_backend_that_is_asked_for",
         ),

@@ -103,7 +103,6 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
             f"WORLD_SIZE is {num_processes}: set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and "
             "MASTER_PORT before that call, or start the processes with accel_trainer.launch",
         )
-    given_threads = given_num_threads()
     use_cpu = uses_cpu()
     precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     sharding = read_sharding()
@@ -128,7 +127,9 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
         )
     reject_unsupported(accelerator)
     torch.set_num_threads(
-        config.num_threads or given_threads or max(1, available_cpus() // count_local_processes())
+        config.num_threads
+        or given_num_threads()
+        or max(1, available_cpus() // count_local_processes())
     )
     allow_tf32(config.tf32)
     if accelerator.device.type == "cpu":
@@ -147,8 +148,10 @@ def _build_accelerator(
     config: RuntimeConfig, precision: str, fsdp: FsdpPlugin | None, *, is_on_cpus: bool
 ) -> Accelerator:
     reset_accelerate()
-    ddp = DistributedDataParallelKwargs(find_unused_parameters=config.find_unused_parameters)
-    handlers = [ddp, GradScalerKwargs(init_scale=config.loss_scale)]
+    handlers = [
+        DistributedDataParallelKwargs(find_unused_parameters=config.find_unused_parameters),
+        GradScalerKwargs(init_scale=config.loss_scale),
+    ]
     if dist.is_initialized() and "cuda:gloo" in dist.get_backend_config():
         # accelerate 1.15 would take the group for one of NCCL.
         handlers.append(InitProcessGroupKwargs(backend="gloo"))
@@ -177,18 +180,16 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
             raise ConfigError(
                 "LAUNCH",
                 f"--runtime.backend {config.backend}, but the processes already joined over "
-                f"{dist.get_backend()}: "
-                "create no process group, PartialState or Accelerator before the run",
+                f"{dist.get_backend()}: create no process group or Accelerator before the run",
             )
         return
-    by_platform = "gloo"
+    backend: str = config.backend or "gloo"
     accelerator = None if use_cpu else torch.accelerator.current_accelerator()
-    if accelerator is not None:
+    if accelerator is not None and config.backend in (None, "nccl"):
         # gloo beside nccl or its equivalent: the stop flag is reduced on the CPU, without a sync of
         # the accelerator.
         by_device = dist.get_default_backend_for_device(accelerator)
-        by_platform = f"cpu:gloo,{accelerator.type}:{by_device}"
-    backend = by_platform if config.backend in (None, "nccl") else config.backend
+        backend = f"cpu:gloo,{accelerator.type}:{by_device}"
     device = None
     if "nccl" in backend:  # the GPU that accelerate chooses
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())

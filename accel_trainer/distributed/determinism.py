@@ -21,10 +21,13 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def prepare_cuda() -> None:
-    """Set variables that CUDA's libraries read only once, when they are first used."""
+    """Set variables that torch, accelerate and CUDA's libraries read only once."""
     os.environ.setdefault(_WORKSPACE, ":4096:8")
     # Otherwise torch's search for GPUs starts CUDA, and no process can be forked afterwards.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # Otherwise accelerate gives DDP the local rank as the number of the GPU, which is wrong where
+    # each process sees only its own GPU, or processes share one (accelerate 1.15).
+    os.environ.setdefault("ACCELERATE_BYPASS_DEVICE_MAP", "true")
 
 
 def is_too_late_for_cublas() -> bool:
@@ -54,9 +57,8 @@ def choose_kernels(deterministic: bool | Literal["strict"]) -> None:
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cudnn.deterministic = bool(deterministic)
     torch.use_deterministic_algorithms(bool(deterministic), warn_only=deterministic != "strict")
-    if deterministic:
-        # Otherwise torch launches a kernel for every new tensor, to fill it with NaN.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # not in its stubs
+    # Otherwise torch launches a kernel for every new tensor, to fill it with NaN.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # not in its stubs
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def describe_peak(used_bytes: int, reserved_bytes: int) -> str:
     used = f"peak {used_bytes / 2**30:.2f} GiB"
     if used_bytes >= (1 - _FRAGMENTED_FRACTION) * reserved_bytes:
         return used
-    fix = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    fix = "set PYTORCH_ALLOC_CONF=expandable_segments:True"
     return f"{used} of {reserved_bytes / 2**30:.2f} GiB reserved, the rest in fragments: {fix}"
 
 

@@ -91,12 +91,12 @@ def _kill(page: Page, setting: Setting, folder: Path) -> None:
     main, other = _start_two(command(setting, folder / "run", *flags, *share), setting)
     while main.poll() is None and newest_step(folder / "run") < 5:
         time.sleep(0.05)
-    ended_early = main.poll() is not None
+    if main.poll() is not None:
+        other.kill()
+        raise RuntimeError(f"the run ended before the kill: {main.communicate()[0][-600:]}")
     other.kill()
-    said = _judge_end(page, "one of two processes is killed", main, since_s=time.monotonic())
+    _judge_end(page, "one of two processes is killed", main, since_s=time.monotonic())
     other.communicate()
-    if ended_early:
-        raise RuntimeError(f"the run ended before the kill: {said[-600:]}")
 
 
 def _wait(page: Page, setting: Setting) -> None:
@@ -140,8 +140,8 @@ def _start_two(
     return started[0], started[1]
 
 
-def _judge_end(page: Page, what: str, process: subprocess.Popen[str], *, since_s: float) -> str:
-    """Wait for the end of a process that lacks the other one, and return what it printed."""
+def _judge_end(page: Page, what: str, process: subprocess.Popen[str], *, since_s: float) -> None:
+    """Wait for the end of a process that lacks the other one."""
     try:
         said, _ = process.communicate(timeout=2 * MAX_S)
     except subprocess.TimeoutExpired:
@@ -162,4 +162,3 @@ def _judge_end(page: Page, what: str, process: subprocess.Popen[str], *, since_s
     page.judge(
         f"{what}: the other ends within {MAX_S} s and says why ({elapsed_s:.0f} s)", holds=holds
     )
-    return said

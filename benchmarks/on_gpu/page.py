@@ -97,9 +97,9 @@ class Page:
         print(f"{self.part}: {name}, {time.monotonic() - start_s:.0f} s", flush=True)
 
     def attempt_together(self, checks: Mapping[str, Callable[[], None]]) -> None:
-        """Run checks that start processes and time nothing, as many at once as there are pairs of
-        cores."""
-        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        """Run checks that start processes and time nothing, one at once for each four cores:
+        some start three processes, which all import torch first."""
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
             list(pool.map(self.attempt, checks.keys(), checks.values()))
 
     def write(self) -> None:

@@ -18,14 +18,14 @@ from .page import FAILED, HELD, NOT_REACHED
 
 # In this order. Of eight minutes, in seconds: what a part leaves is shared by those after it.
 SHARES_S = {
-    "smoke": 60,
-    "speed": 120,
-    "exact": 80,
-    "records": 50,
-    "photos": 50,
-    "nccl": 35,
-    "memory": 35,
-    "bits": 50,
+    "smoke": 50,
+    "speed": 130,
+    "exact": 90,
+    "bits": 80,
+    "memory": 40,
+    "photos": 40,
+    "nccl": 20,
+    "records": 30,
 }
 _MARGIN = 0.9  # of its share, after which a part begins no further check
 _MAX_SHOWN = 24  # lines on what did not hold or was not reached: the summary stays on one screen

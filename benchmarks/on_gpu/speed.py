@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from .runs import result, rows, train
 
 OURS = "ours, all on"
 LOOPS = ("raw", OURS, "accelerate", "Lightning", "HF Trainer")
+FEW_LOOPS = LOOPS[:3]  # of nets, whose steps differ less from toolkit to toolkit
 STEPS = {"tiny": 4000, "resnet18": 300, "fast resnet50": 60}
 TINY_STEPS = {"tiny": 8, "resnet8": 8, "fast resnet8": 8}
 MAX_OF_RAW, MAX_OF_RAW_TINY, MAX_SYNCS = 1.15, 1.65, 1
@@ -54,7 +56,9 @@ def run(page: Page, setting: Setting) -> None:
 
 def _measure_step(page: Page, setting: Setting, model: str, steps: int) -> None:
     """Time each loop in a process of its own, in rounds of all; with a row for each process."""
-    names = LOOPS if setting.has_every_case else LOOPS[:2]
+    names: Sequence[str] = LOOPS if model == "tiny" else FEW_LOOPS
+    if not setting.has_every_case:
+        names = LOOPS[:2]
     precision = "bf16" if model.startswith("fast") else "float32"
     of_raw: dict[str, list[float]] = {name: [] for name in names if overhead.is_installed(name)}
     for number in range(1, setting.num_repeats + 1):

@@ -29,6 +29,7 @@ _PLACEHOLDER = re.compile(r"[A-Z][A-Z/_]*|\.\.\.")  # placeholders for the reade
 
 # Flags of docker, sbatch, mypy, pytest, timm, trackers and benchmarks, and the doctor's `--json`.
 OF_OTHERS = {
+    "--part",
     "--shm-size",
     "--ipc",
     "--signal",

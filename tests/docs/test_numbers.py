@@ -24,8 +24,9 @@ def row(text: str) -> str:
     return line
 
 
-def test_the_table_of_costs_is_that_of_the_benchmarks() -> None:
+def test_the_tables_of_costs_are_those_of_the_benchmarks() -> None:
     assert summary.table() in PAGE, "update it: python -m benchmarks.summary"
+    assert summary.gpu_table() in PAGE, "update it: python -m benchmarks.summary"
 
 
 def test_the_results_are_those_of_the_runs() -> None:

@@ -108,7 +108,7 @@ def only_line(text: str) -> str:
 def test_the_line_tells_what_to_do_about_fragmented_memory_on_a_gpu() -> None:
     assert describe_peak(3 << 30, 0) == "peak 3.00 GiB", "a CPU reserves nothing"
     assert describe_peak(9 << 30, 10 << 30) == "peak 9.00 GiB"
-    fix = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    fix = "set PYTORCH_ALLOC_CONF=expandable_segments:True"
     assert (
         describe_peak(6 << 30, 10 << 30)
         == f"peak 6.00 GiB of 10.00 GiB reserved, the rest in fragments: {fix}"
