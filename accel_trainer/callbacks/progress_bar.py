@@ -20,6 +20,7 @@ from ..core.errors import UserError
 from ..core.history import is_number
 from ..core.train_state import checkpoint_name
 from ..core.types import StepReport
+from ..core.wording import counted
 from ..fault_tolerance.preemption import StopFlag
 from ..training.config import TrainerConfig
 
@@ -163,15 +164,23 @@ class ProgressBar(Callback):
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Show how it ended."""
         self._terminal.close()
-        step = result.position.optimizer_step
+        reason = result.stop_reason
+        position = result.position
+        limits = {
+            "num_epochs reached": counted(position.epoch, "epoch"),
+            "num_steps reached": "--steps",
+            "max_steps reached": "--max-steps",
+        }
         self.write(
-            f"{result.stop_reason}: saved step {step}: run the same command to continue"
+            f"{reason}: saved step {position.optimizer_step}: run the same command to continue"
             if result.state == "preempted"
-            else f"{result.state}: {result.stop_reason} at step {step}  "
-            f"{_join(_numbers(result.metrics))}"
+            else f"{result.state}: {counted(position.optimizer_step, 'step')} "
+            f"({limits.get(reason, reason)})  {_join(_numbers(result.metrics))}"
         )
         if (best := result.best) is not None:
-            self.write(f"best: {_short(best.metric)} {best.value:.4f} in {best.name}")
+            self.write(
+                f"best: {_short(best.metric)} {_number(best.metric, best.value)} in {best.name}"
+            )
 
     def on_error(self, trainer: TrainerView, error: BaseException) -> None:
         """Leave the terminal as it was."""
@@ -194,8 +203,11 @@ class ProgressBar(Callback):
     def _what_is_lost(self) -> str:
         committed = filter(is_committed, list_checkpoints(self._checkpoints))
         saved = max(map(step_of, committed), default=0)
-        num_lost = self._trainer.state.optimizer_step - saved
-        return f"left: {num_lost} steps after step {saved} are lost; the same command continues"
+        lost = self._trainer.state.optimizer_step - saved
+        return (
+            f"stopped, losing {counted(lost, 'step')} after step {saved}; "
+            "run the same command to continue"
+        )
 
     @property
     def _step_s(self) -> float:
@@ -205,7 +217,8 @@ class ProgressBar(Callback):
 
     def _epoch(self, epoch: int) -> str:
         num_epochs = self._config.num_epochs
-        return f"epoch {epoch}" + (f"/{num_epochs}" if num_epochs is not None else "")
+        of = "" if num_epochs is None else f"/{num_epochs}"
+        return f"epoch {epoch}{of}"
 
 
 def loss_of(report: StepReport, *, is_exact: bool) -> float:

@@ -16,6 +16,7 @@ from ..core import filesystem
 from ..core.errors import CheckpointError, DivergedError
 from ..core.run_dir import free_bytes, writes_to
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
+from ..core.wording import counted
 from ..distributed.collectives import SINGLE_PROCESS, Peers
 from . import retention
 from .config import CheckpointConfig
@@ -104,8 +105,9 @@ class Checkpointer:
         if free < num_missing * needed:
             raise CheckpointError(
                 "CKPT_PREFLIGHT",
-                f"{num_missing} more checkpoints of {needed} bytes each must fit, but "
-                f"{self.directory} has {free} free: free some space or choose another folder",
+                f"{counted(num_missing, 'more checkpoint')} must fit ({num_missing * needed:,} "
+                f"bytes), but {self.directory} has {free:,} free: free some space or choose a "
+                "different folder",
             )
 
     def check_shared_disk(self) -> None:

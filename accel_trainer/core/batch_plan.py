@@ -153,9 +153,12 @@ class BatchPlan:
         split = f"{size} per device x {processes} x {self.accumulation_steps} accumulation"
         if size * self.num_processes * self.accumulation_steps != self.global_batch_size:
             split = f"{processes} x {self.accumulation_steps} micro-batches of at most {size}"
-        steps = counted(self.steps_per_epoch, "step")
-        samples = counted(self.num_samples, "sample")
-        of = "a stream" if self.is_endless else f"{steps} per epoch of {samples}"
+        of = (
+            "a stream"
+            if self.is_endless
+            else f"{counted(self.steps_per_epoch, 'step')} per epoch "
+            f"of {counted(self.num_samples, 'sample')}"
+        )
         return f"{self.global_batch_size} per step ({split}), {of}"
 
 

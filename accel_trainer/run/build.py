@@ -443,17 +443,21 @@ def _banner(
     plan = loader.plan
     described = f"{loader.description}\n" if hasattr(loader, "description") else ""
     origin = "".join(f"{line}\n" for line in data["origin"])
-    size = plan.global_batch_size
-    any_number = f"; for the same steps on any number of processes: --global-batch-size {size}"
-    same_steps = any_number if plan.num_processes > 1 else ""
+    same_steps = (
+        "; for the same steps on any number of processes: "
+        f"--global-batch-size {plan.global_batch_size}"
+        if plan.num_processes > 1
+        else ""
+    )
     num_train, *num_evaluated = data["num_samples"]
-    checked = describe_fingerprint(data["data_fingerprint"])
     return (
         f"{describe_machine(run.accelerator)}\n"
         f"{plan.describe()}, {describe_length(run.config, plan)}{same_steps}\n"
-        f"{optimization.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
+        f"{optimization.description}, {describe_parameters(model)}"
+        f"{', gradients summed in a fixed order (--reduce exact)' * (plan.reduce == 'exact')}\n"
         f"{num_train or 'a stream of'} samples to train on, "
-        f"{' + '.join(map(str, num_evaluated)) or 'none'} to evaluate; a resume checks {checked}\n"
+        f"{' + '.join(map(str, num_evaluated)) or 'none'} to evaluate; "
+        f"a resume checks {describe_fingerprint(data['data_fingerprint'])}\n"
         f"{described}{origin}run folder {run.folder}"
     )
 

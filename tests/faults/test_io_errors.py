@@ -164,16 +164,17 @@ def test_no_space_for_two_checkpoints_is_an_error_before_the_first_step(
         monkeypatch.setattr(
             "accel_trainer.checkpoint.manager.free_bytes", lambda path: num_free_bytes
         )
-        with pytest.raises(CheckpointError, match=f"has {num_free_bytes} free") as refused:
+        with pytest.raises(CheckpointError, match=f"has {num_free_bytes:,} free") as refused:
             make_checkpointer(scratch)
         assert refused.value.code == "CKPT_PREFLIGHT"
         return str(refused.value)
 
-    needed = int(re.findall(r"2 more checkpoints of (\d+) bytes each must fit", refused_with(0))[0])
+    [of_two] = re.findall(r"2 more checkpoints must fit \(([\d,]+) bytes\)", refused_with(0))
+    needed = int(of_two.replace(",", "")) // 2
     assert free_bytes(scratch) > needed > 40
     refused_with(2 * needed - 1)
     monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: 2 * needed)
     save(make_checkpointer(scratch), 1)
-    assert "1 more checkpoints of" in refused_with(needed - 1)
+    assert f"1 more checkpoint must fit ({needed:,} bytes)" in refused_with(needed - 1)
     monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: needed)
     make_checkpointer(scratch)
