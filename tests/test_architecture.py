@@ -446,6 +446,7 @@ RULES = {
             "vision.sources.digits",  # splits once, with a generator of its own
             "lab.chaos.faults",  # draws them by a seed
             "lab.chaos.runs",  # which byte is flipped
+            "lab.chaos.script",  # when it is killed
             # These draw in a step and in hooks, where the generators are those of the step.
             "recipes.byol",
             "recipes.diffusion",
@@ -493,6 +494,7 @@ RULES = {
             "lab.chaos.command",
             "lab.chaos.disk",  # half of what it stands in for
             "lab.chaos.runs",
+            "lab.chaos.script",
             "cli.recipe.forks",  # asks for its path
             "cli.recipe.dry_run",
             "cli.lr_find",
@@ -525,6 +527,7 @@ RULES = {
             "callbacks.trackers",
             "checkpoint.retention",
             "lab.chaos.campaign",
+            "lab.chaos.script_command",
             "vision.data.cache",
         },
         "filesystem.remove_directories([folder])",
@@ -540,7 +543,9 @@ RULES = {
             "core.platform",  # directories, to sync them
             "run.agreement",  # the sources, to hash them
             "run.folder",  # the config, to restore it
+            "lab.chaos.outputs",  # files of any program, to compare them
             "lab.chaos.runs",  # what a run has said, and the byte that it flips
+            "lab.chaos.script",  # what a program has said
             "lab.chaos.start",  # what a run says
             "cli.report.card",  # its template
             "cli.report.page",  # its template and script

@@ -6,6 +6,11 @@ middle of a disk write, SIGTERM, a full disk, a damaged checkpoint, and differen
 workers and processes. All runs must end with the same tensors, optimizer state, rows and export. If
 one does not, the shortest plan of faults that makes it differ is found, and the first difference is
 reported. The exit code is 1 if a run differs, or the recipe's own if it fails without any fault.
+
+With `--script`, any training program is tested, through its command: it is run twice without
+interruption, and if that gives the same files, it is killed twice in each further run and resumed.
+Kills come in turn right after a checkpoint and at random moments. No file is unpickled. Paths may
+have `{out}`, a new folder, and in `--resume` also `{newest}`, the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -39,8 +44,11 @@ from .campaign import Recipe, Undisturbed, Verdict, judge, run_undisturbed, shri
 from .closer import look_closer
 from .faults import Plan, draw_plans, parse_plan, show_plan
 from .runs import Ending, said_by
+from .script_command import crash_test
 
 _EXAMPLE = "example: accel-trainer chaos recipes/minimal.py --runs 2"
+_OF_RECIPES = {"steps": 24, "num_processes": 1, "faults": None}
+_OF_SCRIPTS = ("resume", "saves", "compare")
 _DIFFERENT = 1
 _MIN_STEPS = 8
 _START_S = 4.0  # of a small recipe
@@ -56,6 +64,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(own)
     options.flags = argv[len(own) + 1 :]
     _check(options)
+    if options.script is not None:
+        with _folder(options.keep) as folder, stops_noted() as stops:
+            return crash_test(options, folder, stops)
     plan = None if options.faults is None else parse_plan(options.faults)
     with _folder(options.keep) as folder, stops_noted() as stops:
         recipe = Recipe(
@@ -72,7 +83,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> CommandParser:
     parser = CommandParser(__doc__, _EXAMPLE, allow_abbrev=False)
-    parser.add_argument("recipe", type=Path, help="the recipe; its flags come after --")
+    recipe_help = "the recipe; its flags come after --"
+    parser.add_argument("recipe", type=Path, nargs="?", help=recipe_help)
     add = parser.add_argument
     add("--runs", type=int, default=4, metavar="N", help="number of runs with faults; default: 4")
     add("--steps", type=int, default=24, metavar="N", help="steps per run; default: 24")
@@ -81,12 +93,30 @@ def _parser() -> CommandParser:
     add("--num-processes", type=int, default=1, metavar="N", help="processes; default: 1")
     parser.add_json_option()
     add("--keep", type=Path, metavar="FOLDER", help="keep all runs in this new folder")
+    add("--script", metavar="COMMAND", help="instead of a recipe: 'python train.py --to {out}'")
+    add("--resume", metavar="FLAGS", help="what resumes the script: '--from {newest}'")
+    files = "files of tensors in {out}"
+    saves_help = f"its checkpoints, files or folders: '{{out}}/step_*'; default: {files}"
+    add("--saves", nargs="+", metavar="PATTERN", help=saves_help)
+    compare_help = f"what must be the same; default: {files}"
+    add("--compare", nargs="+", metavar="PATTERN", help=compare_help)
     return parser
 
 
 def _check(options: Namespace) -> None:
     """Raise ConfigError for options that cannot work."""
-    if not options.recipe.is_file():
+    if (options.recipe is None) == (options.script is None):
+        raise ConfigError("CHAOS", "give either the path of a recipe, or a command with --script")
+    if options.script is not None:
+        useless = [name for name, default in _OF_RECIPES.items() if vars(options)[name] != default]
+        where = "a recipe"
+    else:
+        useless = [name for name in _OF_SCRIPTS if vars(options)[name] is not None]
+        where = "--script"
+    if useless:
+        flag = f"--{useless[0].replace('_', '-')}"
+        raise ConfigError("CHAOS", f"{flag} has no effect without {where}: leave it out")
+    if options.recipe is not None and not options.recipe.is_file():
         raise ConfigError("RECIPE", f"{options.recipe} is not a file: give the path of your recipe")
     for name, least in (("runs", 1), ("steps", _MIN_STEPS), ("num_processes", 1)):
         given = getattr(options, name)

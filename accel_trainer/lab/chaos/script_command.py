@@ -1,0 +1,191 @@
+"""`--script` of the command: tests any training program, and says what came of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel_trainer import ConfigError, ExitCode
+from accel_trainer.commands import counted, filesystem, format_duration, say_unless, tell
+
+from .outputs import differences, files_matching
+from .script import Kill, Script, Trial, draw_kills, run_script
+
+_DIFFERENT = 1
+_SHOWN = 5
+_TENSORS = [
+    f"{{out}}/**/*.{suffix}"
+    for suffix in ("safetensors", "bin", "pt", "pth", "ckpt", "tar", "npz", "pkl")
+]
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What a run showed: `lines` say which files differ; none if it ended as the first one."""
+
+    trial: Trial
+    lines: Sequence[str]
+
+    @property
+    def outcome(self) -> str:
+        """One word."""
+        if self.trial.problem:
+            return "FAILED"
+        return "DIFFERENT" if self.lines else "equal"
+
+    def __str__(self) -> str:
+        """One line."""
+        line = f"{self.outcome:9} {_story(self.trial)}"
+        return f"{line}: {self.trial.problem}" if self.trial.problem else line
+
+
+def crash_test(options: Namespace, folder: Path, stops: Sequence[int]) -> int:
+    """Run the script undisturbed, then with kills; return 0 if all ended the same, else 1.
+
+    If it fails undisturbed, its exit code is returned.
+
+    Raises:
+        ConfigError: it cannot be started, saves nothing, or is done before any kill.
+        KeyboardInterrupt: a signal was noted in `stops`.
+    """
+    say = say_unless(options.json)
+    script = _script(options, folder)
+    patterns = options.compare or _TENSORS
+    reference = run_script(script, (), name="reference", stops=stops)
+    if reference.problem:
+        tell(f"without any kill, {reference.problem}")
+        return reference.code if reference.code > 0 else 128 - reference.code
+    wanted = files_matching(patterns, reference.out)
+    _check_reference(reference, wanted, options)
+    took = format_duration(reference.seconds * (1 + 2 * options.runs))
+    say(
+        f"chaos: it took {format_duration(reference.seconds)}, saved "
+        f"{counted(reference.num_saves, 'time')} and left {counted(len(wanted), 'file')} to "
+        f"compare; 1 run again and {options.runs} with kills: about {took}"
+    )
+
+    def judge(kills: Sequence[Kill], name: str) -> _Verdict:
+        trial = run_script(script, kills, name=name, stops=stops, whole_s=reference.seconds)
+        found = [] if trial.problem else differences(wanted, files_matching(patterns, trial.out))
+        if trial.problem is None and not found:
+            filesystem.remove_directories([trial.out])
+        return _Verdict(trial, found)
+
+    verdicts = [judge((), "again")]
+    say(str(verdicts[0]))
+    if verdicts[0].outcome == "equal":
+        for number, kills in enumerate(draw_kills(options.runs, reference, seed=options.seed), 1):
+            verdicts.append(judge(kills, f"run-{number}"))
+            say(str(verdicts[-1]))
+            if verdicts[-1].outcome != "equal":
+                break
+    failed = verdicts[-1] if verdicts[-1].outcome != "equal" else None
+    once = None
+    if failed is not None and sum(failed.trial.resumed) > 1:
+        once = judge(failed.trial.kills[:1], "once")
+        say(str(once))
+    if options.json:
+        tell(json.dumps(_as_json(options, verdicts, failed, once), indent=1))
+    elif failed is None:
+        tell(_survived(verdicts))
+    else:
+        tell(_failure(failed, once))
+    return ExitCode.DONE if failed is None else _DIFFERENT
+
+
+def _script(options: Namespace, folder: Path) -> Script:
+    if "{out}" not in options.script:
+        fact = "--script has no {out}, so nothing says where its files go"
+        raise ConfigError("CHAOS", f"{fact}: write {{out}} in place of its output folder")
+    words = []
+    for name in ("script", "resume"):
+        try:
+            words.append(shlex.split(getattr(options, name) or ""))
+        except ValueError as error:
+            given = getattr(options, name)
+            raise ConfigError("CHAOS", f"--{name} is {given!r}: {error}: close it") from None
+    return Script(words[0], words[1], options.saves or _TENSORS, folder)
+
+
+def _check_reference(reference: Trial, wanted: dict[str, Path], options: Namespace) -> None:
+    if not wanted:
+        given = " ".join(options.compare or _TENSORS)
+        raise ConfigError("CHAOS", f"--compare {given} matches no file: give what the script saves")
+    if not reference.num_saves:
+        given = " ".join(options.saves or _TENSORS)
+        fact = f"--saves {given}: no checkpoint was seen before the end of the script"
+        raise ConfigError("CHAOS", f"{fact}: give its checkpoints, or let it save more often")
+
+
+def _story(trial: Trial) -> str:
+    """Return how a run was killed and started, in one line."""
+    if not trial.kills:
+        return "no kill"
+    words = []
+    for kill, is_resumed in zip(trial.reached, trial.resumed[1:], strict=False):
+        words += [f"killed {kill}", "resumed" if is_resumed else "started over (nothing saved)"]
+    if len(trial.reached) < len(trial.kills) and not trial.problem:
+        words.append(f"done before a kill {trial.kills[len(trial.reached)]}")
+    return ", ".join(words)
+
+
+# --- what is said in the end ---
+
+
+def _survived(verdicts: Sequence[_Verdict]) -> str:
+    num_kills = sum(len(each.trial.reached) for each in verdicts)
+    num_resumes = sum(sum(each.trial.resumed) for each in verdicts)
+    num_twice = sum(sum(each.trial.resumed) > 1 for each in verdicts)
+    if not num_resumes:
+        fact = "no kill came between a checkpoint and the end, so no resume was tested"
+        raise ConfigError("CHAOS", f"{fact}: let the script train longer or save more often")
+    return (
+        f"survived {counted(num_kills, 'kill')}: {counted(num_resumes, 'resume')}, in "
+        f"{counted(num_twice, 'run')} a second one; all files ended the same"
+    )
+
+
+def _failure(failed: _Verdict, once: _Verdict | None) -> str:
+    lines = [f"  {line}" for line in failed.lines[:_SHOWN]]
+    if more := len(failed.lines) - len(lines):
+        lines.append(f"  and {counted(more, 'more file')}")
+    if not failed.trial.kills:
+        lines = ["the same command does not give the same files again:", *lines]
+        if not failed.trial.problem:
+            lines.append(
+                "nothing can be said of its resumes: the usual causes are no seed, a clock, and "
+                "operations without a deterministic kernel"
+            )
+    elif once is not None and once.outcome == "equal":
+        lines.append("only after the second resume: the first kill alone is survived")
+    lines.append("--keep FOLDER keeps what each run left and said")
+    return "\n".join(lines)
+
+
+def _as_json(
+    options: Namespace,
+    verdicts: Sequence[_Verdict],
+    failed: _Verdict | None,
+    once: _Verdict | None,
+) -> dict[str, Any]:
+    return {
+        "script": options.script,
+        "resume": options.resume,
+        "survived": failed is None,
+        "runs": [
+            {
+                "kills": [str(kill) for kill in each.trial.reached],
+                "resumed": each.trial.resumed,
+                "outcome": each.outcome,
+                "problem": each.trial.problem,
+                "differences": each.lines,
+            }
+            for each in verdicts
+        ],
+        "survives_one_kill": None if once is None else once.outcome == "equal",
+    }

@@ -1,0 +1,168 @@
+"""`accel-trainer chaos --script` on small programs: what they do wrong when they resume is seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from accel_trainer.lab.chaos.outputs import differences
+from accel_trainer.lab.chaos.script import Kill, Trial, draw_kills
+from tests.cli.conftest import run_command
+
+PROGRAM = Path(__file__).with_name("any_script.py")
+# without site-packages, which it does not use
+COMMAND = shlex.join([sys.executable, "-I", "-S", str(PROGRAM)]) + " {out}"
+FILES = "{out}/*.json"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills processes")
+
+
+def words(wrong: str, *options: str) -> list[str]:
+    script = ("--script", f"{COMMAND} --wrong {wrong}", "--resume=--resume {newest}")
+    return ["chaos", *script, "--saves", FILES, "--compare", FILES, "--runs", "1", *options]
+
+
+def chaos(capsys: pytest.CaptureFixture[str], wrong: str) -> tuple[int, dict[str, Any]]:
+    code, out, err = run_command(capsys, words(wrong, "--json"))
+    assert err == ""
+    return code, json.loads(out)
+
+
+def test_a_program_that_resumes_right_survives_two_kills_in_one_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, found = chaos(capsys, "nothing")
+    assert (code, found["survived"]) == (0, True), found
+    assert [len(run["kills"]) for run in found["runs"]] == [0, 2]
+    assert found["runs"][1]["resumed"] == [False, True, True]
+
+
+def test_what_is_wrong_only_after_the_second_resume_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, found = chaos(capsys, "counter")
+    assert (code, found["survived"], found["survives_one_kill"]) == (1, False, True)
+
+
+WRONG = {"loader": "weight", "schedule": "weight", "average": "average"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_a_resume_forgets_is_seen(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = chaos(capsys, wrong)
+    assert (code, found["survives_one_kill"]) == (1, False)
+    assert found["runs"][-1]["differences"] == [f"last.json: value.{WRONG[wrong]}"]
+
+
+def test_a_program_that_does_not_repeat_itself_is_not_killed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, found = chaos(capsys, "seed")
+    assert (code, [run["outcome"] for run in found["runs"]]) == (1, ["DIFFERENT"])
+
+
+def test_a_resume_that_fails_is_shown_with_what_it_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, found = chaos(capsys, "fails")
+    assert (code, found["runs"][1]["outcome"]) == (1, "FAILED")
+    assert "no such checkpoint" in found["runs"][1]["problem"]
+
+
+def test_an_interrupt_ends_the_program_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def interrupt() -> None:
+        while not list(tmp_path.glob("*/out/last.json")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    code, _, err = run_command(capsys, words("nothing"))
+    assert (code, err) == (130, "accel_trainer: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+    children = psutil.Process().children(recursive=True)
+    assert not any(str(PROGRAM) in child.cmdline() for child in children)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "named"),
+    [
+        ([], 64, "give either the path of a recipe, or a command with --script"),
+        ([PROGRAM, "--resume", "a"], 64, "--resume has no effect without --script"),
+        (["--script", "a {out}", "--steps", "8"], 64, "--steps has no effect without a recipe"),
+        (["--script", "train.py"], 64, "--script has no {out}"),
+        (["--script", "train.py '{out}"], 64, "No closing quotation"),
+        (["--script", "no-such-program {out}"], 64, "no-such-program"),
+        (["--script", "true {out}"], 64, "matches no file"),
+        (["--script", "touch {out}/a.pt"], 64, "no checkpoint was seen"),
+    ],
+)
+def test_a_wrong_command_is_one_line(
+    options: Sequence[object], code: int, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = run_command(capsys, ["chaos", *options])
+    assert (found, out, len(err.splitlines())) == (code, "", 1), err
+    assert named in err
+
+
+def test_a_program_that_fails_by_itself_has_its_own_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = run_command(capsys, ["chaos", "--script", "sh -c 'echo {out} gone; exit 7'"])
+    assert code == 7
+    assert "gone" in out
+
+
+def test_files_are_compared_by_their_parts(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    numbers = torch.arange(4.0)
+    for folder, change in ((one, 0.0), (other, 1.0)):
+        folder.mkdir()
+        save_file({"a": numbers, "b": numbers + change}, folder / "model.safetensors")
+        torch.save({"step": 3, "sum": [numbers, numbers + change]}, folder / "optimizer.pt")
+        torch.save({"step": 3 + change}, folder / "scheduler.pt")
+        (folder / "cut.safetensors").write_bytes(b"8" + bytes(int(change)))
+        order = {"b": 1, "a": 2} if change else {"a": 2, "b": 1}
+        (folder / "same.json").write_text(json.dumps(order))
+    (one / "gone.pt").touch()
+    (other / "new.pt").touch()
+    files = [{path.name: path for path in folder.iterdir()} for folder in (one, other)]
+    assert differences(*files) == [
+        "cut.safetensors: its bytes",
+        "gone.pt: it is missing",
+        "model.safetensors: b",
+        "new.pt: only the run with kills has it",
+        "optimizer.pt: tensor 1",
+        "scheduler.pt: the values beside its tensors",
+    ]
+
+
+def test_kills_come_after_saves_and_at_moments_in_turn() -> None:
+    reference = Trial((), Path(), num_saves=9, seconds=50)
+    plans = draw_kills(40, reference, seed=3)
+    assert plans == draw_kills(40, reference, seed=3)
+    assert plans != draw_kills(40, reference, seed=4)
+    for after_saves, at_moments in zip(plans[::2], plans[1::2], strict=True):
+        assert all(kill.saves for kill in after_saves)
+        assert sum(kill.saves for kill in after_saves) < 9
+        assert not any(kill.saves for kill in at_moments)
+        assert sum(kill.seconds for kill in at_moments) < 50
+    assert str(Kill(saves=2)) == "after save 2"
