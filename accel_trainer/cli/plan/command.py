@@ -3,6 +3,10 @@
 It prints the batches, steps and learning rates, and the steps after which the run evaluates and
 saves. It also trains the recipe for a few seconds to estimate how much memory and time the whole
 run will need on this machine, and deletes the result.
+
+`--start` then trains a run that fits into `--hours`. Its number of epochs, or of steps if the time
+is too short for an epoch, is decided once, before the first step, and recorded as if it had been
+typed. So the same command continues the run up to that number, however fast the machine is then.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from ..common.output import format_duration, show
 from ..common.parser import CommandParser
 from ..common.recipes import find_config_class
 from ..flags.parser import parse_config
+from .begin import length_begun, train
 from .measure import Measured, TrialFailed, measure
 from .steps import RunPlan, plan_run, without_open_settings
 from .timer import NUM_FIRST_STEPS
@@ -61,6 +66,9 @@ def main(argv: Sequence[str]) -> int:
         default=12,
         help="how long to measure, after the first steps; default: 12",
     )
+    parser.add_argument(
+        "--start", action="store_true", help="then train the run that fits into --hours"
+    )
     options, recipe, flags = parser.parse_recipe(argv)
     _check(options)
     config_class = RecipeConfig if recipe is None else find_config_class(recipe)
@@ -74,6 +82,9 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             "PLAN", "a plan without a recipe does not know the data: add --num-samples"
         )
+    if options.start and (length := length_begun(config)):
+        show(f"{config.run.output_dir} has begun with {' '.join(length)}, which it keeps")
+        return train(recipe, [*flags, *length], num_processes=options.num_processes)
     can_measure = options.num_processes <= _num_devices()
     try:
         measured = measure(
@@ -100,7 +111,12 @@ def main(argv: Sequence[str]) -> int:
     if can_measure and options.hours is not None:
         lines.append(fitting(measured, plan, options.hours))
     show("\n".join(lines))
-    return 0
+    if not options.start:
+        return 0
+    length = length_within(measured, plan, options.hours) if can_measure else []
+    if not length:
+        raise ConfigError("PLAN", f"--hours {options.hours:g} gives no run to start: see above")
+    return train(recipe, [*flags, *length], num_processes=options.num_processes)
 
 
 def _check(options: Any) -> None:
@@ -111,6 +127,8 @@ def _check(options: Any) -> None:
         )
     if options.hours is not None and not 0 < options.hours < math.inf:
         raise ConfigError("PLAN", f"--hours is {options.hours}: set it above 0")
+    if options.start and options.hours is None:
+        raise ConfigError("PLAN", "--start needs to know how long the run may take: add --hours")
     if not 0 <= options.seconds < math.inf:
         raise ConfigError("PLAN", f"--seconds is {options.seconds}: set it to 0 or more")
     if options.hours is not None and options.num_samples is not None:
@@ -150,22 +168,38 @@ def _describe_costs(measured: Measured, plan: RunPlan) -> list[str]:
 
 def fitting(measured: Measured, plan: RunPlan, hours: float) -> str:
     """Return the epochs that fit into some hours, or else the steps."""
-    costs = measured.costs(plan)
-    once_s = costs["start"] + costs["end"]
-    all_steps_s, num_steps = sum(costs.values()) - once_s, max(plan.num_steps, 1)
-    # The run may end within an epoch.
-    epoch_s = all_steps_s * plan.batch.steps_per_epoch / num_steps
-    left_s = hours * _HOUR_S - once_s
     text = "1 hour here is" if hours == 1 else f"{hours:g} hours here are"
-    is_by_steps = plan.config.trainer.num_steps is not None
-    if is_by_steps and left_s >= all_steps_s / num_steps:
-        return f"{text} --steps {int(left_s * num_steps / all_steps_s)}"
-    if left_s >= epoch_s and not is_by_steps:
-        return f"{text} --epochs {int(left_s / epoch_s)}, of {_seconds(epoch_s)} each"
-    if left_s >= measured.step_s and not is_by_steps:
-        num_steps = int(left_s / measured.step_s)
-        return f"{text} --steps {num_steps}: an epoch takes {_seconds(epoch_s)}"
-    return f"{text} too few: the start and the end alone take {_seconds(once_s)}"
+    length = length_within(measured, plan, hours)
+    if not length:
+        costs = measured.costs(plan)
+        once = _seconds(costs["start"] + costs["end"])
+        return f"{text} too few: the start and the end alone take {once}"
+    text = f"{text} {' '.join(length)}"
+    if plan.config.trainer.num_steps is not None:
+        return text
+    epoch = _seconds(_repeated_s(measured, plan) * plan.batch.steps_per_epoch)
+    return (
+        f"{text}, of {epoch} each" if length[0] == "--epochs" else f"{text}: an epoch takes {epoch}"
+    )
+
+
+def length_within(measured: Measured, plan: RunPlan, hours: float) -> list[str]:
+    """Return the flag of the epochs that fit into some hours, or else of the steps; none: none."""
+    costs = measured.costs(plan)
+    left_s = hours * _HOUR_S - costs["start"] - costs["end"]
+    step_s = _repeated_s(measured, plan)
+    epoch_s = step_s * plan.batch.steps_per_epoch  # the run may end within an epoch
+    if plan.config.trainer.num_steps is None:
+        if left_s >= epoch_s:
+            return ["--epochs", str(int(left_s / epoch_s))]
+        step_s = measured.step_s  # a run so short evaluates only at its end
+    return ["--steps", str(int(left_s / step_s))] if left_s >= step_s else []
+
+
+def _repeated_s(measured: Measured, plan: RunPlan) -> float:
+    """Return the seconds of a step with its part of the evaluations and checkpoints."""
+    costs = measured.costs(plan)
+    return (sum(costs.values()) - costs["start"] - costs["end"]) / max(plan.num_steps, 1)
 
 
 def _seconds(seconds: float) -> str:

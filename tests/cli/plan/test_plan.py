@@ -16,6 +16,7 @@ from accel_trainer.cli.plan.command import fitting
 from accel_trainer.cli.plan.measure import Measured, measure
 from accel_trainer.cli.plan.steps import plan_run
 from accel_trainer.cli.plan.timer import Times
+from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.run.config import RecipeConfig
 from recipes import cifar
@@ -217,6 +218,24 @@ def test_any_recipe_is_planned_with_its_time_and_memory(
 
 
 @pytest.mark.usefixtures("python_is_forked")
+def test_the_length_that_hours_give_is_decided_once(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    more = ["--seconds", "0", "--output-dir", folder, "--start"]
+    code, lines, _ = plan(capsys, own, *SHORT, *more, "--hours", "1", "--max-steps", "6")
+    assert code == 0
+    assert read_run(folder).series("train/loss")[0][-1] == 6
+    num_epochs = read_run(folder).config["trainer"]["num_epochs"]
+    assert lines[-1].startswith(f"1 hour here is --epochs {num_epochs}, ")
+    code, lines, _ = plan(capsys, own, *SHORT, *more, "--hours", "9", "--max-steps", "12")
+    assert (code, len(lines)) == (0, 1), "nothing is measured again"
+    assert lines[0].endswith(f" has begun with --epochs {num_epochs}, which it keeps")
+    assert read_run(folder).config["trainer"]["num_epochs"] == num_epochs
+    assert read_run(folder).series("train/loss")[0][-1] == 12
+
+
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_recipe_that_fails_says_why_itself(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
     own.write_text(OWN.replace("ClassificationTask(),", "None,"))
     assert door(["plan", str(own), *SHORT]) == 64
@@ -303,6 +322,8 @@ def test_a_run_of_no_epochs_evaluates_and_saves_once(capsys: pytest.CaptureFixtu
         ([], "a plan without a recipe does not know the data: add --num-samples"),
         (["--num-samples", "9", "--hours", "2"], "leave one of them out"),
         ([RECIPES / "minimal.py", "--hours", "0"], "--hours is 0.0: set it above 0"),
+        ([RECIPES / "minimal.py", "--start"], "--start needs to know how long the run may take"),
+        ([RECIPES / "minimal.py", "--start", "--hours", "1"], "--start has no --output-dir"),
         ([RECIPES / "minimal.py", "--seconds", "-1"], "--seconds is -1.0: set it to 0 or more"),
         (["--num-samples", "0"], "0 training samples are too few for 1 processes: add data"),
         (
