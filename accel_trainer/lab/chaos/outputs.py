@@ -31,15 +31,17 @@ def files_matching(patterns: Sequence[str], out: Path) -> dict[str, Path]:
 def differences(one: Mapping[str, Path], other: Mapping[str, Path]) -> list[str]:
     """Return a line for each file that is not the same in both, with the first part that differs.
 
+    They are in the order in which they were last written, so the first ones tell where it began.
     The parts are the tensors of safetensors files, the values of JSON files, and what `torch.save`
     and `numpy.savez` put into an archive.
     """
     lines = []
-    for name in sorted({*one, *other}):
+    paths = {**other, **one}
+    for name in sorted(paths, key=lambda name: (paths[name].stat().st_mtime_ns, name)):
         if name not in other:
-            lines.append(f"{name}: it is missing")
+            lines.append(f"{name}: only the first run has it")
         elif name not in one:
-            lines.append(f"{name}: only the run with kills has it")
+            lines.append(f"{name}: the first run does not have it")
         elif filesystem.sha256_of(one[name]) != filesystem.sha256_of(other[name]):
             parts = [_parts(path) for path in (one[name], other[name])]
             difference = first_difference(*parts)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def test_a_program_that_fails_by_itself_has_its_own_code(
     assert "gone" in out
 
 
-def test_files_are_compared_by_their_parts(tmp_path: Path) -> None:
+def test_files_are_compared_by_parts_the_earliest_first(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     numbers = torch.arange(4.0)
     for folder, change in ((one, 0.0), (other, 1.0)):
@@ -145,12 +146,15 @@ def test_files_are_compared_by_their_parts(tmp_path: Path) -> None:
     (one / "gone.pt").touch()
     (other / "new.pt").touch()
     files = [{path.name: path for path in folder.iterdir()} for folder in (one, other)]
+    for path in chain.from_iterable(map(Path.iterdir, (one, other))):
+        os.utime(path, (5, 5))
+    os.utime(one / "optimizer.pt", (4, 4))
     assert differences(*files) == [
-        "cut.safetensors: its bytes",
-        "gone.pt: it is missing",
-        "model.safetensors: b",
-        "new.pt: only the run with kills has it",
         "optimizer.pt: tensor 1",
+        "cut.safetensors: its bytes",
+        "gone.pt: only the first run has it",
+        "model.safetensors: b",
+        "new.pt: the first run does not have it",
         "scheduler.pt: the values beside its tensors",
     ]
 
