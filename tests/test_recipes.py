@@ -105,7 +105,7 @@ def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Pat
         (["--mixed-precision", "fp16"], ExitCode.USAGE, "needs a GPU"),
         (["--resume", "nowhere"], ExitCode.CHECKPOINT, "neither a checkpoint nor a run"),
         (["--init-from", "nowhere"], ExitCode.CHECKPOINT, "--init-from nowhere"),
-        (["--output-dir", "/dev/null/run"], ExitCode.OUTPUT, "choose another --output-dir"),
+        (["--output-dir", "/dev/null/run"], ExitCode.OUTPUT, "choose a different --output-dir"),
         (["--config", "nowhere.yaml"], ExitCode.USAGE, "nowhere.yaml"),
     ],
 )

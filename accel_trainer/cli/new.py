@@ -145,7 +145,8 @@ def main(argv: Sequence[str]) -> int:
             (folder / path).write_bytes(data)
     except OSError as error:
         raise OutputError(
-            "NEW_FOLDER", f"{folder} cannot be written ({error.strerror}): choose another folder"
+            "NEW_FOLDER",
+            f"{folder} cannot be written ({error.strerror}): choose a different folder",
         ) from error
     flags = _TEMPLATES[options.template].flags
     command = f"cd {shlex.quote(str(folder))} && python train.py {flags}"

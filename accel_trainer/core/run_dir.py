@@ -76,7 +76,9 @@ def writes_to(folder: Path) -> Iterator[None]:
         fact = f"cannot write to {str(folder)[:200]} ({error.strerror})"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise OutputError("NO_SPACE", f"{fact}: free some space and start again") from error
-        raise OutputError("OUT_DIR_NOT_WRITABLE", f"{fact}: choose another --output-dir") from error
+        raise OutputError(
+            "OUT_DIR_NOT_WRITABLE", f"{fact}: choose a different --output-dir"
+        ) from error
 
 
 def free_bytes(path: Path) -> int:
@@ -90,7 +92,7 @@ def refuse_strange_entries(folder: Path) -> None:
     Such an entry is a symlink, a pipe or the like with the name of a run's file or folder. In a
     folder without a run's lock or checkpoint, any file with the name of a run's file is one.
     """
-    fix = "move it away, or choose another folder"
+    fix = "move it away, or choose a different folder"
     for path in folder.iterdir():
         if path.name in _FILES and not stat.S_ISREG(path.lstat().st_mode):
             raise OutputError("OUT_DIR_ENTRY", f"{path} is not a file: {fix}")
@@ -172,11 +174,11 @@ def _not_locked(folder: Path, error: OSError, owner: bytes) -> OutputError:
     if error.errno not in (errno.EACCES, errno.EAGAIN):
         return OutputError(
             "NO_LOCKS",
-            f"{folder} cannot be locked ({error.strerror}): choose another --output-dir, "
+            f"{folder} cannot be locked ({error.strerror}): choose a different --output-dir, "
             "or add --run.no-lock if no other run writes there",
         )
     who = owner.decode(errors="replace")[:200] or "another process"
     return OutputError(
         "LOCKED",
-        f"{folder} is locked by {who}: wait for that run or choose another --output-dir",
+        f"{folder} is locked by {who}: wait for that run or choose a different --output-dir",
     )

@@ -132,7 +132,7 @@ def optimizer_class_of(name: str) -> type[Optimizer]:
     """Return the optimizer of that name. Only torch.optim is searched: no name imports code."""
     if name in UNSUITABLE:
         raise ConfigError(
-            "CONFIG", f"--optimizer.name is {name}, but {UNSUITABLE[name]}: choose another"
+            "CONFIG", f"--optimizer.name is {name}, but {UNSUITABLE[name]}: choose a different one"
         )
     classes = {key: value for key, value in vars(torch.optim).items() if isinstance(value, type)}
     del classes["Optimizer"]  # the base class

@@ -57,7 +57,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         raise ConfigError(
             "CONFIG",
             f"torch.optim.{config.name} rejects this model or these settings ({reason}): "
-            "choose another --optimizer.name",
+            "choose a different --optimizer.name",
         ) from error
 
 

@@ -61,7 +61,7 @@ def restore_checkpoint(
         raise CheckpointError(
             "TASK_CHANGED",
             "this run was trained with a different task, such as its class weights or its "
-            "teacher: restore it, or choose another --output-dir",
+            "teacher: restore it, or choose a different --output-dir",
         )
     if trainer.accelerator.is_main_process:
         _warn_of_changes(checkpoint.name, stored, header)
@@ -106,7 +106,7 @@ def _find_changes(
         return [*changes, "data"]
     raise CheckpointError(
         "DATA_CHANGED",
-        f"this run was trained on different data ({change}): restore it, choose another "
+        f"this run was trained on different data ({change}): restore it, choose a different "
         "--output-dir, or continue on purpose with --allow-change data",
     )
 

@@ -112,7 +112,7 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
         if run.resume == "never":
             raise OutputError(
                 "RUN_EXISTS",
-                f"{folder} has checkpoints, and --resume is never: choose another folder",
+                f"{folder} has checkpoints, and --resume is never: choose a different folder",
             )
         return Source(str(folder))
     if run.resume in ("auto", "never"):
@@ -210,6 +210,6 @@ def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Sourc
         flags = " ".join(name for name, _, _ in refused)
         raise ConfigError(
             "CONFIG_CHANGED",
-            f"{source.run} was made with a different config ({listed}): restore it, choose another "
-            f"--output-dir, or change it on purpose with --allow-change {flags}",
+            f"{source.run} was made with a different config ({listed}): restore it, choose a "
+            f"different --output-dir, or change it on purpose with --allow-change {flags}",
         )

@@ -82,7 +82,7 @@ def test_a_folder_that_exists_is_left_alone(
         ("circle", "circle exists"),
         ("a\nb", r"'a\nb' has a control character: leave it out"),
         ("nowhere/x", "nowhere does not exist: create it first"),
-        ("/proc/x", "/proc/x cannot be written (No such file or directory): choose another"),
+        ("/proc/x", "/proc/x cannot be written (No such file or directory): choose a different"),
     ],
 )
 def test_a_folder_that_cannot_be_made_is_one_line(

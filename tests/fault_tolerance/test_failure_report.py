@@ -94,13 +94,13 @@ def test_status_json_says_how_a_run_ended(tmp_path: Path, phase: str, exit_code:
 
 def test_an_error_of_this_process_is_in_status_json_and_its_record(tmp_path: Path) -> None:
     with pytest.raises(DataError):
-        train(tmp_path, DataError("DATA", "no images: choose another folder"))
+        train(tmp_path, DataError("DATA", "no images: choose a different folder"))
     status = read(tmp_path / "status.json")
     assert (status["state"], status["exit_code"]) == ("failed", 65)
-    assert status["error"] == "rank 0, step 7, training: no images: choose another folder"
+    assert status["error"] == "rank 0, step 7, training: no images: choose a different folder"
     assert (
         read(tmp_path / "logs" / "rank-00000.json")["failure"]["error"]
-        == "no images: choose another folder"
+        == "no images: choose a different folder"
     )
 
 

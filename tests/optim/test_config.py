@@ -53,7 +53,7 @@ def test_an_optimizer_is_found_by_name_here_or_in_torch() -> None:
         ("rmsprop", "did you mean RMSprop[?]"),
         ("os.system", "which does not exist: it is sgd, adamw, muon or a class of torch.optim"),
         ("Optimizer", "which does not exist"),
-        ("LBFGS", "it needs several forwards for a step: choose another"),
+        ("LBFGS", "it needs several forwards for a step: choose a different"),
     ],
 )
 def test_an_optimizer_that_cannot_be_used_is_refused_with_a_hint(name: str, said: str) -> None:

@@ -90,7 +90,7 @@ def test_a_run_resumes_from_its_own_checkpoints_before_those_of_another(tmp_path
 def test_a_run_does_not_resume_if_it_must_not_or_cannot(tmp_path: Path) -> None:
     own = make_run(tmp_path / "own", RecipeConfig())
     with pytest.raises(
-        OutputError, match="has checkpoints, and --resume is never: choose another folder"
+        OutputError, match="has checkpoints, and --resume is never: choose a different folder"
     ):
         find_source(own, RunConfig(resume="never"))
     with pytest.raises(

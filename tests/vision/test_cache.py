@@ -426,7 +426,7 @@ def test_a_full_disk_is_reported_before_and_while_decoding(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(cache, "free_bytes", lambda path: 100)
-        with pytest.raises(OutputError, match=r"CACHE_TOO_LARGE.*choose another cache folder"):
+        with pytest.raises(OutputError, match=r"CACHE_TOO_LARGE.*choose a different cache folder"):
             load(root)
 
     def full(path: Path, descriptor: int, data: object) -> None:

@@ -45,4 +45,4 @@ def write_own_file(path: Path, data: bytes, flag: str) -> None:
         filesystem.write_file_atomic(path, data)
     except OSError as error:
         fact = f"{flag} {path} cannot be written ({error.strerror})"
-        raise OutputError("FILE_NOT_WRITABLE", f"{fact}: choose another") from error
+        raise OutputError("FILE_NOT_WRITABLE", f"{fact}: choose a different one") from error

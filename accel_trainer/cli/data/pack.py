@@ -39,7 +39,7 @@ _SETTINGS = "pack.json"
 _SUMS = "SHA256SUMS"
 _COMMIT = "dataset_dict.json"
 _LOCK = ".lock"
-_FIX = "choose another OUT, or delete it"
+_FIX = "choose a different OUT, or delete it"
 _FORMAT = 1
 _EXAMPLE = "example: accel-trainer pack photos packed --short-side 256 --num-workers 8"
 
@@ -173,7 +173,7 @@ def _locked(out: Path) -> Iterator[None]:
     except OSError as error:
         os.close(descriptor)
         raise OutputError(
-            "LOCKED", f"{out} is in use by another pack: wait for it, or choose another OUT"
+            "LOCKED", f"{out} is in use by another pack: wait for it, or choose a different OUT"
         ) from error
     try:
         yield

@@ -13,9 +13,9 @@ from .findings import Finding
 _FIXES = {
     ExitCode.USAGE: "correct the flag or the value, and start the command again",
     ExitCode.DATA: "correct the data, and start the same command again; {resumes}",
-    ExitCode.OUTPUT: "free some space, or choose another --output-dir, and start the command again",
+    ExitCode.OUTPUT: "free some space, or choose a different --output-dir, and start again",
     ExitCode.CHECKPOINT: "`accel-trainer inspect {run}` shows the contents of the checkpoints",
-    ExitCode.DIVERGED: "choose another --output-dir and a lower learning rate; "
+    ExitCode.DIVERGED: "choose a different --output-dir and a lower learning rate; "
     "`accel-trainer replay {run} --step N` lists the samples of step N",
     ExitCode.USER_CODE: "correct that code, and start the same command again; {resumes}",
 }

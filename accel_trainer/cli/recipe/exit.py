@@ -73,7 +73,7 @@ def _refuse_diverged(result: RunResult) -> None:
             if result.best is None
             else f"the best weights are those of {result.best.name}"
         )
-        fix = "lower the learning rate, and choose another --output-dir"
+        fix = "lower the learning rate, and choose a different --output-dir"
         raise DivergedError(
             "EVAL_NONFINITE",
             f"training has ended, but {found} in the last evaluation; {best}: {fix}",

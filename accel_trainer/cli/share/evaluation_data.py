@@ -96,7 +96,7 @@ def load_eval_data(
             f"{choice.dataset} has images of (C, H, W) = {found}, "
             f"the model was trained on {expected}"
         )
-        raise DataError("DATA_IMAGE_SIZE", f"{fact}: convert them, or choose another --dataset")
+        raise DataError("DATA_IMAGE_SIZE", f"{fact}: convert them, or choose a different --dataset")
     labels = _labels_of_model(
         split.labels.numpy(), images.class_names, config.class_names, choice.dataset
     )

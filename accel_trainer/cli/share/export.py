@@ -94,7 +94,7 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
             filesystem.write_file_atomic(folder / name, data)
     except OSError as error:
         raise OutputError(
-            "EXPORT", f"{folder} cannot be written ({error.strerror}): choose another folder"
+            "EXPORT", f"{folder} cannot be written ({error.strerror}): choose a different folder"
         ) from error
 
 
@@ -105,7 +105,7 @@ def _refuse_other_files(folder: Path, names: Iterable[str]) -> None:
             return
     if found := next((name for name in names if os.path.lexists(folder / name)), None):
         fact = f"{folder / found} would be overwritten, and {folder} is not an earlier export"
-        raise OutputError("EXPORT", f"{fact}: move it away, or choose another folder")
+        raise OutputError("EXPORT", f"{fact}: move it away, or choose a different folder")
 
 
 def _files_of_own_model(

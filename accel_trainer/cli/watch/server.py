@@ -148,7 +148,7 @@ def serving(page: LivePage, host: str, port: int) -> Iterator[PageServer]:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", error)
         raise OutputError(
-            "WATCH", f"{host}:{port} cannot be used ({reason}): choose another --port or --host"
+            "WATCH", f"{host}:{port} cannot be used ({reason}): choose a different --port or --host"
         ) from error
     threads = [
         threading.Thread(target=page.follow, daemon=True),

@@ -155,7 +155,7 @@ def _campaign(recipe: Recipe, plan: Plan | None, options: Namespace) -> int:
     if code := _own_failure(recipe, undisturbed.reference):
         return code
     for name in sorted(undisturbed.left_out):
-        say(f"note: {name} is another number in each run, and is not compared")
+        say(f"note: {name} differs in each run, so it is not compared")
     verdicts = []
     for verdict in _verdicts(recipe, undisturbed, plan, options):
         verdicts.append(verdict)

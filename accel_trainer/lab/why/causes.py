@@ -118,7 +118,7 @@ def _experiments(pair: Pair, traced: Traced) -> Iterator[Experiment]:
     if is_in_python:
         yield Experiment(
             "PYTHONHASHSEED=0",
-            Cause("hash order", "the order of a set of texts, which is another in each process"),
+            Cause("hash order", "the order of a set of strings, which differs in each process"),
             variables={"PYTHONHASHSEED": "0"},
         )
     if (config.get("batch") or {}).get("num_workers"):
@@ -169,7 +169,7 @@ def order_of_sums(changes: Differences) -> Experiment | None:
     flags = [] if threads is None else ["--runtime.num-threads", str(threads)]
     settings = {name: value for name, value in order.items() if name.startswith("batch.")}
     names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in order))
-    text = f"rounding: numbers are added in another order ({names}), and nothing else differs"
+    text = f"rounding: numbers are added in a different order ({names}), and nothing else differs"
     return Experiment(
         f"A's {names} on B",
         Cause("order of sums", text),
@@ -203,16 +203,16 @@ def _by_elimination(pair: Pair, traced: Traced) -> Cause:
         return _of_state(row["name"], traced.step)
     if row["kind"] == "operator" and found.place == "outputs":
         if is_twice:
-            fact = f"{row['name']} gives other bits from equal inputs"
+            fact = f"{row['name']} returns different bits for equal inputs"
             return Cause("no deterministic kernel", f"{fact}: it has no deterministic kernel")
-        return _of_code(pair, "its operators give other bits from equal inputs")
+        return _of_code(pair, "its operators return different bits for equal inputs")
     if row["phase"] == "after the update":
         where = f" ({row['line']})" if row["line"] else ""
         text = f"a callback{where} changes it after the update"
         return Cause("callback", text if where else "the average of the weights")
     if not is_twice:
         return _of_code(pair, "what comes from Python differs")
-    text = "a number or tensor made in Python, such as from the time, a file or another library"
+    text = "a number or tensor made in Python, such as from the time, a file or a different library"
     return Cause("made in Python", text)
 
 
@@ -227,14 +227,18 @@ def _of_state(name: str, step: int) -> Cause:
 def _of_data(data: DataDifference, *, is_twice: bool) -> Cause:
     again = " each time it is read" if is_twice else ""
     if data.was_read_apart is False:
-        text = f"the samples are equal, and the collate function makes another batch{again}"
+        text = f"the samples are equal, and the collate function makes a different batch{again}"
         return Cause("collate function", text)
     if data.was_read_apart is None:
-        return Cause("dataset", f"the dataset or the collate function gives other contents{again}")
+        return Cause(
+            "dataset", f"the dataset or the collate function returns different contents{again}"
+        )
     if is_twice:
-        text = "the dataset gives another sample each time it is read: its augmentation is not "
+        text = "the dataset returns a different sample for each read: its augmentation is not "
         return Cause("dataset", f"{text}seeded, its threads race, or it changes itself")
-    return Cause("dataset", "the dataset gives other contents: other files, or other code")
+    return Cause(
+        "dataset", "the dataset returns different contents: different files, or different code"
+    )
 
 
 def _of_code(pair: Pair, fact: str) -> Cause:

@@ -215,7 +215,7 @@ def _repeats_itself(
         again = retrain(resumed, folder / "from-a-checkpoint", until=limit)
         if again.from_record is not None:
             return _unrepeatable(story, again, limit, folder)
-        story(f"from its checkpoint of step {resumed.begin}, too")
+        story(f"also from its checkpoint of step {resumed.begin}")
     rest = "" if limit == end else f"; steps {limit + 1} to {end} were not tried (--until {end})"
     story(f"equal: it repeats itself{rest}")
     return Finding(is_equal=True, text=story.text)
@@ -229,7 +229,7 @@ def _unrepeatable(story: Story, one: Retrained, until: int, folder: Path) -> Fin
     _tell_cost(story, [side], until)
     other = retrain(side, folder / f"{side.name}-again".replace(" ", "-"), until=until)
     if one.difference_to(other) is not None:
-        story("two replays of it differ, too; they are compared from here on")
+        story("two replays of it also differ; they are compared from here on")
         return _within(story, Pair("one run twice", one, other), folder)
     story("two replays of it agree with each other, but not with the record")
     if side.begin == 0:

@@ -81,7 +81,7 @@ class Traced:
         if found.place == "name":
             say(f"  the other side has {other['name']} in the {other['phase']} there")
         if found.plain_values is not None:
-            say(f"  another argument from Python: {' and '.join(found.plain_values)}")
+            say(f"  a different argument from Python: {' and '.join(found.plain_values)}")
         inputs_equal = found.place == "outputs" if row["kind"] == "operator" else None
         if row["kind"] == "operator" and found.place in ("inputs", "outputs"):
             say("  its inputs were equal" if inputs_equal else "  its inputs differed already")
@@ -109,12 +109,12 @@ class Traced:
     def _tell_data(self, say: Callable[[str], None]) -> None:
         data = self.data
         if data.has_other_ids:
-            say("  the batch has other samples, or in another order")
+            say("  the batch has different samples, or a different order")
         elif data.samples:
             names = shortened(data.samples, most=_MAX_SAMPLES)
-            say(f"  the batch has the same samples, with other contents of {names}")
+            say(f"  the batch has the same samples, with different contents of {names}")
             if data.was_read_apart is not None:
-                read = "other ones, too" if data.was_read_apart else "equal ones"
+                read = "different ones, too" if data.was_read_apart else "equal ones"
                 say(f"  the dataset returned {read}")
 
 

@@ -83,7 +83,7 @@ def load_images(
     except OSError as error:
         fact = f"cannot write the image cache {folder} ({error.strerror or error})"
         raise OutputError(
-            "CACHE_NOT_WRITABLE", f"{fact}: free some space, or choose another cache folder"
+            "CACHE_NOT_WRITABLE", f"{fact}: free some space, or choose a different cache folder"
         ) from error
     for split in (dataset.train, dataset.test):
         bad_images.check(split.left_out, num_images=len(split) + len(split.left_out))
@@ -130,7 +130,7 @@ def _refuse_other_files(folder: Path) -> None:
     raise OutputError(
         "CACHE_FOLDER",
         f"{other} does not belong to an image cache, which would overwrite it: "
-        "move it away, or choose another cache folder",
+        "move it away, or choose a different cache folder",
     )
 
 
@@ -209,7 +209,7 @@ def _check_free_space(partial: Path, needed: int) -> None:
         raise OutputError(
             "CACHE_TOO_LARGE",
             f"the decoded images need {needed / 2**30:.2f} GiB in {partial.parent}, which has "
-            f"{free / 2**30:.2f} GiB free: choose another cache folder, or smaller images",
+            f"{free / 2**30:.2f} GiB free: choose a different cache folder, or smaller images",
         )
 
 

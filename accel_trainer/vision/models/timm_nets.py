@@ -118,7 +118,7 @@ def _create(
         raise ConfigError("TIMM", f"{fact}: {_bring(place, fix)}") from error
     except (RuntimeError, TypeError) as error:
         fact = f"timm cannot build {wanted} ({str(error).splitlines()[0]})"
-        raise ConfigError("TIMM", f"{fact}: choose another model") from error
+        raise ConfigError("TIMM", f"{fact}: choose a different model") from error
 
 
 def _bring(place: str, fix: str) -> str:

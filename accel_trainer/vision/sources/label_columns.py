@@ -96,7 +96,7 @@ def refuse_unusable(column: str, feature: Any, name: str, *, multi_label: bool) 
     else:
         why = "its values cannot be classes"
     fact = f"column {column} of {name} is of type {kind} ({why})"
-    raise DataError("DATA_COLUMNS", f"{fact}: {fix}, or choose another with --label-column")
+    raise DataError("DATA_COLUMNS", f"{fact}: {fix}, or choose a different one with --label-column")
 
 
 def is_list(feature: Any) -> bool:

@@ -260,4 +260,4 @@ def _refuse_archives(found: SplitFolders) -> None:
             continue
         if any(reason_to_skip(name) is None for name in members):
             fact = f"{found.root} has photos and an archive of photos ({path})"
-            raise DataError("DATA_ARCHIVE", f"{fact}: extract it, or move it to another folder")
+            raise DataError("DATA_ARCHIVE", f"{fact}: extract it, or move it to a different folder")

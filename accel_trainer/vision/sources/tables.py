@@ -86,7 +86,7 @@ def read_tables(root: Path, name: str, cache_dir: str | None) -> Opened:
     builder = _checked(lambda: load_dataset_builder(str(root), cache_dir=cache_dir), root)
     if builder.name not in READERS.values():
         fact = f"{root} mixes parquet files or tars with files of type {builder.name}"
-        raise DataError("DATA_NOT_RECOGNISED", f"{fact}: move one kind to another folder")
+        raise DataError("DATA_NOT_RECOGNISED", f"{fact}: move one kind to a different folder")
     files = {
         str(split): [Path(path) for path in paths]
         for split, paths in builder.config.data_files.items()

@@ -152,7 +152,7 @@ def test_a_folder_that_is_missing_or_a_port_in_use_is_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert lines[0].endswith("is no folder: check the path")
-    assert lines[1].endswith("(Address already in use): choose another --port or --host")
+    assert lines[1].endswith("(Address already in use): choose a different --port or --host")
 
 
 @pytest.mark.usefixtures("python_is_forked")
@@ -226,7 +226,9 @@ def test_an_unreadable_run_is_one_line_and_a_mistake_of_ours_is_shown(
 def test_a_port_that_does_not_exist_is_one_line(runs: Path) -> None:
     page = LivePage(Followed([runs]))
     with (
-        pytest.raises(OutputError, match=r":99999 cannot be used \(.+\): choose another --port"),
+        pytest.raises(
+            OutputError, match=r":99999 cannot be used \(.+\): choose a different --port"
+        ),
         serving(page, "127.0.0.1", 99999),
     ):
         raise AssertionError("nothing is served")

@@ -113,7 +113,7 @@ def test_state_of_a_callback_is_named_with_the_first_difference(
 def test_numbers_that_vary_by_themselves_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = chaos(capsys, "time", "--faults", "term@5")
     assert (code, err) == (0, "")
-    assert "note: own/address is another number in each run, and is not compared\n" in out
+    assert "note: own/address differs in each run, so it is not compared\n" in out
 
 
 def test_a_recipe_that_fails_by_itself_has_its_own_code_and_message(

@@ -85,7 +85,7 @@ def test_samples_of_other_data_are_named(clean: Path, one_that_forks: Path, tmp_
     other = train(one_that_forks, tmp_path / "other", "nothing", until=2, flags="--data changed")
     found = found_in(clean, other)
     assert found.phase == "data"
-    assert "other contents of sample 17\n" in found.text
+    assert "different contents of sample 17\n" in found.text
     assert found.cause == "data"
 
 
