@@ -303,7 +303,7 @@ def test_labels_are_integers_strings_or_classes(
             Value("int64"),
             "row 0 of the dataset has no label in column label (1 such row)",
         ),
-        ([0.0, 1.5], Value("float64"), " another with --label-column"),
+        ([0.0, 1.5], Value("float64"), " a different one with --label-column"),
         ([[0], [1, 0]], List(Value("int64")), "each photo has several labels"),
     ],
 )
