@@ -54,24 +54,20 @@ class Denoise:
     """The mean squared error of the predicted noise, for each of B pictures."""
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the losses [B] at random levels; at low ones, also as a number of each picture."""
-        pictures = batch.inputs
-        levels = torch.randint(NUM_LEVELS, (len(pictures),), device=pictures.device)
-        losses = self._losses(model, pictures, levels, torch.randn_like(pictures))
-        return StepOutput(losses, numbers={"low_levels": losses * (levels < 10)})
+        """Return the losses [B] at random levels."""
+        levels = torch.randint_like(batch.targets, NUM_LEVELS)
+        return self._output(model, batch, levels, torch.randn_like(batch.inputs))
 
     def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the losses [B] for the same noise and levels in each evaluation."""
-        pictures = batch.inputs
-        noise = FIXED_NOISE.to(pictures).expand_as(pictures)
-        levels = [torch.full_like(batch.targets, level) for level in range(5, NUM_LEVELS, 10)]
-        losses = [self._losses(model, pictures, each, noise) for each in levels]
-        return StepOutput(torch.stack(losses).mean(0))
+        """Return the losses [B]: of a picture for the same noise and level each time."""
+        noise = FIXED_NOISE.to(batch.inputs).expand_as(batch.inputs)
+        levels = batch.sample_ids.to(noise.device) % NUM_LEVELS
+        return self._output(model, batch, levels, noise)
 
-    def _losses(self, model: nn.Module, pictures: Tensor, levels: Tensor, noise: Tensor) -> Tensor:
-        signal = SIGNAL.to(pictures)[levels][:, None, None, None]
-        predicted = model(signal.sqrt() * pictures + (1 - signal).sqrt() * noise, levels)
-        return (predicted - noise).square().flatten(1).mean(1)
+    def _output(self, model: nn.Module, batch: Batch, levels: Tensor, noise: Tensor) -> StepOutput:
+        signal = SIGNAL.to(noise)[levels][:, None, None, None]
+        predicted = model(signal.sqrt() * batch.inputs + (1 - signal).sqrt() * noise, levels)
+        return StepOutput((predicted - noise).square().flatten(1).mean(1))
 
 
 class Samples(Callback):
@@ -79,16 +75,14 @@ class Samples(Callback):
 
     @torch.no_grad()
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
-        """Remove the noise from pure noise, level by level."""
+        """Remove the noise from pure noise, level by level (DDIM, arXiv 2010.02502)."""
         model = trainer.average_model or trainer.model
         pictures = torch.randn(16, 1, 8, 8, device=trainer.accelerator.device)
-        for level in reversed(range(NUM_LEVELS)):
-            left = SIGNAL[level]
-            kept = left / SIGNAL[level - 1] if level else left
+        for level in range(NUM_LEVELS - 1, 0, -1):
             noise = model(pictures, torch.full((16,), level, device=pictures.device))
-            pictures = (pictures - (1 - kept) / (1 - left).sqrt() * noise) / kept.sqrt()
-            if level:
-                pictures += (1 - kept).sqrt() * torch.randn_like(pictures)
+            now, before = SIGNAL[level], SIGNAL[level - 1]
+            clean = (pictures - (1 - now).sqrt() * noise) / now.sqrt()
+            pictures = before.sqrt() * clean + (1 - before).sqrt() * noise
         grid = pictures.reshape(4, 4, 8, 8).transpose(1, 2).reshape(32, 32)
         trainer.log.picture("samples", to_png(grid / 2 + 0.5))
 

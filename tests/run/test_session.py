@@ -205,7 +205,8 @@ def test_the_resolved_config_is_saved_and_parses_back_equal(tmp_path: Path) -> N
     saved = load_config(RecipeConfig, (tmp_path / "config.yaml").read_text())
     assert saved.batch.global_batch_size == 16
     expected = workload.make_config(tmp_path)
-    assert replace(saved.trainer, max_steps=None) == expected.trainer
+    assert saved.trainer.evaluate_every == "1epoch"
+    assert replace(saved.trainer, max_steps=None, evaluate_every=None) == expected.trainer
     assert saved.run == RunConfig(output_dir=tmp_path)
 
 
