@@ -21,13 +21,10 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def prepare_cuda() -> None:
-    """Set variables that torch, accelerate and CUDA's libraries read only once."""
+    """Set variables that torch and CUDA's libraries read only once."""
     os.environ.setdefault(_WORKSPACE, ":4096:8")
     # Otherwise torch's search for GPUs starts CUDA, and no process can be forked afterwards.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    # Otherwise accelerate gives DDP the local rank as the number of the GPU, which is wrong where
-    # each process sees only its own GPU, or processes share one (accelerate 1.15).
-    os.environ.setdefault("ACCELERATE_BYPASS_DEVICE_MAP", "true")
 
 
 def is_too_late_for_cublas() -> bool:

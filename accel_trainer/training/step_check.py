@@ -60,7 +60,7 @@ def check_repeats(
     place = f"{accelerator.device} of process {accelerator.process_index}"
     raise ProcessError(
         "DEVICE",
-        f"step {number} is not applied, since {place} repeated {name} with other bits: "
+        f"step {number} is not applied, since {place} repeated {name} with different bits: "
         + (_REPLACE if third in (first, second) else _REPEAT),
         accelerator.process_index,
         ExitCode.INTERNAL,

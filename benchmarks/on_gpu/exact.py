@@ -23,15 +23,14 @@ from .page import Page, Setting
 from .runs import SMALL, hashes, kill_and_resume, train
 
 CASES: dict[str, tuple[str, ...]] = {
-    # what takes longest begins first
-    "compiled, bf16": ("--compile", "--mixed-precision", "bf16"),
-    "compiled": ("--compile",),
     "float32": (),
     "bf16": ("--mixed-precision", "bf16"),
     "fp16": ("--mixed-precision", "fp16"),
     "AdamW": ("--optimizer.name", "adamw"),
     "without workers": ("--batch.num-workers", "0"),
     "EMA and clipping": ("--ema", "0.99", "--trainer.max-grad-norm", "1"),
+    "compiled": ("--compile",),
+    "compiled, bf16": ("--compile", "--mixed-precision", "bf16"),
 }
 OURS = ("resnet18", "resnet50", "airbench94")
 TIMM = (
@@ -77,7 +76,7 @@ def run(page: Page, setting: Setting) -> None:
                 _save_in_training, page, setting, folder, num_steps
             ),
         }
-        for case in setting.some(list(CASES)[::-1] if setting.is_tiny else list(CASES)):
+        for case in reversed(setting.some(list(CASES))):  # what takes longest begins first
             if case == "fp16" and setting.device == "cpu":
                 continue  # refused: it needs a GPU
             own = folder / case.replace(" ", "-")

@@ -124,6 +124,8 @@ def _start_two(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+    if _backend():  # accelerate would give DDP the local rank as the number of the GPU they share
+        shared["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
     if setting.device == "cpu":
         shared["ACCELERATE_USE_CPU"] = "true"
     started = [

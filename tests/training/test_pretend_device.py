@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -231,6 +232,9 @@ def test_a_step_never_waits_for_the_gpu(
 def train_in_float64(folder: Path, batch_size: int, has_met_before: bool, backend: str) -> None:
     if has_met_before:
         PartialState()  # forms a group for tensors of the accelerator, and those only
+    if backend:
+        # accelerate would give DDP the local rank as the number of the GPU that they share
+        os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
     config = workload.make_config(
         folder,
         batch=BatchConfig(per_device_batch_size=batch_size),

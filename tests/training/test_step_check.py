@@ -125,7 +125,7 @@ def test_a_wrong_bit_ends_the_run_and_names_the_device(tmp_path: Path, backward:
         "step 2 is not applied, since cpu:0 of process 1 repeated the gradient of layers.3.weight"
     )
     for rank in (0, 1):
-        assert f"{told} with other bits: test or replace the device" in job.output(rank)
+        assert f"{told} with different bits: test or replace the device" in job.output(rank)
         assert "exit code 70" in job.output(rank)
 
 

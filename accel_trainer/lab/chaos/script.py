@@ -29,7 +29,7 @@ class Script:
     """A program, and where it saves.
 
     `first` and `resume` are words of its command, `saves` patterns of its checkpoints. Every run
-    has the same `out`, so that no path differs; what it leaves is then moved away.
+    writes to the same folder `out`, so that no path differs; afterwards its files are moved away.
     """
 
     first: Sequence[str]
@@ -63,10 +63,10 @@ class Kill:
 
 @dataclass
 class Trial:
-    """How a run went: `out` is what it left, and `problem` why it did not end well.
+    """How a run went: `out` is the folder of its files, `problem` the reason why it failed.
 
-    `resumed` says of each start whether it was a resume, `reached` are the kills that came, and
-    `num_saves` are those of the last start.
+    `resumed` has, for each start, whether it was a resume. `reached` has the kills that took place.
+    `num_saves` counts the checkpoints of the last start.
     """
 
     kills: Sequence[Kill]
@@ -131,8 +131,8 @@ def run_script(
 ) -> Trial:
     """Start a program again after each kill, until it is done.
 
-    What it leaves is then in the folder `name`, and what it said in `name` with .log. A start may
-    take five times `whole_s`, the seconds of a whole run; None: any time.
+    Its files are then in the folder `name`, and its output in `name`.log. A start may take five
+    times `whole_s`, the seconds of a whole run; None: any time.
 
     Raises:
         KeyboardInterrupt: a signal was noted in `stops`.
@@ -172,7 +172,7 @@ def _problem(trial: Trial, log: Path) -> str:
 
 @contextmanager
 def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a command in a session of its own; end it, and all that it has started.
+    """Start a command in a new session, and kill it with all its children at the end.
 
     Raises ConfigError for a program that cannot be started.
     """
@@ -195,7 +195,7 @@ def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
 
 
 def _kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and what it has started, also where that has sessions of its own."""
+    """Kill a process and all its children, including those in other sessions."""
     children = []
     if process.poll() is None:
         children = psutil.Process(process.pid).children(recursive=True)
