@@ -13,11 +13,14 @@ from typing import Any, Literal
 import pytest
 import torch
 from accelerate import PartialState
+from torch.nn import functional as F
 
 from accel_trainer import (
+    Batch,
     BatchConfig,
     Callback,
     CheckpointConfig,
+    ClassificationTask,
     DivergedError,
     RunConfig,
     RuntimeConfig,
@@ -264,3 +267,28 @@ def test_two_processes_train_the_model_of_one(
             accelerator, train_in_float64, *arguments, num_processes=number, folder=logs
         )
     assert largest_difference(tmp_path / "1", tmp_path / "2") <= 1e-12
+
+
+def lose_two_labels() -> None:
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).to(device)
+    logits.requires_grad_()
+    targets = torch.tensor([0, 3, -1, 2])
+    batch = Batch(logits.detach(), targets.to(device), torch.arange(4).to(device))
+    losses = ClassificationTask().loss(logits, batch).losses
+    losses.sum().backward()
+    assert logits.grad is not None
+    are_usable = torch.tensor([True, False, False, True])
+    usable = torch.tensor([0, 3]).to(device)
+    expected = F.cross_entropy(logits.detach()[usable], batch.targets[usable], reduction="none")
+    assert losses.detach().cpu()[are_usable].tolist() == expected.cpu().tolist()
+    for found in (losses.detach().cpu(), logits.grad.cpu()):
+        assert found.isnan().reshape(4, -1).all(1).tolist() == (~are_usable).tolist()
+
+
+@on_each_accelerator
+def test_a_label_that_is_no_class_makes_its_loss_and_gradient_nan_and_no_others(
+    tmp_path: Path, accelerator: str
+) -> None:
+    processes.run_on(accelerator, lose_two_labels, folder=tmp_path)
