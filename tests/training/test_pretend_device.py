@@ -288,7 +288,7 @@ def lose_two_labels() -> None:
 
 
 @on_each_accelerator
-def test_a_label_that_is_no_class_makes_its_loss_and_gradient_nan_and_no_others(
+def test_a_label_on_a_device_that_is_no_class_makes_only_its_loss_nan(
     tmp_path: Path, accelerator: str
 ) -> None:
     processes.run_on(accelerator, lose_two_labels, folder=tmp_path)
