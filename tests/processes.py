@@ -7,8 +7,10 @@ import multiprocessing
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,28 @@ PRELOADED = [
     "pytest",
 ]
 context.set_forkserver_preload(PRELOADED)
+
+if METHOD == "forkserver":
+    from multiprocessing import popen_forkserver
+
+    class _Popen(popen_forkserver.Popen):
+        """Reads the exit code once, whichever thread asks for it.
+
+        Starting a process asks for the codes of all others. Where two threads read one at the same
+        time, Python tells the second 255 (3.11 to 3.14).
+        """
+
+        _reading = threading.Lock()
+
+        def poll(self, flag: int = os.WNOHANG) -> int | None:
+            while True:
+                with self._reading:
+                    code = super().poll()
+                if code is not None or flag == os.WNOHANG:
+                    return code
+                wait([self.sentinel], 0.1)  # no longer: a different thread may read it
+
+    context.Process._Popen = staticmethod(_Popen)  # type: ignore[assignment]
 
 
 # torch's warning where no name server can be reached.
