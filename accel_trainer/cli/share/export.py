@@ -15,12 +15,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+
 from ...callbacks.export import ONNX_FILES
+from ...checkpoint.format import FROZEN_FILE, list_checkpoints
 from ...checkpoint.serialization import unpack_tensors
 from ...core import filesystem
 from ...core.errors import CheckpointError, OutputError
 from ...core.history import is_number
-from ...core.json_files import read_json_object
+from ...core.json_files import read_json_object, write_json
 from ...core.run_dir import prepare_directory
 from ...vision.pretrained import read_export_config, read_export_content
 from ..common.output import tell
@@ -50,13 +54,24 @@ def main(argv: Sequence[str]) -> int:
         metavar="ORG/NAME",
         help="the hub repository to push to; created as private if it is new",
     )
-    parser.add_argument(
+    content = parser.add_mutually_exclusive_group()
+    content.add_argument(
         "--onnx",
         action="store_true",
         help="add model.onnx, which maps images with values from 0 to 1 to logits",
     )
+    content.add_argument(
+        "--trained",
+        action="store_true",
+        help="only the weights that are not frozen, such as an adapter, as trained.safetensors",
+    )
     options = parser.parse_args(argv)
     run = read_run(options.run)
+    if options.trained:
+        if options.to is None:
+            raise OutputError("USAGE", "--trained writes a file: add --to DIR")
+        tell(export_trained(run.folder, options.to))
+        return 0
     if options.to is not None:
         export(run, options.to, with_onnx=options.onnx)
         tell(options.to)
@@ -96,6 +111,45 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
         raise OutputError(
             "EXPORT", f"{folder} cannot be written ({error.strerror}): choose a different folder"
         ) from error
+
+
+def export_trained(run: Path, folder: Path) -> str:
+    """Write the exported weights that are not frozen to `folder`; return a line that says which.
+
+    Frozen are the parameters that no optimizer steps, and that all checkpoints of the run share.
+
+    Raises:
+        CheckpointError: the run has no exported weights or no frozen ones.
+        OutputError: the folder cannot be written.
+    """
+    with opened_export(run) as source:
+        source_of = read_export_content(source).get("weights")
+        data = filesystem.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
+    _check_readable(data)
+    weights = unpack_tensors(data)
+    frozen = set.intersection(*map(_frozen_in, list_checkpoints(run / "checkpoints")) or [set()])
+    if not frozen:
+        raise CheckpointError(
+            "EXPORT", f"the checkpoints of {run} share no frozen parameters: leave out --trained"
+        )
+    trained = {name: weights[name] for name in weights if name not in frozen}
+    path = folder / "trained.safetensors"
+    prepare_directory(folder)
+    _refuse_other_files(folder, [path.name])
+    data = safetensors.torch.save(trained)
+    filesystem.write_file_atomic(path, data)
+    write_json(folder / "config.json", {"weights": source_of, "sha256": _sha256(data)})
+    return (
+        f"{path}: {len(trained)} of {len(weights)} tensors, {len(data):,} bytes. Load them onto "
+        f"the same base: model.load_state_dict(load_file({str(path)!r}), strict=False)"
+    )
+
+
+def _frozen_in(checkpoint: Path) -> set[str]:
+    """Return the names of the model's tensors that a checkpoint stores as frozen."""
+    with suppress(OSError, SafetensorError), safe_open(checkpoint / FROZEN_FILE, "pt") as file:
+        return {*file.keys()}
+    return set()
 
 
 def _refuse_other_files(folder: Path, names: Iterable[str]) -> None:
