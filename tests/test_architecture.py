@@ -423,6 +423,7 @@ RULES = {
             "training.unsaved_state",  # in the first two steps
             "training.targets",  # looks at labels on the CPU only
             "training.metrics",  # computes from merged sums, which are on the host
+            "training.plain_values",  # likewise
             "distributed.collectives",  # sizes and messages, never in a step
             "distributed.differentiable",  # sizes, only in the step of a task that asks for them
             "fault_tolerance.preemption",  # the codes of a stop or a save, which are on the host

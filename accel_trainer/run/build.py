@@ -33,6 +33,7 @@ from ..core.module_order import take_order
 from ..core.parameters import named_parts, unstepped_parameters
 from ..core.tensor_memory import copy_model
 from ..core.types import Loader, Metric, Task
+from ..core.wording import describe_tensor
 from ..data.fingerprint import describe_fingerprint
 from ..data.loader import DEFAULT_OPTIONS, DatasetOptions
 from ..distributed.accelerator import describe_machine, library_versions
@@ -44,7 +45,6 @@ from ..training.callback_runner import named
 from ..training.compile import compile_model
 from ..training.evaluation import TEST, Evaluation
 from ..training.evaluator import Evaluator
-from ..training.metrics import describe_tensor
 from ..training.strategy import choose_strategy
 from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer

@@ -20,7 +20,7 @@ from ..core.user_code import PartFailed
 from ..distributed.collectives import broadcast_from_main, run_on_main
 from ..fault_tolerance.preemption import StopFlag
 from .evaluation_file import is_detail
-from .metrics import plain_values
+from .plain_values import plain_values
 
 TEST = "test"
 """The name of the evaluation on the test set, once, at the end; the others begin with `eval`."""

@@ -20,11 +20,13 @@ from ..core.pairwise import PairwiseSum
 from ..core.rng import seed_evaluation
 from ..core.types import Batch, EvalSource, Metric, Position, StepOutput, Task, eval_step_of
 from ..core.user_code import PeerFailed, describe_error
+from ..core.wording import describe_tensor
 from ..distributed.collectives import sum_pairwise
 from ..fault_tolerance.preemption import StopFlag
 from .coupling import warn_if_coupled
 from .evaluation import EvaluationFailed, EvaluationRefused, check_directions
-from .metrics import describe_tensor, plain_values, sums_device
+from .metrics import sums_device
+from .plain_values import plain_values
 from .targets import check_extremes
 from .task_output import check_output
 from .trial_copy import trial_copy

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
-from .metrics import check_labels, describe_tensor
+from ..core.wording import describe_tensor
+from .metrics import check_labels
 
 
 @dataclass(frozen=True)

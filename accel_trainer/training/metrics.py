@@ -17,12 +17,11 @@ from torch import Tensor
 
 from ..core.config import AT_LEAST_ONE
 from ..core.errors import ConfigError
-from ..core.history import check_name
 from ..core.types import Batch, StepOutput
+from ..core.wording import describe_tensor
 from .targets import trust_labels
 
 _MAX_DENSE_CLASSES = 256
-_MAX_LISTED_NUMBERS = _MAX_DENSE_CLASSES**2
 _LABELS = (torch.int64, torch.uint8)  # of torch's cross-entropy
 _INTEGERS = (*_LABELS, torch.int32, torch.int16, torch.int8)
 
@@ -237,52 +236,6 @@ def _misfit(logits: Any, targets: Any, *, in_loss: bool) -> str | None:
     if in_loss and targets.shape == logits.shape and targets.is_floating_point():
         return None
     return "give labels int64 [B]" + ", or float weights [B, K] of the classes" * in_loss
-
-
-def describe_tensor(value: Any) -> str:
-    """Return dtype and shape of a tensor, `float32 [16, 10]`, or the type of another value."""
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    keys = f" with {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
-    return f"an object of type {type(value).__name__}{keys}"
-
-
-# --- plain values ---
-
-
-def plain_values(values: Any, source: str = "compute") -> dict[str, Any]:
-    """Return what `source` returned as plain numbers, texts, lists and dicts for JSON.
-
-    Tensors are converted; one of more than 65,536 numbers stays a tensor, on the CPU.
-
-    Raises:
-        ConfigError: `values` is not a mapping, has a name that no row can have, or holds
-            something that cannot be converted.
-    """
-    if not isinstance(values, Mapping):
-        raise ConfigError(
-            "METRIC",
-            f"{source} returned {describe_tensor(values)}: return a dict of names and numbers",
-        )
-    for name in values:
-        check_name(str(name), "a metric")
-    return {str(name): _plain(value, str(name)) for name, value in values.items()}
-
-
-def _plain(value: Any, name: str) -> Any:
-    if isinstance(value, Tensor) and value.numel() > _MAX_LISTED_NUMBERS:
-        return value.detach().cpu().contiguous()
-    if hasattr(value, "tolist"):  # torch's and numpy's
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each, name) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each, name) for each in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ConfigError(
-        "METRIC", f"{name} holds {describe_tensor(value)}: return numbers, texts, lists and dicts"
-    )
 
 
 def sums_device(device: torch.device) -> torch.device:

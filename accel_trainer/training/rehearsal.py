@@ -33,11 +33,11 @@ from ..core.parameters import Optimizers, named_parts, parameters_of, preserved_
 from ..core.shards import is_shard, local_part
 from ..core.tensor_memory import sum_of_bits
 from ..core.user_code import describe_error
+from ..core.wording import describe_tensor
 from ..distributed.collectives import differing_lines, run_on_main
 from .callback_runner import named
 from .evaluation import Evaluation, check_monitored, groups_of, run_evaluation
 from .evaluator import Evaluator
-from .metrics import describe_tensor
 from .model_watch import StepUse, mark_model, watched_read, watched_step
 from .unsaved_state import Mark, is_of_user, mark_unsaved
 

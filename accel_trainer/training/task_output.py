@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core.errors import ConfigError
 from ..core.history import check_name
 from ..core.types import StepOutput
-from .metrics import describe_tensor
+from ..core.wording import describe_tensor
 
 
 def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from ..core.config import BELOW_ONE
 from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
+from ..core.wording import describe_tensor
 from ..data.fingerprint import hash_value
-from .metrics import MeanLoss, TopKAccuracy, check_logits, describe_tensor, misfit_of
+from .metrics import MeanLoss, TopKAccuracy, check_logits, misfit_of
 from .targets import are_classes, rows_of, trust, trust_labels
 
 _NO_LABEL = torch.iinfo(torch.int64).min  # is ignored, and no label has it

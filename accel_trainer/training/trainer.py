@@ -22,6 +22,7 @@ from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.training_mode import set_training_mode
 from ..core.types import Gradients, Loader, Position, StepBatch, StepReport
 from ..core.user_code import PartFailed
+from ..core.wording import describe_tensor
 from ..fault_tolerance.preemption import StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights
 from .batch_norms import has_lone_sample, lone_samples_refused
@@ -37,7 +38,6 @@ from .evaluation import (
 )
 from .evaluation_file import read_details, write_details
 from .loop_state import LoopState
-from .metrics import describe_tensor
 from .progress import Progress
 from .turns import in_turn, turn_at
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ..core.config import short_flag
 from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
-from ..training.metrics import describe_tensor
+from ..core.wording import describe_tensor
 from ..training.targets import trust
 from ..training.tasks import ClassificationConfig, ClassificationTask, call_model, logits_of
 

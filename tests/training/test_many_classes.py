@@ -37,7 +37,7 @@ from accel_trainer.data.workers import SampleReader
 from accel_trainer.training.evaluation import run_evaluation
 from accel_trainer.training.evaluation_file import EVALUATION_FILE, read_details
 from accel_trainer.training.evaluator import Evaluator
-from accel_trainer.training.metrics import plain_values
+from accel_trainer.training.plain_values import plain_values
 
 CPU = torch.device("cpu")
 NUM_SAMPLES = 60

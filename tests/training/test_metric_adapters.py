@@ -10,7 +10,7 @@ from torch import Tensor
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.training.metric_adapters import EvaluateMetric, TorchMetric, WholeSetMetric
-from accel_trainer.training.metrics import plain_values
+from accel_trainer.training.plain_values import plain_values
 
 from .. import processes
 from ..joined import joined_processes

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.history import is_number
 from accel_trainer.core.types import Batch, Metric, StepOutput
 from accel_trainer.training.metric_adapters import EvaluateMetric
 from accel_trainer.training.metrics import (
@@ -20,9 +18,9 @@ from accel_trainer.training.metrics import (
     MeanLoss,
     MeanNumber,
     TopKAccuracy,
-    plain_values,
     sums_device,
 )
+from accel_trainer.training.plain_values import plain_values
 
 from . import planted
 from .planted import PlainTask
@@ -245,57 +243,6 @@ def test_sums_lie_on_the_device_unless_it_has_no_float64() -> None:
     """Apple's GPUs have none; where there is no such GPU, there is none of its float64 either."""
     assert sums_device(CPU) == CPU
     assert sums_device(torch.device("mps")) == CPU
-
-
-def test_what_a_metric_computed_becomes_plain_values() -> None:
-    values = {
-        "loss": np.float32(0.5),
-        "tensor": torch.tensor(2.5),
-        "half": torch.tensor(0.5, dtype=torch.bfloat16),
-        "count": np.int64(3),
-        "flag": np.bool_(True),
-        "list": [np.float64(1.5), (1, None)],
-        "matrix": torch.eye(2),
-        "nested": {1: {"deep": np.arange(2)}},
-        "word": "yes",
-        "nan": np.float32("nan"),
-    }
-    plain = plain_values(values)
-    assert math.isnan(plain.pop("nan"))
-    assert plain == {
-        "loss": 0.5,
-        "tensor": 2.5,
-        "half": 0.5,
-        "count": 3,
-        "flag": True,
-        "list": [1.5, [1, None]],
-        "matrix": [[1, 0], [0, 1]],
-        "nested": {"1": {"deep": [0, 1]}},
-        "word": "yes",
-    }
-    assert [name for name, value in plain.items() if is_number(value)] == [
-        "loss",
-        "tensor",
-        "half",
-        "count",
-    ]
-    assert {type(plain[name]) for name in ("loss", "tensor", "half")} == {float}
-
-
-@pytest.mark.parametrize(
-    ("computed", "said"),
-    [
-        (0.5, "compute returned an object of type float: return a dict of names and numbers"),
-        (
-            {"auc": [object()]},
-            "auc holds an object of type object: return numbers, texts, lists and dicts",
-        ),
-        ({"auc": 1j}, "auc holds an object of type complex"),
-    ],
-)
-def test_what_no_json_can_hold_is_refused(computed: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        plain_values(computed)
 
 
 @pytest.mark.parametrize(
