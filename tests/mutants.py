@@ -45,7 +45,7 @@ MUTANTS = [
     Mutant(
         "state that changes where an epoch ends is not looked at",
         "accel_trainer/training/rehearsal.py",
-        'parts = {**self._all_parts(), "train_set": self._train_set}',
+        'parts = {**self._all_parts(), "train_set": self.train_set}',
         "parts: Mapping[str, object] = {}",
         (
             "tests/training/test_rehearsal.py::test_state_that_the_end_of_an_epoch_changes_is_named_once",
@@ -397,8 +397,8 @@ MUTANTS = [
     Mutant(
         "pending values are not in a checkpoint",
         "accel_trainer/training/loop_state.py",
-        'self._log.pending = state["log"]',
-        "self._log.pending = {}",
+        'self.log.pending = state["log"]',
+        "self.log.pending = {}",
         ("tests/callbacks/test_own_numbers.py",),
     ),
     Mutant(
@@ -1383,8 +1383,8 @@ MUTANTS = [
     Mutant(
         "slow evaluations are taken for stuck",
         "accel_trainer/fault_tolerance/watchdog.py",
-        "now = (phase, self._stop_flag.num_polls + self._activity.num_forwards)",
-        "now = (phase, self._activity.num_forwards)",
+        "now = (phase, self.stop_flag.num_polls + self.activity.num_forwards)",
+        "now = (phase, self.activity.num_forwards)",
         ("tests/fault_tolerance/test_watchdog.py::test_slow_work_is_not_stuck",),
     ),
     Mutant(

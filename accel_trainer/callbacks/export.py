@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -61,6 +62,7 @@ class OnnxExport(NamedTuple):
         return onnx, safetensors.torch.save(example)
 
 
+@dataclass(eq=False)
 class Exporter(Callback):
     """Writes `model.safetensors` and `config.json` into `export/` when a run has ended.
 
@@ -72,40 +74,35 @@ class Exporter(Callback):
     tried before the first step: if it fails, a warning says why, and the run goes on without it.
     """
 
-    def __init__(
-        self,
-        run_folder: Path,
-        *,
-        weights: Literal["model", "ema"],
-        config: Mapping[str, Any],
-        onnx: OnnxExport | None = None,
-    ) -> None:
-        self._run_folder = run_folder
-        self._folder = run_folder / "export"
-        self._weights = weights
-        self._config = config
-        self._onnx = onnx
+    run_folder: Path
+    _: KW_ONLY
+    weights: Literal["model", "ema"]
+    config: Mapping[str, Any]
+    onnx: OnnxExport | None = None
+
+    def __post_init__(self) -> None:
+        self._folder = self.run_folder / "export"
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Write what builds the model, unless the run has ended before and exported it."""
         if not (self._folder / "config.json").exists():
-            with writes_to(self._run_folder):
+            with writes_to(self.run_folder):
                 filesystem.make_directory(self._folder)
-                write_json(self._folder / "config.json", self._config)
-        if self._onnx is not None and not trainer.is_finished:
+                write_json(self._folder / "config.json", self.config)
+        if self.onnx is not None and not trainer.is_finished:
             # An `eval_step` may need what training leaves: it then fails here, and not at the end.
             with preserved_generators(trainer.accelerator.device), suppress(Exception):
-                self._onnx.call()
-                if not self._convert(self._onnx, self._onnx.model.state_dict()):
-                    self._onnx = None
+                self.onnx.call()
+                if not self._convert(self.onnx, self.onnx.model.state_dict()):
+                    self.onnx = None
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Export the weights, unless the run was preempted and will continue."""
         if result.state != "preempted":
-            with writes_to(self._run_folder):
+            with writes_to(self.run_folder):
                 filesystem.make_directory(self._folder)
-                load = partial(load_checkpoint, self._run_folder / "checkpoints")
-                source, weights = load_best(load, result.best, result.position, self._weights)
+                load = partial(load_checkpoint, self.run_folder / "checkpoints")
+                source, weights = load_best(load, result.best, result.position, self.weights)
                 if result.best is not None and result.best.name not in source:
                     _logger.warning(
                         "the best checkpoint %s is damaged or not of this run: export/ has the %s",
@@ -117,10 +114,10 @@ class Exporter(Callback):
     def _export(self, source: str, weights: Mapping[str, Any]) -> None:
         path = self._folder / "model.safetensors"
         filesystem.replace_file(path, stream_tensors(weights))
-        config = {**self._config, "weights": source, "sha256": filesystem.sha256_of(path)}
-        if self._onnx is not None:
+        config = {**self.config, "weights": source, "sha256": filesystem.sha256_of(path)}
+        if self.onnx is not None:
             whole = {name: load_whole(stored) for name, stored in weights.items()}
-            for name, data in self._convert(self._onnx, whole).items():
+            for name, data in self._convert(self.onnx, whole).items():
                 filesystem.write_file_atomic(self._folder / name, data)
                 config[ONNX_FILES[name]] = hashlib.sha256(data).hexdigest()
         write_json(self._folder / "config.json", config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ _ITEMS = "num_items"  # the column of what a Task divides its sums by, if not by
 _RESERVED = {"loss", "grad_norm", _ITEMS}
 
 
+@dataclass(eq=False)
 class MetricLogger(Callback):
     """Writes rows to the history and passes them to `sinks` (progress bar, trackers).
 
@@ -41,23 +43,18 @@ class MetricLogger(Callback):
     which `activity` has, are left out of the throughput.
     """
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        *,
-        history: MetricsFile | None,
-        every_n_steps: int,
-        digest_every_n_steps: int | None,
-        activity: Activity,
-        sinks: Sequence[Callable[[Row], None]] = (),
-    ) -> None:
-        self._samples = SamplesSoFar(accelerator, is_on=digest_every_n_steps is not None)
-        self._meters = Meters(accelerator, self._samples)
-        self._history = history
-        self._every_n_steps = every_n_steps
-        self._digest_every_n_steps = digest_every_n_steps or math.inf
-        self._activity = activity
-        self._sinks = sinks
+    accelerator: Accelerator
+    _: KW_ONLY
+    history: MetricsFile | None
+    every_n_steps: int
+    digest_every_n_steps: int | None
+    activity: Activity
+    sinks: Sequence[Callable[[Row], None]] = ()
+
+    def __post_init__(self) -> None:
+        is_digested = self.digest_every_n_steps is not None
+        self._samples = SamplesSoFar(self.accelerator, is_on=is_digested)
+        self._meters = Meters(self.accelerator, self._samples)
         self._total_s = 0.0
         self._total_samples = 0
         self._num_empty_steps = 0  # of this epoch, without an item
@@ -84,7 +81,7 @@ class MetricLogger(Callback):
         self._meters.update(report)
         self._timed_samples += report.num_samples
         is_epoch_end = trainer.state.step_in_epoch == trainer.loader.plan.steps_per_epoch
-        if is_epoch_end or report.optimizer_step % self._every_n_steps == 0:
+        if is_epoch_end or report.optimizer_step % self.every_n_steps == 0:
             self._write_training(trainer)
         if is_epoch_end:
             if self._num_empty_steps == trainer.state.step_in_epoch:
@@ -104,7 +101,7 @@ class MetricLogger(Callback):
     def _write_training(self, trainer: TrainerView) -> None:
         """Write a row of the steps since the last one. **Collective. Host sync.**"""
         step = trainer.state.optimizer_step
-        every = self._digest_every_n_steps
+        every = self.digest_every_n_steps or math.inf
         last_step = step - self._meters.num_steps
         is_digest_due = step // every > last_step // every  # a multiple lies between the rows
         values = self._meters.read()  # waits for the device, so the clocks are read after it
@@ -142,26 +139,26 @@ class MetricLogger(Callback):
             self._write("log", trainer, left)
         if numbers := _numbers(result.metrics, "test/"):
             self._write("test", trainer, numbers)
-        if self._history is not None:
-            with writes_to(self._history.path.parent):
-                self._history.sync()
+        if self.history is not None:
+            with writes_to(self.history.path.parent):
+                self.history.sync()
 
     def _write(self, event: str, trainer: TrainerView, values: Mapping[str, Any]) -> None:
         state = trainer.state
         # The epoch that the step belongs to, counted from 1 as people do.
         epoch = state.epoch + (state.step_in_epoch > 0)
         row = {"event": event, "optimizer_step": state.optimizer_step, "epoch": epoch, **values}
-        if self._history is not None:
-            self._history.append(row)
-        for sink in self._sinks:
+        if self.history is not None:
+            self.history.append(row)
+        for sink in self.sinks:
             sink(row)
 
     def _read_clocks(self, trainer: TrainerView) -> dict[str, float]:
         return {
             "all": time.perf_counter(),
             "data": trainer.data_wait_s,
-            "compile": self._activity.compilation.seconds,
-            "evaluation": self._activity.phase_s.get("evaluation", 0.0),
+            "compile": self.activity.compilation.seconds,
+            "evaluation": self.activity.phase_s.get("evaluation", 0.0),
         }
 
     def _restart_timer(self, trainer: TrainerView) -> None:
@@ -176,15 +173,15 @@ class MetricLogger(Callback):
         return {
             "meters": self._meters.state_dict(),  # adds the pending steps to the samples, too
             "samples": self._samples.total(),
-            "history_bytes": self._history.size if self._history else 0,
+            "history_bytes": self.history.size if self.history else 0,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the sums and cut the history back to what it held at the checkpoint."""
         self._meters.load_state_dict(state["meters"])
         self._samples.restore(state.get("samples"))  # not in older versions
-        if self._history is not None:
-            self._history.truncate(state["history_bytes"])
+        if self.history is not None:
+            self.history.truncate(state["history_bytes"])
 
 
 def _numbers(metrics: Mapping[str, Any], group: str = "") -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ _WARMUP_STEPS = 5
 _STEPS = 10
 
 
+@dataclass(eq=False)
 class Profile(Callback):
     """Traces steps 6 to 15 of an attempt, with shapes and memory, into `trace.json` in `folder`.
 
@@ -29,21 +31,23 @@ class Profile(Callback):
     says where the trace is.
     """
 
-    def __init__(self, folder: Path, *, config: TrainerConfig, show: Callable[[str], None]) -> None:
-        self._folder = folder
-        self._config = config
-        self._show = show
+    folder: Path
+    _: KW_ONLY
+    config: TrainerConfig
+    show: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._profiler: torch.profiler.profile | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Start the profiler, which does not record the first steps; warn if there are too few."""
         if trainer.is_finished:
             return
-        num_steps = self._config.last_step(trainer.loader.plan.steps_per_epoch)
+        num_steps = self.config.last_step(trainer.loader.plan.steps_per_epoch)
         if (left := num_steps - trainer.state.optimizer_step) < _WARMUP_STEPS + _STEPS:
             needed = _WARMUP_STEPS + _STEPS
             _logger.warning("--profile needs %d steps, but this run has only %d left", needed, left)
-        filesystem.make_directory(self._folder)
+        filesystem.make_directory(self.folder)
         schedule = {"wait": _WARMUP_STEPS - 1, "warmup": 1, "active": _STEPS, "repeat": 1}
         self._profiler = ProfileKwargs(
             schedule_option=schedule, record_shapes=True, profile_memory=True
@@ -62,19 +66,19 @@ class Profile(Callback):
         if profiler.step_num == _WARMUP_STEPS + _STEPS:
             self._profiler = None
             profiler.stop()
-            trace = self._folder / "trace.json"
+            trace = self.folder / "trace.json"
             check_not_moved(trace)  # here, since torch writes the file
             profiler.export_chrome_trace(str(trace))
             table = profiler.key_averages().table("self_cpu_time_total")
-            filesystem.write_file_atomic(self._folder / "operators.txt", table.encode())
+            filesystem.write_file_atomic(self.folder / "operators.txt", table.encode())
             steps = f"steps {_WARMUP_STEPS + 1} to {profiler.step_num}"
-            self._show(f"profile: {steps} are in {trace}, with a table in operators.txt")
+            self.show(f"profile: {steps} are in {trace}, with a table in operators.txt")
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Report that there were too few steps."""
         if self._profiler is not None:
             self._profiler.stop()
-            self._show(
+            self.show(
                 f"no profile: it needs {_WARMUP_STEPS + _STEPS} steps, "
                 f"there were {self._profiler.step_num}"
             )

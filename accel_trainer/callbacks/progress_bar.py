@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ _FORMAT = "{desc} |{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}  {rate_
 _MIN_WIDTH = 7  # of a column
 
 
+@dataclass(eq=False)
 class ProgressBar(Callback):
     """Shows rows of numbers (`show` is a sink of `MetricLogger`), the steps, and the time left.
 
@@ -41,20 +43,14 @@ class ProgressBar(Callback):
     Ctrl-C says what happens next. `checkpoints` is the folder of the run's checkpoints.
     """
 
-    def __init__(
-        self,
-        config: TrainerConfig,
-        *,
-        banner: str,
-        is_quiet: bool,
-        stop_flag: StopFlag,
-        checkpoints: Path,
-    ) -> None:
-        self._config = config
-        self._banner = banner
-        self._is_quiet = is_quiet
-        self._stop_flag = stop_flag
-        self._checkpoints = checkpoints
+    config: TrainerConfig
+    _: KW_ONLY
+    banner: str
+    is_quiet: bool
+    stop_flag: StopFlag
+    checkpoints: Path
+
+    def __post_init__(self) -> None:
         self._bar: tqdm[Any] = tqdm(disable=True)
         self._terminal = ExitStack()
         self._loss = ""  # of the last `train` row, if the table does not have it yet
@@ -66,8 +62,8 @@ class ProgressBar(Callback):
         self._best = trainer.best
         self._first_step = trainer.state.optimizer_step
         self._start_s = time.monotonic()
-        self._num_steps = self._config.last_step(trainer.loader.plan.steps_per_epoch)
-        self.write(self._banner)
+        self._num_steps = self.config.last_step(trainer.loader.plan.steps_per_epoch)
+        self.write(self.banner)
         if trainer.is_finished and self._first_step:
             self.write(f"this run is finished: nothing left to train after step {self._first_step}")
             return
@@ -76,9 +72,9 @@ class ProgressBar(Callback):
                 f"continuing after step {self._first_step}, "
                 f"{self._epoch(trainer.state.epoch + 1)}, from {checkpoint_name(trainer.state)}"
             )
-        if self._is_quiet:
+        if self.is_quiet:
             return
-        self._stop_flag.on_interrupt = self._say_interrupted
+        self.stop_flag.on_interrupt = self._say_interrupted
         if sys.stderr and sys.stderr.isatty() and terminal_columns():
             # Log messages are printed above the bar.
             self._terminal.enter_context(logging_redirect_tqdm())
@@ -141,7 +137,7 @@ class ProgressBar(Callback):
         mark = "" if trainer.best is self._best else "*"
         head = "epoch"
         line = f"{mark:1}{round(epochs, 2):>4g}"
-        if self._config.num_steps is not None:
+        if self.config.num_steps is not None:
             head = f"{'step':>9}"
             line = f"{mark:1}{state.optimizer_step:>8}"
         for name, text in {"loss": self._loss, **evaluation}.items():
@@ -158,7 +154,7 @@ class ProgressBar(Callback):
 
     def write(self, text: str) -> None:
         """Show some lines, above the bar if there is one."""
-        if not self._is_quiet:
+        if not self.is_quiet:
             say(wrap_lines(text, terminal_columns()), write=tqdm.write)
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
@@ -201,7 +197,7 @@ class ProgressBar(Callback):
         return f"stopping after this step{about}; press again to leave now"
 
     def _what_is_lost(self) -> str:
-        committed = filter(is_committed, list_checkpoints(self._checkpoints))
+        committed = filter(is_committed, list_checkpoints(self.checkpoints))
         saved = max(map(step_of, committed), default=0)
         lost = self._trainer.state.optimizer_step - saved
         return (
@@ -216,7 +212,7 @@ class ProgressBar(Callback):
         return (time.monotonic() - self._start_s) / num_steps if num_steps else 0.0
 
     def _epoch(self, epoch: int) -> str:
-        num_epochs = self._config.num_epochs
+        num_epochs = self.config.num_epochs
         of = "" if num_epochs is None else f"/{num_epochs}"
         return f"epoch {epoch}{of}"
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import closing, suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from .metrics_file import MetricsFile
 _MAX_RESULT_BYTES = 2**26
 
 
+@dataclass(eq=False)
 class ResultWriter(Callback):
     """Appends a row to `attempts.jsonl` at each start and orderly end, and writes `result.json`.
 
@@ -36,21 +38,14 @@ class ResultWriter(Callback):
     has the times of the attempt that trained.
     """
 
-    def __init__(
-        self,
-        run_folder: Path,
-        *,
-        log: MetricLogger,
-        num_eval_samples: int,
-        activity: Activity,
-        nondeterministic: AbstractSet[str],
-    ) -> None:
-        self._folder = run_folder
-        self._log = log
-        self._num_eval_samples = num_eval_samples
-        self._activity = activity
-        self._nondeterministic = nondeterministic
-        self._is_attempt = False
+    folder: Path
+    _: KW_ONLY
+    log: MetricLogger
+    num_eval_samples: int
+    activity: Activity
+    nondeterministic: AbstractSet[str]
+
+    _is_attempt = False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Record the start, unless there is nothing left to train."""
@@ -59,7 +54,7 @@ class ResultWriter(Callback):
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Record how it ended."""
-        self._append("end", trainer, {"state": result.state, "phase_s": self._activity.phase_s})
+        self._append("end", trainer, {"state": result.state, "phase_s": self.activity.phase_s})
         outcome = {
             "state": result.state,
             "stop_reason": result.stop_reason,
@@ -68,23 +63,23 @@ class ResultWriter(Callback):
             "samples_seen": result.position.samples_seen,
             "metrics": _listed(result.metrics),
             "best": result.best and vars(result.best),
-            "num_eval_samples": self._num_eval_samples,
+            "num_eval_samples": self.num_eval_samples,
         }
-        if self._nondeterministic:
-            outcome["nondeterministic_operations"] = sorted(self._nondeterministic)
-        path = self._folder / "result.json"
+        if self.nondeterministic:
+            outcome["nondeterministic_operations"] = sorted(self.nondeterministic)
+        path = self.folder / "result.json"
         known = {}
         with suppress(OSError, ValueError):  # there is no result yet, or no whole one
             known = read_json_object(path, max_bytes=_MAX_RESULT_BYTES)
         if known == known | json.loads(json.dumps(outcome)):
             return
         measured = {
-            "samples_per_s": self._log.samples_per_s,
-            "wall_s": sum(self._activity.phase_s.values()),
+            "samples_per_s": self.log.samples_per_s,
+            "wall_s": sum(self.activity.phase_s.values()),
             "peak_memory_bytes": peak_memory_bytes(trainer.accelerator),
         }
         data = json.dumps({**outcome, **measured}, indent=1).encode()
-        with writes_to(self._folder):
+        with writes_to(self.folder):
             filesystem.write_file_atomic(path, data)
 
     def _append(self, event: str, trainer: TrainerView, values: Mapping[str, Any]) -> None:
@@ -95,7 +90,7 @@ class ResultWriter(Callback):
                 "optimizer_step": trainer.state.optimizer_step,
                 **values,
             }
-            with closing(MetricsFile(self._folder / "attempts.jsonl")) as file:
+            with closing(MetricsFile(self.folder / "attempts.jsonl")) as file:
                 file.append(row)
 
 

@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def check_trackers(names: Sequence[str]) -> None:
             )
 
 
+@dataclass(eq=False)
 class Trackers(Callback):
     """Keeps a copy of the history in each named tracker, in `trackers/` in the run folder.
 
@@ -57,26 +59,28 @@ class Trackers(Callback):
     ignored until the next start; the run continues.
     """
 
-    def __init__(self, names: Sequence[str], *, run: Path, config: Mapping[str, Any]) -> None:
-        self._names = names
-        self._run = run
-        self._config = config
+    names: Sequence[str]
+    _: KW_ONLY
+    run: Path
+    config: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
         self._trackers: dict[str, GeneralTracker] = {}
         self._variables = ExitStack()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Start the trackers, and copy the rows that the history has at the checkpoint."""
-        filesystem.make_directory(self._run / "trackers")
-        for name in self._names:
-            folder = self._run / "trackers" / name
+        filesystem.make_directory(self.run / "trackers")
+        for name in self.names:
+            folder = self.run / "trackers" / name
             variables = {
                 key: os.environ.get(key, default.format(folder))
                 for key, default in _VARIABLES.get(name, {}).items()
             }
             self._variables.enter_context(patch_environment(**variables))
             with self._dropped_on_error(name):
-                self._trackers[name] = _start(name, self._run, self._config)
-        for row in read_history(self._run):
+                self._trackers[name] = _start(name, self.run, self.config)
+        for row in read_history(self.run):
             self.show(row)
 
     def show(self, row: Mapping[str, Any]) -> None:

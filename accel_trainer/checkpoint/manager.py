@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ _TRAINED = ("model", FROZEN, "training_weights", "optimizer", "ema")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+@dataclass(eq=False)
 class Checkpointer:
     """Saves and deletes the checkpoints of one run in `directory`.
 
@@ -46,18 +48,14 @@ class Checkpointer:
     failures in a row.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        config: CheckpointConfig,
-        header: Mapping[str, object],
-        before_commit: Callable[[], None] = lambda: None,
-        peers: Peers = SINGLE_PROCESS,
-    ) -> None:
-        self.directory = directory
-        self.config = config
-        self.peers = peers
+    directory: Path
+    _: KW_ONLY
+    config: CheckpointConfig
+    header: Mapping[str, object]
+    before_commit: Callable[[], None] = lambda: None
+    peers: Peers = SINGLE_PROCESS
+
+    def __post_init__(self) -> None:
         self.last_committed: str | None = None
         self.num_failed_saves = 0
         # Digests of the parameters that no optimizer steps, as the last checkpoint has them.
@@ -65,8 +63,6 @@ class Checkpointer:
         # The commit marks of the checkpoints that retention may delete: those that the run had at
         # its start or saved itself, not those that somebody puts beside them.
         self._own: set[bytes | None] = set()
-        self._header = dict(header)
-        self._before_commit = before_commit
         self._snapshot = Snapshot()
         self.is_closed = False
         # The thread computes on one core: a second OpenMP team slows the training thread down for
@@ -164,7 +160,7 @@ class Checkpointer:
             name: local_slices(encode(value, name=name), index) for name, value in pieces.items()
         }
         copies, wait_for_copies = self._snapshot.take(encoded)
-        header = {**self._header, "metadata": copy_metadata(metadata), **position._asdict()}
+        header = {**self.header, "metadata": copy_metadata(metadata), **position._asdict()}
         name = checkpoint_name(position)
 
         def commit() -> None:
@@ -231,11 +227,11 @@ class Checkpointer:
                 return False
             # This process has written the newest: reading all of it again would tell nothing.
             is_newest = name == self.last_committed and is_committed(path)
-            return is_newest or retention.has_valid(path, self._header)
+            return is_newest or retention.has_valid(path, self.header)
 
         if not self.peers.agree(check)[0]:
             write_checkpoint(
-                path, pieces, header=header, before_commit=self._before_commit, peers=self.peers
+                path, pieces, header=header, before_commit=self.before_commit, peers=self.peers
             )
         self.last_committed = name
         self._own.add(commit_mark(path))

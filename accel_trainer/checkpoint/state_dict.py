@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from os.path import commonprefix
 from types import MappingProxyType
 from typing import Any
@@ -27,12 +28,13 @@ from .sharded import load_all, load_like
 EXTRA_STATE = "_extra_state"
 
 
+@dataclass(eq=False)
 class ModelWeights(Stateful):
     """A model's state dict; `name` is the name of the piece."""
 
-    def __init__(self, model: nn.Module, *, name: str) -> None:
-        self.model = model
-        self._name = name
+    model: nn.Module
+    _: KW_ONLY
+    name: str
 
     def state_dict(self) -> dict[str, Any]:
         """Return the model's state dict."""
@@ -40,7 +42,7 @@ class ModelWeights(Stateful):
 
     def validated(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the tensors. Raises CheckpointError if they belong to another model."""
-        check_weights(self._name, self.model.state_dict(), stored)
+        check_weights(self.name, self.model.state_dict(), stored)
         return stored
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -51,19 +53,18 @@ class ModelWeights(Stateful):
         )
 
 
+@dataclass(eq=False)
 class EvaluatedWeights(ModelWeights):
     """The weights with which the optimizers evaluate, for all who read a checkpoint.
 
     `TrainedWeights` are the ones with which they go on training.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Optimizers) -> None:
-        super().__init__(model, name="model")
-        self._optimizers = optimizers
+    optimizers: Optimizers
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the model's state dict as it is in an evaluation."""
-        with evaluation_weights(self._optimizers):
+        with evaluation_weights(self.optimizers):
             return copy.deepcopy(super().state_dict())
 
 
@@ -73,33 +74,17 @@ class TrainedWeights(ModelWeights):
     is_optional = True
 
 
+@dataclass(eq=False)
 class AverageWeights(ModelWeights):
     """The averaged weights, which start as the model's on a branch of a run without an average."""
 
-    starts_fresh = True
+    source: nn.Module
 
-    def __init__(self, average: nn.Module, source: nn.Module) -> None:
-        super().__init__(average, name="ema")
-        self._source = source
+    starts_fresh = True
 
     def start_fresh(self) -> None:
         """Copy the weights of the source."""
-        self.model.load_state_dict(self._source.state_dict())
-
-
-class LossScale(Stateful):
-    """The loss scale of fp16."""
-
-    def __init__(self, scaler: torch.amp.GradScaler) -> None:
-        self._scaler = scaler
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the scaler's state dict."""
-        return self._scaler.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the scale, and its steps without an overflow."""
-        self._scaler.load_state_dict(dict(state))
+        self.model.load_state_dict(self.source.state_dict())
 
 
 class UnlistedBuffers(Stateful):
@@ -146,19 +131,19 @@ class UnlistedBuffers(Stateful):
                     owner.register_buffer(attribute, whole.to(device), persistent=False)
 
 
+@dataclass(eq=False)
 class OwnState(Stateful):
-    """What a user keeps: anything with `state_dict` and `load_state_dict`."""
+    """The state of anything with `state_dict` and `load_state_dict`, such as what a user keeps."""
 
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
+    owner: Any
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the owner's state dict."""
-        return self._owner.state_dict()  # type: ignore[no-any-return]  # the owner is the user's
+        return self.owner.state_dict()  # type: ignore[no-any-return]  # the owner is the user's
 
     def load_state_dict(self, state: Any) -> None:
         """Pass the owner what it returned, with tensors on the CPU."""
-        self._owner.load_state_dict(load_all(state))
+        self.owner.load_state_dict(load_all(state))
 
 
 def training_state(
@@ -175,16 +160,16 @@ def training_state(
     models = {"model": model}
     parts: dict[str, Stateful] = {"model": ModelWeights(model, name="model")}
     if any(map(has_evaluation_weights, optimizers.values())):
-        parts["model"] = EvaluatedWeights(model, optimizers)
+        parts["model"] = EvaluatedWeights(model, name="model", optimizers=optimizers)
         # Loaded into the same module after "model": training continues with these weights.
         parts["training_weights"] = TrainedWeights(model, name="training_weights")
     for name, optimizer in named_parts(optimizers).items():
         parts[name] = OptimizerState(optimizer, model)
     if average is not None:
         models["ema"] = average
-        parts["ema"] = AverageWeights(average, model)
+        parts["ema"] = AverageWeights(average, name="ema", source=model)
     if scaler is not None:
-        parts["scaler"] = LossScale(scaler)
+        parts["scaler"] = OwnState(scaler)
     parts["buffers"] = UnlistedBuffers(models)
     for name, owner in states.items():
         is_module = isinstance(owner, nn.Module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .errors import CheckpointError
@@ -46,23 +47,23 @@ class Stateful:
         """Start anew; called after the other parts were restored."""
 
 
+@dataclass(eq=False)
 class Registry:
     """The parts of a run by name, the same on every process. Create it before the first step."""
 
-    def __init__(self, parts: Mapping[str, Stateful]) -> None:
-        self._parts = parts
+    parts: Mapping[str, Stateful]
 
     def extended(self, parts: Mapping[str, Stateful]) -> Registry:
         """Return the parts of this registry and then these."""
-        return Registry({**self._parts, **parts})
+        return Registry({**self.parts, **parts})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states by name, as references to live tensors and to this process's shards."""
-        states = {name: part.state_dict() for name, part in self._parts.items()}
+        states = {name: part.state_dict() for name, part in self.parts.items()}
         return {
             name: state
             for name, state in states.items()
-            if state or not self._parts[name].is_optional
+            if state or not self.parts[name].is_optional
         }
 
     def load_state_dict(self, stored: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:
@@ -73,7 +74,7 @@ class Registry:
         Raises:
             CheckpointError: a part is missing or does not fit; no part was changed.
         """
-        parts = self._parts
+        parts = self.parts
         missing = [name for name in parts if name not in stored and not parts[name].is_optional]
         for name in missing:
             if not (changes and parts[name].starts_fresh):

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 
 from ..core.activity import Activity
 from ..core.errors import ExitCode
@@ -23,6 +24,7 @@ _GRACE_S = 3.0
 _WATCHED = ("training", "evaluation", "save")
 
 
+@dataclass(eq=False)
 class Watchdog:
     """Ends a process without progress for `timeout_s`; stops it cleanly if its launcher dies.
 
@@ -32,21 +34,15 @@ class Watchdog:
     process may take as long as it needs.
     """
 
-    def __init__(
-        self,
-        activity: Activity,
-        stop_flag: StopFlag,
-        *,
-        timeout_s: float,
-        launcher_pid: int | None,
-        show_life: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._activity = activity
-        self._stop_flag = stop_flag
+    activity: Activity
+    stop_flag: StopFlag
+    _: KW_ONLY
+    timeout_s: float
+    launcher_pid: int | None
+    show_life: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self.on_stuck: Callable[[float], str] = lambda stuck_s: f"stuck for {stuck_s:.0f} s"
-        self._show_life = show_life
-        self._timeout_s = timeout_s + _GRACE_S
-        self._launcher_pid = launcher_pid
         self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -59,22 +55,22 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        seen = (self._activity.phase, 0)
+        seen = (self.activity.phase, 0)
         idle_s = 0.0
         while not self._is_done.wait(_INTERVAL_S):
-            if self._launcher_pid not in (None, os.getppid()):
-                self._launcher_pid = None
+            if self.launcher_pid not in (None, os.getppid()):
+                self.launcher_pid = None
                 os.kill(os.getpid(), signal.SIGTERM)
-            phase = self._activity.phase
+            phase = self.activity.phase
             if phase not in _WATCHED:
                 with suppress(RuntimeError, ValueError):  # the others are gone
-                    self._show_life()
-            now = (phase, self._stop_flag.num_polls + self._activity.num_forwards)
+                    self.show_life()
+            now = (phase, self.stop_flag.num_polls + self.activity.num_forwards)
             # Intervals of this thread are counted, and no clock is read: while the process is
             # suspended, no interval passes.
             idle_s = idle_s + _INTERVAL_S if now == seen and phase in _WATCHED else 0.0
             seen = now
-            if idle_s > self._timeout_s:
+            if idle_s > self.timeout_s + _GRACE_S:
                 faulthandler.dump_traceback()
                 line = self.on_stuck(idle_s)
                 os.write(sys.stderr.fileno(), f"accel_trainer: {line}\n".encode())

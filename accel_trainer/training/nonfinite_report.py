@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ class PendingUpdate(NamedTuple):
     """The loss sum [] of each micro-batch."""
 
 
+@dataclass(eq=False)
 class NonfiniteReport:
     """Records a step whose gradient is NaN or inf, which has not been applied.
 
@@ -45,16 +47,13 @@ class NonfiniteReport:
     described by a file in `folder`.
     """
 
-    def __init__(
-        self, strategy: Strategy, *, may_skip: bool, model: nn.Module, task: Task, folder: Path
-    ) -> None:
-        self.may_skip = may_skip
-        self.skipped_steps: list[int] = []
-        self._strategy = strategy
-        self._accelerator = strategy.accelerator
-        self._model = model
-        self._task = task
-        self._folder = folder
+    strategy: Strategy
+    _: KW_ONLY
+    may_skip: bool
+    model: nn.Module
+    task: Task
+    folder: Path
+    skipped_steps: list[int] = field(default_factory=list)
 
     def __call__(self, update: PendingUpdate) -> None:
         """Record the step, and warn or end the run. **Collective. Host sync.**
@@ -75,13 +74,13 @@ class NonfiniteReport:
             raise DivergedError(
                 "NONFINITE", f"{fact}, which happened too often: lower the learning rate"
             )
-        if self._accelerator.is_main_process:
+        if self.strategy.accelerator.is_main_process:
             _logger.warning("%s; training continues", fact)
 
     def _write(self, record: Mapping[str, Any]) -> str:
         """Write the record of a step into a file on the main process; return it as a message."""
-        path = self._folder / f"nonfinite-step-{record['optimizer_step']:010d}.json"
-        if self._accelerator.is_main_process:
+        path = self.folder / f"nonfinite-step-{record['optimizer_step']:010d}.json"
+        if self.strategy.accelerator.is_main_process:
             with suppress(OSError):  # a full disk must not hide the error itself
                 write_json(path, record)
         samples = "no single sample"
@@ -107,12 +106,12 @@ class NonfiniteReport:
             for batch, loss_sum in zip(update.step_batch.micro_batches, update.losses, strict=True)
             if not torch.isfinite(loss_sum)
         ]
-        none = torch.zeros(0, 2, dtype=torch.int64, device=self._accelerator.device)
-        found = gather_rows(torch.cat([none, *rows]), self._accelerator)
+        none = torch.zeros(0, 2, dtype=torch.int64, device=self.strategy.accelerator.device)
+        found = gather_rows(torch.cat([none, *rows]), self.strategy.accelerator)
         # Norm layers spread a NaN to good samples and processes. If no sample is known to be a
         # cause, all samples of the bad micro-batches are listed.
         blamed = found[found[:, 1] > 0] if found[:, 1].any() else found
-        total = float(self._accelerator.reduce(torch.stack([*update.losses]).sum()))
+        total = float(self.strategy.accelerator.reduce(torch.stack([*update.losses]).sum()))
         return {
             "optimizer_step": update.position.optimizer_step + 1,
             "position": update.position._asdict(),
@@ -122,12 +121,12 @@ class NonfiniteReport:
 
     def _are_suspect(self, batch: Batch) -> Tensor:
         """Return for each sample [B] of a bad micro-batch whether its own loss is NaN or inf."""
-        if self._strategy.has_collective_forward:
+        if self.strategy.has_collective_forward:
             return torch.zeros_like(batch.sample_ids)
-        self._model.eval()  # in training mode, batch norms mix the samples
-        with torch.no_grad(), self._accelerator.autocast():
-            output = eval_step_of(self._task)(self._model, batch)
-        set_training_mode(self._model)
+        self.model.eval()  # in training mode, batch norms mix the samples
+        with torch.no_grad(), self.strategy.accelerator.autocast():
+            output = eval_step_of(self.task)(self.model, batch)
+        set_training_mode(self.model)
         # The mean of a micro-batch blames nobody.
         return ~torch.isfinite(output.losses).expand(len(batch)) & output.is_per_sample
 

@@ -14,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import KW_ONLY, dataclass
 from functools import partial, reduce
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,7 @@ TrainerAttributes = Callable[[], Mapping[str, object]]
 """Returns what a user's subclass of Trainer keeps, by the names of the attributes."""
 
 
+@dataclass(eq=False)
 class Rehearsal:
     """Compares what a resume would have with the live state, in the first two steps of a start.
 
@@ -73,30 +75,24 @@ class Rehearsal:
         CheckpointError: the model has state that cannot be stored or loaded.
     """
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        optimizers: Optimizers,
-        parts: Mapping[str, object],
-        train_set: object,
-        accelerator: Accelerator,
-        checkpointer: Checkpointer,
-        states: Mapping[str, Any],
-    ) -> None:
+    _: KW_ONLY
+    model: nn.Module
+    optimizers: Optimizers
+    parts: Mapping[str, object]
+    train_set: object
+    accelerator: Accelerator
+    checkpointer: Checkpointer
+    states: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
         self.num_steps_left = 2
-        self._model = model
-        self._optimizers = named_parts(optimizers)
-        self._accelerator = accelerator
-        self._checkpointer = checkpointer
-        modules = {name: each for name, each in states.items() if isinstance(each, nn.Module)}
+        self._optimizers = named_parts(self.optimizers)
+        modules = {name: each for name, each in self.states.items() if isinstance(each, nn.Module)}
         self._parts = {
-            name: each for name, each in {**parts, **modules}.items() if not _is_stored(each)
+            name: each for name, each in {**self.parts, **modules}.items() if not _is_stored(each)
         }
-        self._train_set = train_set
-        self._states = states
         self._weights: list[Mapping[str, int]] = []
-        self._before = _identify(model)
+        self._before = _identify(self.model)
         self._fresh = {name: _copy_optimizer(each) for name, each in self._optimizers.items()}
         self._marks: list[Marks] = []
         self._uses: list[StepUse] = []
@@ -115,15 +111,15 @@ class Rehearsal:
         return {**self._parts, **attributes}
 
     def _mark(self) -> Marks:
-        return mark_unsaved(self._all_parts(), model=self._model, stored=self._stored())
+        return mark_unsaved(self._all_parts(), model=self.model, stored=self._stored())
 
     def _stored(self) -> list[object]:
         """Return the user's states, and their tensors, which other parts may hold, too.
 
         Not modules themselves: besides their tensors, they may keep what no state dict has.
         """
-        modules = [each for each in self._states.values() if isinstance(each, nn.Module)]
-        others = [each for each in self._states.values() if not isinstance(each, nn.Module)]
+        modules = [each for each in self.states.values() if isinstance(each, nn.Module)]
+        others = [each for each in self.states.values() if not isinstance(each, nn.Module)]
         found = [each.state_dict(keep_vars=True) for each in modules]
         found += [each.state_dict() for each in others]
         return [*others, *(each for each in flatten(found).values() if isinstance(each, Tensor))]
@@ -149,14 +145,14 @@ class Rehearsal:
             )
             # The trial must not change what compiles.
             with watching, torch.compiler.set_stance("force_eager"):
-                values = run_evaluation(evaluation, self._model, self._accelerator, limit=1)
+                values = run_evaluation(evaluation, self.model, self.accelerator, limit=1)
             if group in groups_of(name, evaluation):
                 check_monitored(values, number)
 
     def watching_epoch_end(self) -> AbstractContextManager[None]:
         """Warn of values that the end of an epoch changes, as callbacks may do."""
         # Reading samples may fill a cache of the data, so steps are not compared.
-        parts = {**self._all_parts(), "train_set": self._train_set}
+        parts = {**self._all_parts(), "train_set": self.train_set}
         return self._watching_parts(
             parts, "the end of an epoch", "compute it from `batch.position`"
         )
@@ -176,12 +172,12 @@ class Rehearsal:
         )
 
     def _mark_model(self) -> Marks:
-        return {name: (None, mark) for name, mark in mark_model(self._model).items()}
+        return {name: (None, mark) for name, mark in mark_model(self.model).items()}
 
     def _watching_parts(
         self, parts: Mapping[str, object], what: str, fix: str
     ) -> AbstractContextManager[None]:
-        mark = partial(mark_unsaved, parts, model=self._model, stored=self._stored())
+        mark = partial(mark_unsaved, parts, model=self.model, stored=self._stored())
         fix = f"{fix}, or if no result depends on it, {_NOT_NEEDED}"
         return self._watching(what, mark, _UNSAVED, fix)
 
@@ -194,7 +190,7 @@ class Rehearsal:
 
     def _say(self, what: str, names: set[str], fix: str, why: str = _UNSAVED) -> None:
         """Warn once of each of the `names`; `fix` may contain the `key` of the first."""
-        if (new := names - self._named) and self._accelerator.is_main_process:
+        if (new := names - self._named) and self.accelerator.is_main_process:
             _logger.warning(
                 "[UNSAVED_STATE] %s %s, %s: %s",
                 what,
@@ -207,7 +203,7 @@ class Rehearsal:
     @contextmanager
     def watching_step(self) -> Iterator[None]:
         """Note what the step in the block uses of the model."""
-        with watched_step(self._model) as use, ExitStack() as watching:
+        with watched_step(self.model) as use, ExitStack() as watching:
             if len(self._marks) > 1:
                 self._watch_reads(watching)
             yield
@@ -248,11 +244,11 @@ class Rehearsal:
     def _sum_weights(self) -> dict[str, int]:
         return {
             f"model.{name}": int(sum_of_bits(local_part(each)))
-            for name, each in self._model.named_parameters()
+            for name, each in self.model.named_parameters()
         }
 
     def _digest_states(self) -> dict[str, str]:
-        return {name: digest_of(state.state_dict()) for name, state in self._states.items()}
+        return {name: digest_of(state.state_dict()) for name, state in self.states.items()}
 
     @contextmanager
     def watching_save(self, read_state: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
@@ -283,17 +279,17 @@ class Rehearsal:
         self.num_steps_left -= 1
         self.check_tensors()
         if not self.num_steps_left:
-            run_on_main(self._warn_of_unsaved, self._accelerator)
+            run_on_main(self._warn_of_unsaved, self.accelerator)
             return
         state = read_state()
-        if self._accelerator.num_processes > 1:
+        if self.accelerator.num_processes > 1:
             self._check_same_everywhere(_lines({name: state[name] for name in self._optimizers}))
         # On each process: a user's optimizer may run collectives to load shards.
         while self._fresh:
             name, fresh = self._fresh.popitem()
             if fresh is not None:
                 self._check_optimizer(name, fresh, state[name])
-        run_on_main(lambda: self._checkpointer.check_room(state), self._accelerator)
+        run_on_main(lambda: self.checkpointer.check_room(state), self.accelerator)
         self._marks.append(self._mark())
 
     def check_tensors(self) -> None:
@@ -306,15 +302,13 @@ class Rehearsal:
                 that the model no longer has, or processes differ in a parameter, in a state of the
                 user's or in the training mode of a module.
         """
-        now = _identify(self._model)
-        run_on_main(lambda: self._compare(now), self._accelerator)
+        now = _identify(self.model)
+        run_on_main(lambda: self._compare(now), self.accelerator)
         self._warn_of_views()
         self.check_mode()
-        weights = {
-            name: each for name, each in self._model.named_parameters() if not is_shard(each)
-        }
-        if self._accelerator.num_processes > 1:
-            lines = _lines({name: each.state_dict() for name, each in self._states.items()})
+        weights = {name: each for name, each in self.model.named_parameters() if not is_shard(each)}
+        if self.accelerator.num_processes > 1:
+            lines = _lines({name: each.state_dict() for name, each in self.states.items()})
             if weights:
                 # Stacked, so that there is one host sync.
                 sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")
@@ -326,7 +320,7 @@ class Rehearsal:
         """Warn of tensors in the user's states that lie in memory as no loaded one does."""
         states = {
             name: each.state_dict()
-            for name, each in self._states.items()
+            for name, each in self.states.items()
             if not isinstance(each, nn.Module)
         }
         views = {
@@ -351,8 +345,8 @@ class Rehearsal:
 
         Raises CheckpointError if a module is in evaluation mode on some of them.
         """
-        if self._accelerator.num_processes > 1:
-            modules = self._model.named_modules()
+        if self.accelerator.num_processes > 1:
+            modules = self.model.named_modules()
             self._check_same_everywhere(
                 [f"training of {name or 'the model'} is {each.training}" for name, each in modules],
                 "call train() and eval() on all processes",
@@ -378,7 +372,7 @@ class Rehearsal:
 
         **Collective.**
         """
-        for process, found in enumerate(differing_lines("\n".join(lines), self._accelerator)):
+        for process, found in enumerate(differing_lines("\n".join(lines), self.accelerator)):
             if found:
                 raise _inexact(f"processes differ after a step (process {process}: {found}): {fix}")
 
@@ -389,7 +383,7 @@ class Rehearsal:
         name = type(fresh).__name__
         try:
             with preserved_parameters(fresh):
-                fresh.load_state_dict(OptimizerState(fresh, self._model).validated(piece))
+                fresh.load_state_dict(OptimizerState(fresh, self.model).validated(piece))
                 found = fresh.state_dict()
         except Exception as error:
             raise _inexact(
@@ -407,8 +401,8 @@ class Rehearsal:
                 f"{name}.load_state_dict does not restore the optimizer's {path}: a resumed "
                 "run would have other weights"
             )
-        live = mark_unsaved({part: self._optimizers[part]}, model=self._model)
-        loaded = mark_unsaved({part: fresh}, model=self._model)
+        live = mark_unsaved({part: self._optimizers[part]}, model=self.model)
+        loaded = mark_unsaved({part: fresh}, model=self.model)
         self._restored |= {key for key, mark in live.items() if loaded.get(key) == mark}
 
     def _warn_of_unsaved(self) -> None:
@@ -459,7 +453,7 @@ class Rehearsal:
             if each.endswith("_grad") and two.after.get(each)
         }
         reached = {each for each in trained if one.used.get(each) or two.used.get(each)}
-        may_skip = getattr(self._accelerator.ddp_handler, "find_unused_parameters", False)
+        may_skip = getattr(self.accelerator.ddp_handler, "find_unused_parameters", False)
         if reached and trained - reached and not may_skip:
             _logger.warning(
                 "[UNUSED_PARAMETERS] %d of %d trained parameters got no gradient in the first two "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ class Forwards(NamedTuple):
     sample_ids: list[Tensor]
 
 
+@dataclass(eq=False)
 class OptimizerStep:
     """Takes the steps of a run: `compute_gradients`, perhaps more than once, `apply_gradients`.
 
@@ -57,33 +59,23 @@ class OptimizerStep:
     (`found_inf`) and does not apply a bad update, and the host reads the flag one step later.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        *,
-        task: Task,
-        model: nn.Module,
-        wrapped_model: nn.Module,
-        optimizers: Optimizers,
-        report: NonfiniteReport,
-        activity: Activity,
-        max_grad_norm: float | None,
-        check_every_n_steps: int | None,
-    ) -> None:
-        self.strategy = strategy
-        self.wrapped_model = wrapped_model
-        self.optimizers = optimizers
-        self._report = report
+    strategy: Strategy
+    _: KW_ONLY
+    task: Task
+    model: nn.Module
+    wrapped_model: nn.Module
+    optimizers: Optimizers
+    report: NonfiniteReport
+    activity: Activity
+    max_grad_norm: float | None
+    check_every_n_steps: int | None
+
+    def __post_init__(self) -> None:
         self.data_wait = Stopwatch()
-        self.task = task
-        self._accelerator = accelerator = strategy.accelerator
-        self._model = model
-        self._buffers = BufferHistory(model)
-        self._activity = activity
-        self._max_grad_norm = max_grad_norm
-        self._check_every_n_steps = check_every_n_steps
-        self._parameters = stepped_parameters(model, optimizers)
-        self._recomputation = Recomputation(wrapped_model)
+        self._accelerator = accelerator = self.strategy.accelerator
+        self._buffers = BufferHistory(self.model)
+        self._parameters = stepped_parameters(self.model, self.optimizers)
+        self._recomputation = Recomputation(self.wrapped_model)
         self._position: TrainState | None = None
         """Where the step begins whose gradients have been computed; None after their update."""
         self._is_computing = False
@@ -93,14 +85,14 @@ class OptimizerStep:
         self._found = torch.zeros((), dtype=torch.float32, device=accelerator.device)
         self._one = torch.ones_like(self._found)
         self._may_defer = (
-            not report.may_skip
+            not self.report.may_skip
             and all(
                 group.get("fused")
-                for optimizer in optimizers.values()
+                for optimizer in self.optimizers.values()
                 for group in optimizer.param_groups
             )
             and has_streams(accelerator.device)
-            and not strategy.has_collective_forward
+            and not self.strategy.has_collective_forward
         )
         self._pending: tuple[PendingUpdate, Tensor, Callable[[], None]] | None = None
 
@@ -138,7 +130,7 @@ class OptimizerStep:
             else:
                 self.strategy.begin(self._buffers)
                 self._buffers.save()
-                every = self._check_every_n_steps
+                every = self.check_every_n_steps
                 if every is not None and (position.optimizer_step + 1) % every == 0:
                     # A loader may give each micro-batch only once.
                     step_batch = step_batch._replace(micro_batches=[*step_batch.micro_batches])
@@ -170,7 +162,7 @@ class OptimizerStep:
             partial(self._run, step_batch, notify),
             self._restart,
             number=step_batch.position.step + 1,
-            model=self._model,
+            model=self.model,
             accelerator=self._accelerator,
         )
 
@@ -199,7 +191,7 @@ class OptimizerStep:
         forwards = Forwards([], [])
         num_left = len(step_batch.micro_batches)
         for batch in self.data_wait.around(step_batch.micro_batches):
-            self._activity.num_forwards += 1
+            self.activity.num_forwards += 1
             num_left -= 1
             batch = batch.at(step_batch.position, step_batch.turn)
             if notify is not None:
@@ -332,8 +324,8 @@ class OptimizerStep:
                 "leave them None, or return that optimizer in the task's turn, too",
             )
         grad_norm = None
-        if self._max_grad_norm is not None:
-            grad_norm = local_part(self._clip(self._max_grad_norm))
+        if self.max_grad_norm is not None:
+            grad_norm = local_part(self._clip(self.max_grad_norm))
         update = PendingUpdate(position, gradients.step_batch, gradients.losses)
         if self._accelerator.scaler is not None:
             was_skipped = self._step_scaled(update, self._accelerator.scaler)
@@ -372,7 +364,7 @@ class OptimizerStep:
         is_bad = ~torch.isfinite(torch.stack([*update.losses])).all()
         is_bad |= scaler.get_scale() >= scale
         if self._accelerator.reduce(is_bad.float()) > 0 or scaler.get_scale() < _MIN_LOSS_SCALE:
-            self._report(update)
+            self.report(update)
         return True
 
     def _is_bad(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
@@ -431,4 +423,4 @@ class OptimizerStep:
     def _undo(self, update: PendingUpdate, *, steps_ago: int = 0) -> None:
         """Undo what the forwards of a bad step changed, and report it. **Collective.**"""
         self._buffers.restore(steps_ago=steps_ago)
-        self._report(update)
+        self.report(update)
