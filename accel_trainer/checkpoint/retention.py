@@ -99,15 +99,14 @@ def none_valid(directory: Path) -> CheckpointError:
 
 def read_patiently(path: Path, *, without: str = "") -> Files:
     """Return `read_files`; the content of the files may arrive after their names."""
-    delays_s = iter(RETRY_DELAYS_S)
-    while True:
+    for delay_s in RETRY_DELAYS_S:
         try:
             return read_files(path, without=without)
         except CheckpointError as error:
-            delay_s = next(delays_s, None)
-            if error.code != "CKPT_DAMAGED" or delay_s is None:
+            if error.code != "CKPT_DAMAGED":
                 raise
         time.sleep(delay_s)
+    return read_files(path, without=without)
 
 
 def _load_whole(path: Path) -> LoadedCheckpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +25,7 @@ class Activity:
         self.position = TrainState()
         self.num_forwards = 0
         self.couples_batch: bool | str = False
-        self.phase_s: dict[str, float] = {}
+        self.phase_s: dict[str, float] = defaultdict(float)
         self.compilation = Stopwatch()
         self.result: Any = None
         self._phase = "start"
@@ -41,7 +42,7 @@ class Activity:
     @phase.setter
     def phase(self, phase: str) -> None:
         now_s = time.monotonic()
-        self.phase_s[self._phase] = self.phase_s.get(self._phase, 0.0) + now_s - self._phase_start_s
+        self.phase_s[self._phase] += now_s - self._phase_start_s
         self._phase = phase
         self._phase_start_s = now_s
 

@@ -84,17 +84,17 @@ def _send_from_main(flat: Tensor) -> Tensor:
     return flat
 
 
-def broadcast_bytes(data: bytes | bytearray | None, accelerator: Accelerator) -> bytes | bytearray:
+def broadcast_bytes(data: bytes | bytearray, accelerator: Accelerator) -> bytes | bytearray:
     """Return the main process's `data` on every process. **Collective. Host sync.**"""
     if accelerator.num_processes == 1:
-        return data or b""
+        return data
     # A group from before the run may only have NCCL, which sends from device to device.
     device = torch.device("cpu") if "cpu:" in dist.get_backend_config() else accelerator.device
-    size = torch.tensor(len(data or b""), device=device)
+    size = torch.tensor(len(data), device=device)
     dist.broadcast(size, src=0)
     if size == 0:
         return b""
-    buffer = bytearray(data if accelerator.is_main_process and data else int(size))
+    buffer = bytearray(data if accelerator.is_main_process else int(size))
     payload = torch.frombuffer(buffer, dtype=torch.uint8).to(device)
     dist.broadcast(payload, src=0)
     return payload.cpu().numpy().tobytes()
@@ -136,14 +136,20 @@ def _reraise(captured: list[Any]) -> Any:
 
 
 def broadcast_files(
-    files: Mapping[str, bytes | bytearray] | None, accelerator: Accelerator
+    read: Callable[[], Mapping[str, bytes | bytearray]], accelerator: Accelerator
 ) -> dict[str, bytes | bytearray]:
-    """Return the main process's files, contents by name, on every process.
+    """Return the files that `read` finds on the main process, contents by name, on every process.
 
-    **Collective.** No shared disk is needed.
+    **Collective.** No shared disk is needed. Errors are raised as by `run_on_main`.
     """
-    names = json.loads(broadcast_bytes(json.dumps(list(files or {})).encode(), accelerator))
-    return {name: broadcast_bytes(files[name] if files else None, accelerator) for name in names}
+    files: dict[str, bytes | bytearray] = {}
+
+    def read_names() -> list[str]:
+        files.update(read())
+        return [*files]
+
+    names = run_on_main(read_names, accelerator)
+    return {name: broadcast_bytes(files.get(name, b""), accelerator) for name in names}
 
 
 def gather_rows(rows: Tensor, accelerator: Accelerator) -> Tensor:

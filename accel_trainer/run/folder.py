@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from accelerate import Accelerator
 
@@ -41,18 +40,12 @@ _NUM_REMOVALS = 5
 _REMOVAL_S = 0.1
 
 
-class OpenedFolder(NamedTuple):
-    """What the main process found in the folder and sends to the others, as JSON values."""
-
-    path: str
-    source: Source | None
-    """What the run continues from; None: it is new."""
-
-
 def open_folder(
     config: RecipeConfig, recipe: str, *, stop_flag: StopFlag, lock: ExitStack
-) -> OpenedFolder:
-    """Lock the run folder and find what to continue from. For the main process.
+) -> tuple[str, Source | None]:
+    """Lock the run folder and return it, and what the run continues from; None: it is new.
+
+    For the main process, which sends both to the others as JSON values.
 
     What `lock` closes at the end of the run: the lock file, the guards that end the run if another
     folder takes the path, and the removal of a new folder after a run that was refused.
@@ -77,7 +70,7 @@ def open_folder(
     source = find_source(folder, config.run)
     if source is not None and Path(source.run) != folder:
         _copy_history(Path(source.run), folder)
-    return OpenedFolder(str(folder), source)
+    return str(folder), source
 
 
 def record_start(config: RecipeConfig, folder: Path, accelerator: Accelerator) -> None:

@@ -22,7 +22,6 @@ from accelerate import Accelerator
 from ..checkpoint.format import (
     CHECKPOINT_NAME,
     FROZEN_FILE,
-    Files,
     LoadedCheckpoint,
     decode_files,
     list_checkpoints,
@@ -149,9 +148,8 @@ def load_for_all(
         The main process reads the files and sends them to the others. Slices of shards are not
         sent: each process reads and verifies its part of them.
         """
-        read: Files = {}
         path = directory / name
-        run_on_main(lambda: read.update(read_patiently(path, without=without)), accelerator)
+        read = partial(read_patiently, path, without=without)
         loaded = decode_files(broadcast_files(read, accelerator), path)
         if loaded.slices:
             peers = join_peers(accelerator, timeout_s=timeout_s)

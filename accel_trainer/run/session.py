@@ -30,7 +30,7 @@ from ..fault_tolerance.watchdog import Watchdog
 from ..training.compile import compile_errors_explained
 from .agreement import check_same_everywhere, describe_identity
 from .config import RecipeConfig, check_allowed_changes, with_defaults
-from .folder import OpenedFolder, open_folder
+from .folder import open_folder
 from .preflight import find_warnings, refuse_launch
 from .resume import Source, continued, load_for_all
 
@@ -110,8 +110,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         if config.run.shared:
             lock.callback(os.umask, os.umask(0o027))  # the inner call sets it
         # 4. The main process opens the folder, and tells the others what the run continues from.
-        opened = _open_on_main(config, recipe, accelerator, stop_flag, lock)
-        folder = Path(opened.path)
+        folder, source = _open_on_main(config, recipe, accelerator, stop_flag, lock)
         # 5. Errors are reported in that folder; those of memory and of compilation are explained.
         with failures_reported(folder, activity, watchdog, rank=rank, num_processes=num_processes):
             with (
@@ -120,8 +119,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
                 ExitStack() as resources,
             ):
                 # 6. The checkpoint is loaded, and a change of settings is refused.
-                checkpoint = load_for_all(opened.source, accelerator, timeout_s=timeout_s)
-                config = continued(config, checkpoint, opened.source, num_processes=num_processes)
+                checkpoint = load_for_all(source, accelerator, timeout_s=timeout_s)
+                config = continued(config, checkpoint, source, num_processes=num_processes)
                 if accelerator.is_main_process:
                     found = find_warnings(config, is_too_late_for_cublas=is_late)
                     for code, message in found.items():
@@ -148,11 +147,11 @@ def _open_on_main(
     accelerator: Accelerator,
     stop_flag: StopFlag,
     lock: ExitStack,
-) -> OpenedFolder:
-    """Open the run folder on the main process; return what it found there. **Collective.**"""
+) -> tuple[Path, Source | None]:
+    """Open the run folder on the main process; return what that returned. **Collective.**"""
     open_it = partial(open_folder, config, recipe, stop_flag=stop_flag, lock=lock)
-    opened = OpenedFolder(*run_on_main(open_it, accelerator))
-    folder = Path(opened.path)
+    path, source = run_on_main(open_it, accelerator)
+    folder = Path(path)
     if not accelerator.is_main_process and folder.is_dir():  # perhaps on another machine's disk
         lock.enter_context(guarded_folder(folder))
-    return opened._replace(source=opened.source and Source(*opened.source))
+    return folder, source and Source(*source)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from ..core.parameters import Optimizers, stepped_parameters
 from ..core.shards import local_part
 from ..core.timing import Stopwatch
 from ..core.train_state import TrainState
-from ..core.types import Batch, Gradients, StepBatch, StepSums, Task
+from ..core.types import Batch, Gradients, Position, StepBatch, StepSums, Task
 from ..distributed.collectives import differing_lines
 from ..distributed.streams import has_streams, record_events
 from .nonfinite_report import NonfiniteReport, PendingUpdate
@@ -33,16 +32,12 @@ from .turns import in_turn, others_frozen, out_of_turn
 Notify = Callable[..., None]
 """Calls the hook that the first argument names, with the other arguments."""
 
+Forwards = tuple[list[StepSums], list[Tensor]]
+"""What the forwards of a step returned, by micro-batch: their sums, and their samples [B]."""
+
 _NO_CONTEXT = nullcontext()
 # A gradient that overflows even below this scale is NaN or inf, not a float16 overflow.
 _MIN_LOSS_SCALE = 1e-3
-
-
-class Forwards(NamedTuple):
-    """What the forwards of a step returned, by micro-batch: their sums, and their samples [B]."""
-
-    sums: list[StepSums]
-    sample_ids: list[Tensor]
 
 
 @dataclass(eq=False)
@@ -76,7 +71,7 @@ class OptimizerStep:
         self._buffers = BufferHistory(self.model)
         self._parameters = stepped_parameters(self.model, self.optimizers)
         self._recomputation = Recomputation(self.wrapped_model)
-        self._position: TrainState | None = None
+        self._position: Position | None = None
         """Where the step begins whose gradients have been computed; None after their update."""
         self._is_computing = False
         # What the task returns besides losses; None before the first step.
@@ -98,10 +93,8 @@ class OptimizerStep:
 
     # --- the gradients ---
 
-    def compute_gradients(
-        self, position: TrainState, step_batch: StepBatch, notify: Notify | None
-    ) -> Gradients:
-        """Return the gradients of the step after `position`, and leave none in the parameters.
+    def compute_gradients(self, step_batch: StepBatch, notify: Notify | None) -> Gradients:
+        """Return the gradients of a step, and leave none in the parameters.
 
         **Collective. Host sync** with `--check-every`.
 
@@ -114,6 +107,7 @@ class OptimizerStep:
         """
         self._refuse_leftovers()
         self._is_computing = True
+        position = step_batch.position
         is_repeated = position == self._position
         self._position = position
         if is_repeated and self._accelerator.scaler is not None:
@@ -131,12 +125,12 @@ class OptimizerStep:
                 self.strategy.begin(self._buffers)
                 self._buffers.save()
                 every = self.check_every_n_steps
-                if every is not None and (position.optimizer_step + 1) % every == 0:
+                if every is not None and (position.step + 1) % every == 0:
                     # A loader may give each micro-batch only once.
                     step_batch = step_batch._replace(micro_batches=[*step_batch.micro_batches])
                     run = self._run_checked
-            forwards = run(step_batch, notify)
-            sums = self._reduce(forwards.sums, step_batch)
+            micro_sums, sample_ids = run(step_batch, notify)
+            sums = self._reduce(micro_sums, step_batch)
         if self._accelerator.scaler is not None:
             for optimizer in in_turn(self.optimizers, step_batch.turn).values():
                 # As accelerate's `unscale_gradients` does.
@@ -144,15 +138,10 @@ class OptimizerStep:
         gradients = self._take_gradients()
         if is_repeated:
             after_first.put_back()
-        self.strategy.seed_update(position.optimizer_step)
+        self.strategy.seed_update(position.step)
         self._is_computing = False
-        return Gradients(
-            gradients,
-            sums,
-            step_batch,
-            [each.loss for each in forwards.sums],
-            forwards.sample_ids,
-        )
+        losses = [each.loss for each in micro_sums]
+        return Gradients(gradients, sums, step_batch, losses, sample_ids)
 
     def _run_checked(self, step_batch: StepBatch, notify: Notify | None) -> Forwards:
         """Run the micro-batches twice, and compare the bits. Observers see the second run."""
@@ -188,7 +177,8 @@ class OptimizerStep:
 
     def _run(self, step_batch: StepBatch, notify: Notify | None) -> Forwards:
         """Run the forward and the backward of each micro-batch. **Collective.**"""
-        forwards = Forwards([], [])
+        micro_sums: list[StepSums] = []
+        sample_ids: list[Tensor] = []
         num_left = len(step_batch.micro_batches)
         for batch in self.data_wait.around(step_batch.micro_batches):
             self.activity.num_forwards += 1
@@ -196,13 +186,13 @@ class OptimizerStep:
             batch = batch.at(step_batch.position, step_batch.turn)
             if notify is not None:
                 notify("before_micro_batch", batch)
-            self.strategy.begin_forward(step_batch.position.step, len(forwards.sums))
+            self.strategy.begin_forward(step_batch.position.step, len(micro_sums))
             factor = self.strategy.gradient_factor / step_batch.num_samples
             with self._accelerator.no_sync(self.wrapped_model) if num_left else _NO_CONTEXT:
-                forwards.sums.append(self._run_micro_batch(batch, factor, notify))
+                micro_sums.append(self._run_micro_batch(batch, factor, notify))
             self.strategy.end_backward(len(batch))
-            forwards.sample_ids.append(batch.sample_ids)
-        return forwards
+            sample_ids.append(batch.sample_ids)
+        return micro_sums, sample_ids
 
     def _run_micro_batch(self, batch: Batch, factor: float, notify: Notify | None) -> StepSums:
         """Add the gradients of `losses.sum() * factor`. **Collective** in the last of a step.

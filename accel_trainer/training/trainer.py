@@ -103,9 +103,6 @@ class Trainer:
         self._stop_flag = stop_flag
         self._activity = activity
         self._callback_runner = CallbackRunner(callbacks)
-        self._has_step_observers = any(
-            map(self._callback_runner.has_listeners, ("before_micro_batch", "on_micro_batch"))
-        )
         self.log = Log(self._run_folder, activity, self.accelerator.is_main_process)
         loop = LoopState(self._progress, assembly.nonfinite, self._callback_runner, self.log)
         self._states = self._trained.extended({"trainer": loop})
@@ -245,11 +242,12 @@ class Trainer:
                 f"compute_gradients got {found}: give it the step batch that train_step got, "
                 "or one with other micro-batches",
             )
-        notify = self._notify if self._has_step_observers else None
+        is_observed = self._callback_runner.has_listeners("before_micro_batch", "on_micro_batch")
+        notify = self._notify if is_observed else None
         turn = turn_at(self.position, self.task, self.optimizers, self.accelerator)
         step_batch = step_batch._replace(position=self.position, turn=turn)
         with self._rehearsal.watching_gradients():
-            return self._step.compute_gradients(self.state, step_batch, notify)
+            return self._step.compute_gradients(step_batch, notify)
 
     def apply_gradients(self, gradients: Gradients) -> StepReport:
         """Update the weights and their average, and move to the next position.

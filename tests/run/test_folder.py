@@ -12,7 +12,7 @@ from accel_trainer import BatchConfig, RecipeConfig, RunConfig
 from accel_trainer.core.config import config_to_dict
 from accel_trainer.core.errors import ConfigError, DivergedError, UserError
 from accel_trainer.fault_tolerance.preemption import StopFlag
-from accel_trainer.run.folder import OpenedFolder, open_folder, record_start
+from accel_trainer.run.folder import open_folder, record_start
 from accel_trainer.run.resume import Source
 from tests.faults.tiny_run import name_at
 
@@ -25,7 +25,7 @@ def config_of(folder: Path, *, seed: int = 0, **run: object) -> RecipeConfig:
     )
 
 
-def opened(config: RecipeConfig, *, error: UserError | None = None) -> OpenedFolder:
+def opened(config: RecipeConfig, *, error: UserError | None = None) -> tuple[str, Source | None]:
     """Open the folder, and end the run, perhaps by an error."""
     flag = StopFlag()
     flag.is_starting = True
@@ -46,11 +46,7 @@ def earlier_run(folder: Path) -> bytes:
 
 def test_a_new_folder_has_only_a_lock_until_the_start_is_accepted(tmp_path: Path) -> None:
     config = config_of(tmp_path / "run")
-    found = opened(config)
-    assert (found.path, found.source) == (str(tmp_path / "run"), None)
-    assert OpenedFolder(*json.loads(json.dumps(found))) == found, (
-        "it is sent to the other processes"
-    )
+    assert opened(config) == (str(tmp_path / "run"), None)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]
     record_start(config, tmp_path / "run", Accelerator(cpu=True))
     stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
@@ -61,14 +57,15 @@ def test_a_new_folder_has_only_a_lock_until_the_start_is_accepted(tmp_path: Path
 
 def test_an_old_folder_keeps_its_config_while_it_is_opened(tmp_path: Path) -> None:
     before = earlier_run(tmp_path)
-    assert opened(config_of(tmp_path, seed=1)).source == Source(str(tmp_path))
+    _, source = opened(config_of(tmp_path, seed=1))
+    assert source == Source(str(tmp_path))
     assert (tmp_path / "config.yaml").read_bytes() == before
 
 
 def test_a_folder_of_a_branch_begins_with_the_history_of_its_source(tmp_path: Path) -> None:
     earlier_run(tmp_path / "run")
-    found = opened(config_of(tmp_path / "branch", resume=str(tmp_path / "run")))
-    assert found.source == Source(str(tmp_path / "run"))
+    _, source = opened(config_of(tmp_path / "branch", resume=str(tmp_path / "run")))
+    assert source == Source(str(tmp_path / "run"))
     assert (tmp_path / "branch" / "metrics.jsonl").read_text() == '{"optimizer_step": 3}\n'
 
 

@@ -195,7 +195,7 @@ def step_of(
     inputs = torch.randn(7, 5, dtype=torch.float64).to(dtype)
     step = make_step(task, model)
     batches = [Batch(inputs[ids], targets[ids], torch.tensor([*ids])) for ids in parts]
-    gradients = step.compute_gradients(TrainState(), StepBatch(batches, 7), None)
+    gradients = step.compute_gradients(StepBatch(batches, 7), None)
     step.apply_gradients(TrainState(), gradients)
     sums = gradients.sums
     return model, float(sums.loss), 7 if sums.num_items is None else float(sums.num_items)
