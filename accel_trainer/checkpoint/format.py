@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,15 @@ from ..core.train_state import TrainState, checkpoint_name
 from ..distributed.collectives import SINGLE_PROCESS, Peers
 from ..distributed.machine import free_memory_bytes
 from .serialization import Encoded, decode, pack_tensors, unpack_tensors
-from .sharded import StoredSlice, damaged, read_header, read_slices, stored_tensors, write_slices
+from .sharded import (
+    StoredSlice,
+    damaged,
+    damaged_if_unreadable,
+    read_header,
+    read_slices,
+    stored_tensors,
+    write_slices,
+)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -218,7 +226,7 @@ def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes | bytearray:
         raise damaged(
             path, f"the manifest says {size} bytes, but only {free} bytes of memory are free"
         )
-    with _damaged_if_unreadable(path):
+    with damaged_if_unreadable(path):
         data, sha256 = filesystem.read_hashed(path, max_bytes=size)
     if sha256 != entry["sha256"]:
         raise damaged(path, "its sha256 is not the one in the manifest")
@@ -285,13 +293,5 @@ def _name_of(manifest: dict[str, Any]) -> str:
 
 
 def _read(path: Path) -> bytes:
-    with _damaged_if_unreadable(path):
+    with damaged_if_unreadable(path):
         return filesystem.read_file(path, max_bytes=MAX_BYTES)
-
-
-@contextmanager
-def _damaged_if_unreadable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise damaged(path, error.strerror or str(error)) from error

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -187,12 +188,9 @@ def _read(path: Path, start: int, num_bytes: int) -> Tensor:
     data = torch.empty(num_bytes, dtype=torch.uint8)
     if path.parent.is_symlink():
         raise damaged(path.parent, "it is a link")
-    try:
-        with filesystem.open_file(path) as file:
-            file.seek(start)
-            num_read: int = file.readinto(memory_of(data))  # type: ignore[attr-defined]  # missing in its stubs
-    except OSError as error:
-        raise damaged(path, error.strerror or str(error)) from error
+    with damaged_if_unreadable(path), filesystem.open_file(path) as file:
+        file.seek(start)
+        num_read: int = file.readinto(memory_of(data))  # type: ignore[attr-defined]  # missing in its stubs
     if num_read < num_bytes:
         raise damaged(path, f"it ends after {start + num_read} bytes")
     return data
@@ -250,6 +248,15 @@ def stream_tensors(tensors: Mapping[str, Tensor | StoredTensor]) -> Iterator[fil
     yield header
     for name in order:
         yield memory_of(load_whole(tensors[name]).contiguous())
+
+
+@contextmanager
+def damaged_if_unreadable(path: Path) -> Iterator[None]:
+    """Raise CheckpointError for an OSError of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise damaged(path, error.strerror or str(error)) from error
 
 
 def damaged(path: Path, reason: str) -> CheckpointError:

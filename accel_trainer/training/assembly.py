@@ -26,11 +26,8 @@ from .strategy.base import Strategy
 class Assembly(NamedTuple):
     """What trains a model, averages it and stores it."""
 
-    model: nn.Module
-    """The plain model."""
     step: OptimizerStep
     average: Ema | None
-    nonfinite: NonfiniteReport
     states: Registry
     """The parts of a checkpoint that belong to the model and its optimizers."""
     rehearsal: Rehearsal
@@ -100,4 +97,4 @@ def assemble(
         checkpointer=checkpointer,
         states=states,
     )
-    return Assembly(model, step, average, report, trained, rehearsal, checkpointer)
+    return Assembly(step, average, trained, rehearsal, checkpointer)

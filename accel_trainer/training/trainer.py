@@ -83,15 +83,15 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         load_best: Callable[[Trainer], str],
     ) -> None:
-        self.accelerator = assembly.step.strategy.accelerator
+        self._step = step = assembly.step
+        self.accelerator = step.strategy.accelerator
         self.loader = loader
         self.learning_rate_at = schedule
         self._decay_steps = decay_steps
-        self.model = assembly.model
+        self.model = step.model
         self._config = config
-        self._step = assembly.step
-        self.optimizers = assembly.step.optimizers
-        self.task = assembly.step.task
+        self.optimizers = step.optimizers
+        self.task = step.task
         self._average = assembly.average
         self._trained = assembly.states
         self._rehearsal = assembly.rehearsal
@@ -104,7 +104,7 @@ class Trainer:
         self._activity = activity
         self._callback_runner = CallbackRunner(callbacks)
         self.log = Log(self._run_folder, activity, self.accelerator.is_main_process)
-        loop = LoopState(self._progress, assembly.nonfinite, self._callback_runner, self.log)
+        loop = LoopState(self._progress, step.report, self._callback_runner, self.log)
         self._states = self._trained.extended({"trainer": loop})
         self._saved_best: BestCheckpoint | None = None
         self.metadata: dict[str, Any] = {}
