@@ -752,7 +752,7 @@ MUTANTS = [
     Mutant(
         "gradients are scaled as for one process",
         "accel_trainer/training/strategy/base.py",
-        "self.gradient_factor = accelerator.num_processes",
+        "self.gradient_factor = self.accelerator.num_processes",
         "self.gradient_factor = 1",
         ("tests/optim/test_muon.py::test_two_processes_train_the_model_that_one_does",),
     ),
@@ -774,8 +774,8 @@ MUTANTS = [
     Mutant(
         "exact: dropout is seeded by the process",
         "accel_trainer/training/strategy/exact.py",
-        "fold_in(seed, 0)",
-        "fold_in(seed, accelerator.process_index)",
+        "fold_in(self.seed, 0)",
+        "fold_in(self.seed, self.accelerator.process_index)",
         (EXACT,),
     ),
     Mutant(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -26,7 +26,7 @@ from ..core.errors import CheckpointError
 from ..core.json_files import write_json
 from ..core.rng import preserved_generators
 from ..core.run_dir import writes_to
-from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
+from ..core.train_state import BestCheckpoint, TrainState, Weights, checkpoint_name
 from ..core.types import EvalSource, Task, eval_step_of
 from ..core.user_code import describe_error
 
@@ -76,7 +76,7 @@ class Exporter(Callback):
 
     run_folder: Path
     _: KW_ONLY
-    weights: Literal["model", "ema"]
+    weights: Weights
     config: Mapping[str, Any]
     onnx: OnnxExport | None = None
 
@@ -145,7 +145,7 @@ def load_best(
     load: Callable[[str], Any],
     best: BestCheckpoint | None,
     position: TrainState,
-    otherwise: Literal["model", "ema"],
+    otherwise: Weights,
 ) -> tuple[str, Mapping[str, Any]]:
     """Return the best weights of a run, or else the last, and first a text that says which.
 

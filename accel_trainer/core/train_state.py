@@ -50,6 +50,10 @@ def checkpoint_name(position: TrainState) -> str:
     return f"step-{position.optimizer_step:010d}-epoch-{position.epoch:05d}"
 
 
+Weights = Literal["model", "ema"]
+"""Which weights of a run: those that are trained, or their average."""
+
+
 @dataclass(frozen=True)
 class BestCheckpoint:
     """The checkpoint with the best value of a metric, which is kept until there is a better one."""
@@ -61,6 +65,6 @@ class BestCheckpoint:
     """Whether a larger or a smaller value is better."""
 
     @property
-    def weights(self) -> Literal["model", "ema"]:
+    def weights(self) -> Weights:
         """The weights that the metric was measured with."""
         return "ema" if self.metric.startswith("eval_ema") else "model"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from ..core.config import ABOVE_ZERO, AT_LEAST_ONE, INSIDE_ONE, NOT_NEGATIVE, short_flag
 from ..core.errors import ConfigError
-from ..core.train_state import TrainState
+from ..core.train_state import TrainState, Weights
 
 _INTERVAL = re.compile(r"(?P<number>\d+|\d*\.\d+) ?(?P<unit>step|epoch)s?")
 
@@ -84,7 +84,7 @@ class TrainerConfig:
         INSIDE_ONE.check(self, "trainer", "ema_decay")
 
     @property
-    def last_weights(self) -> Literal["model", "ema"]:
+    def last_weights(self) -> Weights:
         """The weights of the last step that count: the average, if there is one."""
         return "model" if self.ema_decay is None else "ema"
 

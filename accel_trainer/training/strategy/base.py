@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ...distributed.accelerator import RuntimeConfig
 
 
+@dataclass(eq=False)
 class Strategy:
     """How the processes train one model; a step is `begin`, the micro-batches, then `finish`.
 
@@ -31,17 +33,18 @@ class Strategy:
     backward of a step averages the gradients over the processes.
     """
 
+    accelerator: Accelerator
+    _: KW_ONLY
+    seed: int
+
     has_collective_forward = False
     """Whether a forward waits for the other processes."""
 
-    _shared_buffers: Sequence[Place] = ()
-
-    def __init__(self, accelerator: Accelerator, *, seed: int) -> None:
-        self.accelerator = accelerator
-        self.seed = seed
+    def __post_init__(self) -> None:
         # An average divides the sum over the processes by their number.
-        self.gradient_factor = accelerator.num_processes
-        self._forward_key = fold_in(seed, accelerator.process_index)
+        self.gradient_factor = self.accelerator.num_processes
+        self._forward_key = fold_in(self.seed, self.accelerator.process_index)
+        self._shared_buffers: Sequence[Place] = ()
 
     # --- the model and its state ---
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 
@@ -19,6 +19,7 @@ from ...distributed.collectives import exchange_flattened, sum_pairwise
 from .base import Strategy, add_up
 
 
+@dataclass(eq=False)
 class ExactStrategy(Strategy):
     """Adds up the micro-batches of all processes in pairs.
 
@@ -32,13 +33,15 @@ class ExactStrategy(Strategy):
     `num_micro_batches` is the number in a step, over all processes.
     """
 
-    def __init__(self, accelerator: Accelerator, *, seed: int, num_micro_batches: int) -> None:
-        super().__init__(accelerator, seed=seed)
+    num_micro_batches: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.gradient_factor = 1  # gradients are added up, not averaged
-        self._forward_key = fold_in(seed, 0)
-        self._num_micro_batches = num_micro_batches
+        self._forward_key = fold_in(self.seed, 0)
         # The place of this process's first micro-batch in a step.
-        self._offset = accelerator.process_index * num_micro_batches // accelerator.num_processes
+        places = self.accelerator.process_index * self.num_micro_batches
+        self._offset = places // self.accelerator.num_processes
 
     def refuse(self, flags: Sequence[str]) -> None:
         """Raise ConfigError if gradients are to be scaled."""
@@ -104,23 +107,19 @@ class ExactStrategy(Strategy):
 
         Without samples, zeros and the statistics from the beginning of the step take their place.
         """
-        is_empty = num_samples == 0
         before = self._by_name(self._history.saved)
-        now = self._buffers()
-        gradients = [
-            torch.zeros_like(p) if is_empty or p.grad is None else p.grad for p in self._parameters
-        ]
-        if not is_empty:
-            for index, parameter in enumerate(self._parameters):
-                self._has_gradient[index] |= parameter.grad is not None
-        kept = before if is_empty else now
-        statistics = [kept[name].clone() for name in self._statistics]
+        now = self._buffers() if num_samples else before
+        gradients = []
+        for index, parameter in enumerate(self._parameters):
+            gradient = parameter.grad if num_samples else None
+            self._has_gradient[index] |= gradient is not None
+            gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)
+            parameter.grad = None
+        statistics = [now[name].clone() for name in self._statistics]
         self._tree.add([*gradients, *statistics])
         changes = [(now[name].long() - before[name].long()).reshape(-1) for name in self._counters]
         count = torch.tensor([num_samples], device=self.accelerator.device)
         self._changes.append(torch.cat([*changes, count]))
-        for parameter in self._parameters:
-            parameter.grad = None
 
     @torch.no_grad()
     def finish(self, micro_sums: Sequence[StepSums]) -> tuple[StepSums, Tensor | None]:
@@ -160,7 +159,7 @@ class ExactStrategy(Strategy):
                     f"{list(buffers[name].shape)} to {list(total.shape)}: "
                     "let it keep its shape for --reduce exact, or use --reduce float",
                 )
-            buffers[name].copy_(total / self._num_micro_batches)
+            buffers[name].copy_(total / self.num_micro_batches)
         self._merge_counters(buffers)
         if not self.accelerator.is_main_process:
             sums = recursively_apply(torch.zeros_like, sums)
