@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from textwrap import shorten
 from types import MappingProxyType
 from typing import Any
 
@@ -72,14 +73,23 @@ class TorchMetric:
         return torch.zeros_like(self._state(), device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
-        """Add the state that the metric has after this batch alone."""
-        arguments = (
-            self.arguments(batch, output) if self.arguments else (output.outputs, batch.targets)
-        )
-        for metric in self._metrics.values():
-            metric.to(sums.device).reset()
-            metric.update(*arguments)
-        sums.add_(self._state())
+        """Add the state that the metric has after this batch alone.
+
+        Raises ConfigError if a metric cannot use the batch.
+        """
+        own = self.arguments(batch, output) if self.arguments else None
+        try:
+            for metric in self._metrics.values():
+                metric.to(sums.device).reset()
+                metric.update(*own or (output.outputs, _targets_for(metric, batch.targets)))
+            sums.add_(self._state())
+        except Exception as error:  # the library's own types
+            raise ConfigError(
+                "METRIC",
+                f"{type(metric).__name__} cannot use these outputs and targets "
+                f"({shorten(str(error), 200)}): choose a metric that fits, say what its update "
+                "takes in TorchMetric(arguments=...), or use WholeSetMetric",
+            ) from error
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
         """Return what the metrics compute from the sums over all samples."""
@@ -99,6 +109,16 @@ class TorchMetric:
             state for metric in self._metrics.values() for state in metric.metric_state.values()
         ]
         return torch.cat([state.double().reshape(-1) for state in states])
+
+
+def _targets_for(metric: Any, targets: Any) -> Any:
+    """Return whole numbers as integers if `metric` is one of classification; losses need floats."""
+    modules = [each.__module__ for each in type(metric).__mro__]
+    is_wanted = any(name.startswith("torchmetrics.classification") for name in modules)
+    if not (is_wanted and targets.is_floating_point()):
+        return targets
+    integers = targets.long()
+    return integers if (integers == targets).all() else targets
 
 
 @dataclass

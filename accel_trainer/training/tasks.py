@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -72,7 +72,6 @@ class ClassificationTask:
             raise ConfigError(
                 "CONFIG", f"the task has config {config!r}: give a ClassificationConfig"
             )
-        weights = None if class_weights is None else torch.as_tensor(class_weights)
         if self.config.class_weights == "balanced":
             if class_weights is not None or class_counts is None:
                 raise ConfigError(
@@ -82,14 +81,8 @@ class ClassificationTask:
                 )
             class_counts = torch.as_tensor(class_counts)
             num_classes = (class_counts > 0).sum()
-            weights = class_counts.sum() / (num_classes * class_counts.clamp_min(1))
-        if weights is not None and not (weights.min() >= 0 and 0 < weights.sum() < math.inf):
-            raise ConfigError(
-                "CONFIG",
-                f"class_weights range from {weights.min():g} to {weights.max():g}: use finite "
-                "weights of 0 or more, at least one of them above 0",
-            )
-        self._class_weights = weights
+            class_weights = class_counts.sum() / (num_classes * class_counts.clamp_min(1))
+        self._class_weights = _checked_weights("class_weights", class_weights)
         named = {self.config.ignore_index, ignore_index} - {None}
         if len(named) > 1:
             raise ConfigError(
@@ -112,15 +105,7 @@ class ClassificationTask:
 
     def loss(self, logits: Tensor, batch: Batch) -> StepOutput:
         """Return the training loss of logits [B, K]. Raises as `step`."""
-        weights = self._class_weights
-        if weights is not None and isinstance(logits, Tensor):
-            if weights.shape != logits.shape[1:]:
-                raise ConfigError(
-                    "SHAPES",
-                    f"class_weights are {describe_tensor(weights)} for logits "
-                    f"{describe_tensor(logits)}: give a tensor [K] with a weight for each class",
-                )
-            weights = weights.to(logits)
+        weights = _weights_for("class_weights", self._class_weights, logits)
         output = self._output(logits, batch, weights, self.config.label_smoothing)
         if not self.config.train_accuracy:
             return output
@@ -196,13 +181,29 @@ class RegressionTask(_ElementwiseTask):
 class MultiLabelTask(_ElementwiseTask):
     """Binary cross-entropy of logits [B, K] and targets [B, K] in 0..1, for multi-label data.
 
-    Any other target is refused, such as -1 for "unknown".
+    Any other target is refused, such as -1 for "unknown". `pos_weight` [K] weighs the classes that
+    are present, as in torch's `BCEWithLogitsLoss`.
+
+    Raises:
+        ConfigError: the weights are negative, NaN, inf or all 0.
     """
 
-    _loss = staticmethod(F.binary_cross_entropy_with_logits)
     _fix = "but a class is absent (0) or present (1): correct it, or leave the sample out"
-
     _fits = staticmethod(lambda targets: (targets >= 0) & (targets <= 1))
+    _pos_weight: Tensor | None = None
+
+    def __init__(self, *, pos_weight: Tensor | Sequence[float] | None = None) -> None:
+        self._pos_weight = _checked_weights("pos_weight", pos_weight)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the weights; empty without any."""
+        return "" if self._pos_weight is None else hash_value(self._pos_weight).hex()
+
+    def _loss(self, logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        weights = _weights_for("pos_weight", self._pos_weight, logits)
+        return F.binary_cross_entropy_with_logits(
+            logits, targets, pos_weight=weights, reduction=reduction
+        )
 
 
 class DistillationTask:
@@ -265,6 +266,31 @@ class DistillationTask:
             imitation = imitation * labels.num_items
         losses = (1 - self._weight) * labels.losses + self._weight * imitation
         return labels._replace(losses=losses)
+
+
+def _checked_weights(name: str, given: Any) -> Tensor | None:
+    """Return what the argument `name` has, as a tensor. Raises ConfigError for unusable weights."""
+    weights = None if given is None else torch.as_tensor(given)
+    if weights is not None and not (weights.min() >= 0 and 0 < weights.sum() < math.inf):
+        raise ConfigError(
+            "CONFIG",
+            f"{name} range from {weights.min():g} to {weights.max():g}: use finite weights of 0 or "
+            "more, at least one of them above 0",
+        )
+    return weights
+
+
+def _weights_for(name: str, weights: Tensor | None, logits: Any) -> Tensor | None:
+    """Return `weights` [K] on the device of logits [B, K]. Raises ConfigError for other shapes."""
+    if weights is None or not isinstance(logits, Tensor):
+        return None
+    if weights.shape != logits.shape[1:]:
+        raise ConfigError(
+            "SHAPES",
+            f"{name} are {describe_tensor(weights)} for logits {describe_tensor(logits)}: "
+            "give a tensor [K] with a weight for each class",
+        )
+    return weights.to(logits)
 
 
 def call_model(model: nn.Module, batch: Batch) -> Any:

@@ -138,6 +138,61 @@ def measure_in_parts() -> None:
         assert metric.compute(mine)["f1"].item() == pytest.approx(whole.compute().item(), abs=1e-7)
 
 
+def test_a_metric_gets_the_kind_of_targets_that_it_needs() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    kind, regression = torchmetrics.classification, torchmetrics.regression
+    torch.manual_seed(0)
+    logits, labels = torch.randn(NUM_SAMPLES, 3), torch.randint(2, (NUM_SAMPLES, 3))
+
+    class OwnF1(kind.MultilabelF1Score):  # type: ignore[misc, name-defined]
+        """A subclass in a module of the user's."""
+
+    for build in (
+        lambda: kind.MultilabelAUROC(3, thresholds=20),
+        lambda: kind.MultilabelAveragePrecision(3, thresholds=20),
+        lambda: OwnF1(3),
+        lambda: kind.BinaryAveragePrecision(thresholds=20),
+        lambda: kind.MulticlassF1Score(3),
+        lambda: regression.MeanSquaredError(),
+        lambda: regression.TweedieDevianceScore(2.0),  # fails with integers
+        lambda: regression.R2Score(),
+    ):
+        outputs, targets = logits, labels.float()
+        if isinstance(build(), kind.MulticlassF1Score):
+            targets = labels.argmax(1)
+        elif not isinstance(
+            build(), kind.MultilabelAUROC | kind.MultilabelAveragePrecision | OwnF1
+        ):
+            outputs, targets = logits[:, 0], labels[:, 0].float()
+        if isinstance(build(), regression.TweedieDevianceScore):
+            outputs, targets = outputs.exp(), targets + 1
+        whole = build()
+        is_regression = type(whole).__module__.startswith("torchmetrics.regression")
+        whole.update(outputs, targets if is_regression else targets.long())
+        expected = whole.compute().item()
+        result = result_of(TorchMetric("m", build()), outputs, targets)
+        assert result == {"m": pytest.approx(expected, abs=1e-6)}, type(whole).__name__
+
+
+def test_a_metric_that_cannot_use_the_targets_is_one_line() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    kind = torchmetrics.classification
+    logits = torch.randn(NUM_SAMPLES, 3)
+    labels = torch.randint(2, (NUM_SAMPLES, 3)).float()
+    several = torchmetrics.MetricCollection([kind.BinaryAccuracy(), kind.MultilabelF1Score(4)])
+    for metric, targets in (
+        (kind.MultilabelF1Score(4), labels),
+        (kind.MultilabelF1Score(3), labels * 0.9),
+        (kind.MulticlassF1Score(3), labels),
+        (several, labels),
+        (torchmetrics.regression.R2Score(multioutput="raw_values"), labels),
+    ):
+        name = type(metric).__name__.replace("MetricCollection", "MultilabelF1Score")
+        with pytest.raises(ConfigError, match=rf"\[METRIC\]: {name} cannot use") as failed:
+            result_of(TorchMetric("m", metric), logits, targets)
+        assert "\n" not in str(failed.value)
+
+
 def test_a_metric_that_keeps_every_prediction_is_refused() -> None:
     classification = pytest.importorskip("torchmetrics").classification
     with pytest.raises(

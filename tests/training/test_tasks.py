@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,33 @@ def test_multi_label_is_the_binary_cross_entropy_over_the_classes() -> None:
     p = logits.sigmoid()
     expected = -(targets * p.log() + (1 - targets) * (1 - p).log()).mean(1)
     assert torch.allclose(result.losses, expected, atol=1e-6)
+
+
+def test_present_classes_weigh_as_in_torchs_loss() -> None:
+    logits, targets = torch.randn(6, 4), torch.rand(6, 4)
+    weights = [1.0, 2.0, 0.0, 30.0]
+    expected = nn.BCEWithLogitsLoss(reduction="none", pos_weight=torch.tensor(weights))
+    for given in (weights, torch.tensor(weights), torch.tensor(weights, dtype=torch.float64)):
+        result = MultiLabelTask(pos_weight=given).step(of(logits), batch_of(targets))
+        assert torch.equal(result.losses, expected(logits, targets).mean(1))
+    plain, other = MultiLabelTask(), MultiLabelTask(pos_weight=[1.0, 1.0, 1.0, 2.0])
+    assert plain.fingerprint() == ""
+    assert (
+        len({each.fingerprint() for each in (plain, other, MultiLabelTask(pos_weight=weights))})
+        == 3
+    )
+
+
+@pytest.mark.parametrize("weights", [[-1.0, 2.0], [math.nan, 1.0], [math.inf, 1.0], [0.0, 0.0]])
+def test_weights_of_present_classes_that_are_no_weights_are_refused(weights: list[float]) -> None:
+    with pytest.raises(ConfigError, match="pos_weight range from .* use finite weights"):
+        MultiLabelTask(pos_weight=weights)
+
+
+def test_weights_of_a_different_number_of_classes_are_refused() -> None:
+    task = MultiLabelTask(pos_weight=[1.0, 2.0])
+    with pytest.raises(ConfigError, match=r"SHAPES.*pos_weight are .*\[2\] for logits .*\[6, 4\]"):
+        task.step(of(torch.zeros(6, 4)), batch_of(torch.zeros(6, 4)))
 
 
 def test_distillation_adds_the_divergence_from_the_teacher() -> None:
