@@ -60,6 +60,7 @@ class Checkpointer:
         self.num_failed_saves = 0
         # Digests of the parameters that no optimizer steps, as the last checkpoint has them.
         self.marks: dict[str, str] = {}
+        self._unstepped: Collection[str] = ()
         # The commit marks of the checkpoints that retention may delete: those that the run had at
         # its start or saved itself, not those that somebody puts beside them.
         self._own: set[bytes | None] = set()
@@ -75,8 +76,8 @@ class Checkpointer:
         """The folder of the run, in which `directory` lies."""
         return self.directory.parent
 
-    def prepare(self, pieces: Mapping[str, object]) -> None:
-        """Create and clean the directory; `pieces` as for `save`.
+    def prepare(self, pieces: Mapping[str, object], unstepped: Collection[str] = ()) -> None:
+        """Create and clean the directory; `pieces` and `unstepped` as for `save`.
 
         Call it on main before the first step, under the run lock. Raises OutputError if the
         directory cannot be written, CheckpointError if the pieces cannot be stored or have no room.
@@ -85,25 +86,32 @@ class Checkpointer:
             filesystem.make_directory(self.directory)
             filesystem.sweep(self.directory)
             self._own = set(map(commit_mark, list_checkpoints(self.directory)))
+        self._unstepped = unstepped
         self.check_room(pieces)
 
     def check_room(self, pieces: Mapping[str, object]) -> None:
         """Raise CheckpointError if `pieces` cannot be stored, or the disk lacks room for them.
 
         Two checkpoints must fit, as an old one is deleted after a new one is written; one more is
-        enough if the directory has one already.
+        enough if the directory has one already. What no optimizer steps is stored once.
         """
-        encoded = [encode(value, name=name) for name, value in pieces.items()]
-        needed = sum(tensor.nbytes for each in encoded for tensor in each.tensors.values())
         with writes_to(self.directory):
             free = free_bytes(self.directory)
             num_missing = 1 if list_checkpoints(self.directory) else 2
-        if free < num_missing * needed:
+        needed = 0
+        frozen = {}
+        for name, value in pieces.items():
+            for key, tensor in encode(value, name=name).tensors.items():
+                if key in self._unstepped:
+                    frozen[key] = tensor.nbytes
+                else:
+                    needed += num_missing * tensor.nbytes
+        needed += sum(frozen.values())
+        if free < needed:
             raise CheckpointError(
                 "CKPT_PREFLIGHT",
-                f"{counted(num_missing, 'more checkpoint')} must fit ({num_missing * needed:,} "
-                f"bytes), but {self.directory} has {free:,} free: free some space or choose a "
-                "different folder",
+                f"{counted(num_missing, 'more checkpoint')} must fit ({needed:,} bytes), but "
+                f"{self.directory} has {free:,} free: free some space or choose a different folder",
             )
 
     def check_shared_disk(self) -> None:

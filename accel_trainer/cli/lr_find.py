@@ -134,6 +134,7 @@ def _ramp(lowest: float, growth: float, num_steps: int) -> list[str]:
         "--schedule.shape": "exponential",
         "--schedule.gamma": growth,
         "--schedule.warmup-epochs": 0.0,
+        "--schedule.warmup-steps": 0,
         "--schedule.min-fraction": 0.0,
         "--max-steps": None,
         "--epochs": None,

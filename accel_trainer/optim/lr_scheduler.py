@@ -42,6 +42,8 @@ class ScheduleConfig:
     `accel-trainer finish` decays from any of its steps."""
     warmup_epochs: float = 0.0
     """Length of the linear warmup in epochs; 0 for none."""
+    warmup_steps: int = 0
+    """Length of the linear warmup in steps, instead of `warmup_epochs`; 0 for none."""
     min_fraction: float = 0.0
     """Where the decay ends, as a fraction of the peak learning rate (0..1)."""
     power: float = 1.0
@@ -59,16 +61,17 @@ class ScheduleConfig:
     """How `trunk` decays: by 1 - the square root of the fraction done, or linearly."""
 
     def __post_init__(self) -> None:
-        NOT_NEGATIVE.check(self, "schedule", "warmup_epochs", "power")
+        NOT_NEGATIVE.check(self, "schedule", "warmup_epochs", "warmup_steps", "power")
         FRACTION.check(self, "schedule", "min_fraction", "peak_fraction")
         (NOT_NEGATIVE if self.shape == "exponential" else FRACTION).check(self, "schedule", "gamma")
         INSIDE_ONE.check(self, "schedule", "milestones")
         NOT_NEGATIVE.check(self, "schedule", "decay_at")
-        if self.shape == "triangular" and self.warmup_epochs:
+        rises = (self.warmup_epochs, self.warmup_steps, self.shape == "triangular")
+        if sum(map(bool, rises)) > 1:
             raise ConfigError(
                 "CONFIG",
-                "schedule.warmup_epochs has no effect with triangular: "
-                "set schedule.peak_fraction instead",
+                "schedule.warmup_epochs, schedule.warmup_steps and triangular with "
+                "schedule.peak_fraction each set the warmup: use one of them",
             )
         if self.shape != "trunk" and self.decay_at is not None:
             raise ConfigError(
@@ -77,11 +80,11 @@ class ScheduleConfig:
                 "set --schedule.shape trunk, or leave it out",
             )
 
-    def warmup_steps(self, *, total_steps: int, steps_per_epoch: int) -> int:
+    def num_warmup_steps(self, *, total_steps: int, steps_per_epoch: int) -> int:
         """Return the number of steps in which the learning rate rises."""
         if self.shape == "triangular":
             return round(self.peak_fraction * total_steps)
-        return round(self.warmup_epochs * steps_per_epoch)
+        return self.warmup_steps or round(self.warmup_epochs * steps_per_epoch)
 
     def decay_steps(self, *, total_steps: int) -> range | None:
         """Return the steps in which a trunk decays, as the steps completed before each of them.
@@ -102,12 +105,12 @@ def build_schedule(
         ConfigError: the warmup is longer than the run, or a trunk decays in its warmup or after the
             run.
     """
-    warmup_steps = config.warmup_steps(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    warmup_steps = config.num_warmup_steps(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     if warmup_steps > total_steps > 0:
         raise ConfigError(
             "CONFIG",
-            f"schedule.warmup_epochs is {config.warmup_epochs}, longer than the run: "
-            "set it to at most --epochs",
+            f"the warmup has {warmup_steps} steps, more than the {total_steps} of the run: shorten "
+            "schedule.warmup_epochs or schedule.warmup_steps",
         )
     decay_at = config.decay_at
     if decay_at is not None and total_steps and not warmup_steps <= decay_at < total_steps:

@@ -432,7 +432,8 @@ def _build_evaluations(
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     """Check, before any work, that a checkpoint can be stored and has room. **Collective.**"""
     states = trainer.state_dict()
-    run_on_main(lambda: checkpointer.prepare(states), trainer.accelerator)
+    unstepped = unstepped_parameters(trainer.model, trainer.optimizers)
+    run_on_main(lambda: checkpointer.prepare(states, unstepped), trainer.accelerator)
     checkpointer.check_shared_disk()
 
 

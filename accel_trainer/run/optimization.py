@@ -92,7 +92,7 @@ def refuse_epochs(config: RecipeConfig, plan: BatchPlan) -> None:
     in_epochs = {
         "--epochs is {}: set --steps, such as --steps 20000": config.trainer.num_epochs,
         "--evaluate-every is {}: set it in steps, such as 500steps": "epoch" in every and every,
-        "--schedule.warmup-epochs is {}: use --schedule.shape triangular": (
+        "--schedule.warmup-epochs is {}: set --schedule.warmup-steps": (
             config.schedule.warmup_epochs
         ),
     }

@@ -109,7 +109,7 @@ def _find_large_batch(config: RecipeConfig) -> str | None:
             f"set --optimizer.learning-rate-scaling {scaling}, "
             f"or --optimizer.base-batch-size {batch} if it was tuned for this batch"
         )
-    if schedule.warmup_epochs == 0 and schedule.shape != "triangular":
+    if not (schedule.warmup_epochs or schedule.warmup_steps or schedule.shape == "triangular"):
         return (
             f"{large} and the learning rate starts at its peak: "
             "set --schedule.warmup-epochs, such as 5"

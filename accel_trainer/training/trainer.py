@@ -169,8 +169,9 @@ class Trainer:
                     raise DataError(
                         "DATA_STREAM",
                         f"the training data ended after step {step}, which is saved, but the run "
-                        "has more steps: yield more samples, or end the run here with "
-                        f"--steps {step} --allow-change trainer.num_steps",
+                        "has more steps: yield more samples"
+                        + f", or end the run here with --steps {step} --allow-change "
+                        "trainer.num_steps" * (step > 0),
                     )
 
     def _train_epoch(self) -> Generator[StepReport]:

@@ -310,6 +310,8 @@ def _warmup(config: PhotoRecipeConfig, facts: PhotoFacts) -> Choice:
     """A tenth of the run, in which a new head and the statistics of norms settle."""
     if config.schedule.shape == "triangular":
         return Choice(0.0, "triangular rises by itself")
+    if config.schedule.warmup_steps:
+        return Choice(0.0, "the warmup is set in steps")
     batch_size = config.batch.resolved_global_batch_size(facts.num_processes)
     steps_per_epoch = max(1, facts.num_photos // batch_size)
     num_epochs = config.trainer.total_steps(steps_per_epoch) / steps_per_epoch

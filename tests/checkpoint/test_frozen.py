@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from accel_trainer.checkpoint.format import (
@@ -60,6 +62,20 @@ def test_retention_takes_a_name_of_the_file_and_not_its_content(directory: Path)
     save(make(directory), 1, 2, 3, 4, 5)
     assert frozen_file(directory, 5).stat().st_nlink == 2
     assert is_state_at(load(directory, 5).pieces, 5)
+
+
+def test_the_room_that_is_required_is_what_two_checkpoints_take(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: 0)
+        with pytest.raises(CheckpointError, match="CKPT_PREFLIGHT.*2 more checkpoints") as refused:
+            make(directory)
+    (needed,) = re.findall(r"must fit \(([\d,]+) bytes", str(refused.value))
+    save(make(directory, keep_last_n=2), 1, 2)
+    files = {path.stat().st_ino: path for path in directory.glob("step-*/*.safetensors")}
+    tensors = [each for path in files.values() for each in load_file(path).values()]
+    assert int(needed.replace(",", "")) == sum(each.nbytes for each in tensors)
 
 
 def test_a_run_that_is_started_again_links_the_file_that_it_finds(directory: Path) -> None:

@@ -163,6 +163,13 @@ def test_two_processes_train_the_same_model(tmp_path: Path) -> None:
     assert [name for name in differing(one, two) if name in weights] == []
 
 
+def test_a_stream_that_ends_in_its_first_step_needs_more_samples(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(DataError, match=r"ended after step 0.*yield more samples$"):
+        train(config_of(tmp_path), **parts_of(Points(0)))
+
+
 def test_a_run_whose_stream_ends_early_loses_nothing(tmp_path: Path) -> None:
     """With more samples it goes on as if they had been there, and it may end where it is."""
     for name in ("more", "end"):
@@ -213,9 +220,7 @@ def test_what_is_counted_in_epochs_is_refused(
 
 def test_a_warmup_in_epochs_is_refused(tmp_path: Path) -> None:
     config = replace(config_of(tmp_path), schedule=ScheduleConfig(warmup_epochs=0.5))
-    with pytest.raises(
-        ConfigError, match=r"warmup-epochs is 0\.5: use --schedule\.shape triangular"
-    ):
+    with pytest.raises(ConfigError, match=r"warmup-epochs is 0\.5: set --schedule\.warmup-steps"):
         train(config, **endless())
 
 

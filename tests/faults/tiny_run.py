@@ -147,7 +147,7 @@ def leftovers(folder: Path) -> list[str]:
 
 def make(directory: Path, metadata: dict[str, Any] = METADATA, **config: Any) -> Checkpointer:
     checkpointer = Checkpointer(directory, config=CheckpointConfig(**config), header=metadata)
-    checkpointer.prepare(pieces_at(0))
+    checkpointer.prepare(pieces_at(0), FROZEN_NAMES)
     begin(checkpointer)
     return checkpointer
 

@@ -147,7 +147,10 @@ def test_the_learning_rate_is_the_same_for_any_processes_and_accumulation(shape:
             {"milestones": (30.0, 60.0)},
             r"schedule.milestones is \(30.0, 60.0\): set it above 0 and below 1",
         ),
-        ({"shape": "triangular", "warmup_epochs": 1.0}, "set schedule.peak_fraction instead"),
+        ({"shape": "triangular", "warmup_epochs": 1.0}, "schedule.peak_fraction each set"),
+        ({"shape": "triangular", "warmup_steps": 1}, "schedule.peak_fraction each set"),
+        ({"warmup_epochs": 1.0, "warmup_steps": 1}, "schedule.warmup_steps .* use one of them"),
+        ({"warmup_steps": -1}, "schedule.warmup_steps is -1: set it"),
         ({"shape": "cosine", "decay_at": 60}, "with cosine: set --schedule.shape trunk"),
         ({"shape": "trunk", "decay_at": -1}, "schedule.decay_at is -1: set it"),
     ],
@@ -177,10 +180,14 @@ def test_until_its_decay_a_trunk_does_not_depend_on_its_length() -> None:
 
 
 def test_a_warmup_longer_than_the_run_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="warmup_epochs is 11.0, longer than the run: set it to at most --epochs"
-    ):
-        schedule(warmup_epochs=11.0)
+    for length in ({"warmup_epochs": 11.0}, {"warmup_steps": 110}):
+        with pytest.raises(ConfigError, match="the warmup has 110 steps, more than the 100 of"):
+            schedule(**length)
+
+
+def test_a_warmup_may_be_given_in_steps() -> None:
+    in_steps, in_epochs = schedule(warmup_steps=15), schedule(warmup_epochs=1.5)
+    assert [in_steps(step) for step in range(100)] == [in_epochs(step) for step in range(100)]
 
 
 def judged(factory: Callable[[Optimizer], LRScheduler], num_steps: int) -> str | None:

@@ -126,6 +126,11 @@ def test_a_triangular_schedule_gets_no_warmup() -> None:
     assert choose(50, config=config).schedule.warmup_epochs == 0
 
 
+def test_a_warmup_in_steps_is_the_only_one() -> None:
+    schedule = ScheduleConfig(warmup_epochs=rules.BY_RULE, warmup_steps=50)
+    assert choose(50, config=images.Config(schedule=schedule)).schedule.warmup_epochs == 0
+
+
 def test_the_warmup_of_a_trunk_does_not_depend_on_its_length() -> None:
     schedule = ScheduleConfig(shape="trunk", warmup_epochs=rules.BY_RULE)
     lengths = (20, 200)

@@ -72,7 +72,7 @@ def plan_run(config: RecipeConfig, batch: BatchPlan) -> RunPlan:
         config=config,
         batch=batch,
         peak_learning_rate=peak_learning_rate,
-        warmup_steps=config.schedule.warmup_steps(
+        warmup_steps=config.schedule.num_warmup_steps(
             total_steps=config.trainer.total_steps(batch.steps_per_epoch),
             steps_per_epoch=batch.steps_per_epoch,
         ),

@@ -75,8 +75,12 @@ class Ending:
         if (decay_at := settings.get("schedule.decay_at")) is not None and self.at > decay_at:
             fact = f"{name} decays after step {decay_at}, and --at is {self.at}"
             raise ConfigError("FINISH", f"{fact}: give a step up to {decay_at}")
-        schedule = ScheduleConfig(shape="trunk", warmup_epochs=settings["schedule.warmup_epochs"])
-        warmup = schedule.warmup_steps(
+        schedule = ScheduleConfig(
+            shape="trunk",
+            warmup_epochs=settings["schedule.warmup_epochs"],
+            warmup_steps=settings.get("schedule.warmup_steps", 0),
+        )
+        warmup = schedule.num_warmup_steps(
             total_steps=self.end, steps_per_epoch=self.trunk.steps_per_epoch or 0
         )
         if self.at < warmup:

@@ -34,6 +34,7 @@ TO_THE_LAUNCHER = (
         ("--num_train_epochs", "did you mean --epochs?"),
         ("--per_device_train_batch_size", "did you mean --batch-size?"),
         ("--warmup", "did you mean --schedule.warmup-epochs?"),
+        ("--warmup_steps", "did you mean --schedule.warmup-steps?"),
         ("--use-amp", "did you mean --mixed-precision bf16?"),
         (
             "--world-size",
