@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from ..common.output import format_duration, is_fraction
 from ..runs.confusion import Confusion
 from ..runs.metric_groups import (
@@ -59,6 +61,8 @@ _MAX_RESTARTS = 400
 _MAX_RUNS_IN_LEGEND = 6
 _LEGEND_CHARACTERS = 60
 _LEGEND_ROW = 0.19  # inches
+_ABOVE = (-0.02, 1)  # the place of a legend
+_BAR = 0.62  # the height of a bar
 _DOT_AREA = 120  # square points of a dot that stands for all samples
 
 
@@ -183,13 +187,7 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         if columns:
-            axes.legend(
-                loc="lower left",
-                bbox_to_anchor=(-0.02, 1),
-                ncols=columns,
-                labelcolor=LIGHT.muted,
-                borderpad=0,
-            )
+            axes.legend(bbox_to_anchor=_ABOVE, ncols=columns)
 
     if len(runs) > 1:
         labels = [run.name for run in runs]
@@ -253,40 +251,25 @@ def draw_time(runs: Sequence[RunReader]) -> Chart | None:
         return None
     phases = [phase for phase in _PHASES if any(run.phase_s.get(phase) for run in timed)]
 
+    is_alone = len(timed) == 1
+
     def draw(axes: Axes) -> None:
         totals = [sum(run.phase_s.get(phase, 0.0) for phase in phases) for run in timed]
-        before = [0.0] * len(timed)
+        before = np.zeros(len(timed))
         for phase in phases:
-            seconds = [run.phase_s.get(phase, 0.0) for run in timed]
+            seconds = np.array([run.phase_s.get(phase, 0.0) for run in timed])
             label = _PHASES[phase]
-            if len(timed) == 1:
+            if is_alone:
                 label += f" {format_duration(seconds[0])}, {seconds[0] / (totals[0] or 1):.0%}"
             color = LIGHT.variables()[_PHASE_COLORS[phase]]
-            axes.barh(
-                range(len(timed)), seconds, left=before, color=color, height=0.62, label=label
-            )
-            before = [start + length for start, length in zip(before, seconds, strict=True)]
-        for position, total in enumerate(totals):
-            axes.text(
-                total + max(totals) * 0.015,
-                position,
-                format_duration(total),
-                va="center",
-                color=LIGHT.muted,
-            )
-        axes.set_yticks(range(len(timed)), [run.name for run in timed] if len(timed) > 1 else [""])
-        axes.invert_yaxis()
-        axes.set_xlim(0, max(totals) * 1.3)
-        _clear(axes)
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=(-0.02, 1),
-            ncols=2,
-            labelcolor=LIGHT.muted,
-            borderpad=0,
-        )
+            axes.barh(range(len(timed)), seconds, _BAR, left=before, color=color, label=label)
+            before = before + seconds
+        names = [""] if is_alone else [run.name for run in timed]
+        bars = zip(names, totals, map(format_duration, totals), strict=True)
+        _label_bars(axes, [*bars], longest=max(totals))
+        axes.legend(bbox_to_anchor=_ABOVE, ncols=2)
 
-    size = _SIZE[0] * (1 if len(timed) == 1 else 2), 0.9 + 0.24 * len(timed)
+    size = _SIZE[0] * (1 if is_alone else 2), 0.9 + 0.24 * len(timed)
     return draw_chart("time", title="Where the time went", size=size, draw=draw)
 
 
@@ -297,16 +280,11 @@ def draw_confusion(name: str, confusion: Confusion, class_names: Sequence[str]) 
     """
     if confusion.num_classes > _MAX_NAMED_CLASSES:
         return _draw_confused_pairs(name, confusion, class_names)
-    counts = confusion.matrix()
-    fractions = [[count / max(1, sum(row)) for count in row] for row in counts]
-
-    def pixel(row: int, column: int) -> tuple[float, ...]:
-        color = _RIGHT if column == row else _WRONG
-        # The square root keeps rare mistakes visible.
-        return (*color, math.sqrt(fractions[row][column]))
-
+    counts = np.array(confusion.matrix())
+    fractions = counts / counts.sum(1, keepdims=True).clip(1)
     classes = range(len(counts))
-    pixels = [[pixel(row, column) for column in classes] for row in classes]
+    colors = np.where(np.eye(len(counts), dtype=bool)[:, :, None], _RIGHT, _WRONG)
+    pixels = np.dstack([colors, np.sqrt(fractions)])  # the root keeps rare mistakes visible
 
     def draw(axes: Axes) -> None:
         axes.imshow(pixels, interpolation="nearest")
@@ -318,14 +296,12 @@ def draw_confusion(name: str, confusion: Confusion, class_names: Sequence[str]) 
         turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
         axes.set_xticks(classes, class_names, **(turned if has_long_names else {}))
         axes.set_yticks(classes, class_names)
-        for row, line in enumerate(counts):
-            for column, count in enumerate(line):
-                color = LIGHT.ink if count else LIGHT.line
-                if fractions[row][column] > 0.35:  # a dark cell
-                    color = LIGHT.on_fill
-                axes.text(
-                    column, row, str(count), ha="center", va="center", color=color, fontsize=7.5
-                )
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7.5}
+        for (row, column), count in np.ndenumerate(counts):
+            color = LIGHT.ink if count else LIGHT.line
+            if fractions[row, column] > 0.35:  # a dark cell
+                color = LIGHT.on_fill
+            axes.text(column, row, str(count), color=color, **style)
 
     return draw_chart(name, title="Confusion", size=_SQUARE, draw=draw)
 
@@ -350,20 +326,23 @@ def _draw_bars(
     """Return horizontal bars: each has a label, a length up to `longest`, and text beside it."""
 
     def draw(axes: Axes) -> None:
-        axes.barh(
-            range(len(bars)),
-            [length for _, length, _ in bars],
-            color=LIGHT.series[series],
-            height=0.62,
-        )
-        axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1.3 * longest)
-        _clear(axes)
-        for position, (_, length, text) in enumerate(bars):
-            axes.text(length + 0.015 * longest, position, text, va="center", color=LIGHT.muted)
+        lengths = [length for _, length, _ in bars]
+        axes.barh(range(len(bars)), lengths, _BAR, color=LIGHT.series[series])
+        _label_bars(axes, bars, longest=longest)
 
     return draw_chart(name, title=title, size=_SQUARE, draw=draw)
+
+
+def _label_bars(axes: Axes, bars: Sequence[tuple[str, float, str]], *, longest: float) -> None:
+    """Write a label and a text beside each bar, the first on top; remove ticks, grid and frame."""
+    axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.3 * longest)
+    axes.set_xticks([])
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    for position, (_, length, text) in enumerate(bars):
+        axes.text(length + 0.015 * longest, position, text, va="center", color=LIGHT.muted)
 
 
 def _cut(text: str) -> str:
@@ -393,19 +372,16 @@ def draw_class_accuracy(name: str, confusion: Confusion, class_names: Sequence[s
 
 def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
     """Return confidence against accuracy, with larger dots for more samples."""
-    samples = [each["samples"] for each in bins]
-    confidence = [each["confidence"] for each in bins]
-    accuracy = [each["accuracy"] for each in bins]
-    gaps = (
-        count * abs(sure - right)
-        for count, sure, right in zip(samples, confidence, accuracy, strict=True)
+    confidence, accuracy, samples = (
+        np.array([each[name] for each in bins]) for name in ("confidence", "accuracy", "samples")
     )
-    error = sum(gaps) / sum(samples)
+    weights = samples / samples.sum()
+    error = (weights * abs(confidence - accuracy)).sum()
 
     def draw(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], color=LIGHT.muted, linewidth=0.9, linestyle=":")
-        sizes = [_DOT_AREA * math.sqrt(count / sum(samples)) for count in samples]
-        axes.scatter(confidence, accuracy, s=sizes, color=LIGHT.series[0], clip_on=False, zorder=3)
+        areas = _DOT_AREA * np.sqrt(weights)
+        axes.scatter(confidence, accuracy, areas, LIGHT.series[0], clip_on=False, zorder=3)
         label = "confidence (below the line: too confident)"
         axes.set(xlabel=label, ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
         for axis in (axes.xaxis, axes.yaxis):
@@ -414,10 +390,3 @@ def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
     return draw_chart(
         name, title=f"Calibration: expected error {error:.1%}", size=_SQUARE, draw=draw
     )
-
-
-def _clear(axes: Axes) -> None:
-    """Remove ticks, grid and frame."""
-    axes.set_xticks([])
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)

@@ -133,6 +133,9 @@ _STYLE: dict[Any, Any] = {
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
     "legend.handlelength": 1.4,
+    "legend.labelcolor": LIGHT.muted,
+    "legend.loc": "lower left",
+    "legend.borderpad": 0,
     "axes.xmargin": 0.01,
     "figure.constrained_layout.use": True,
     "text.parse_math": False,  # names may contain dollar signs
