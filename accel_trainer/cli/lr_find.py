@@ -14,10 +14,10 @@ from ..core.errors import ConfigError, ExitCode, OutputError
 from ..run.config import RecipeConfig
 from .common.output import tell
 from .common.own_files import refuse_other_file
-from .common.parser import CommandParser
+from .common.parser import CommandParser, refuse_below
 from .common.processes import train_recipe
 from .common.recipes import find_config_class
-from .flags.fields import config_fields
+from .flags.fields import fields_by_flag
 from .flags.parser import parse_config
 from .recipe.start import Start
 from .report.figures import save_picture
@@ -93,10 +93,7 @@ def main(argv: Sequence[str]) -> int:
             "LR_FIND",
             f"--from must be above 0 and below --to, and --steps between 10 and {_MAX_STEPS}",
         )
-    if options.num_processes < 1:
-        raise ConfigError(
-            "LR_FIND", f"--num-processes is {options.num_processes}: set it to 1 or more"
-        )
+    refuse_below(1, "--num-processes", options.num_processes, code="LR_FIND")
     png: Path = options.png
     if png.is_dir() or not png.parent.is_dir():
         raise OutputError("PNG", f"--png {png} is no file in a folder that exists: check the path")
@@ -118,12 +115,10 @@ def _refuse_own_flags(
     config_class: type[RecipeConfig], flags: Sequence[str], ramp: Sequence[str]
 ) -> None:
     """Raise ConfigError for a flag of the user that the test sets itself."""
-    names = {
-        flag: field.name for field in config_fields(config_class).values() for flag in field.flags
-    }
-    taken = {names[word] for word in ramp if word in names}
+    by_flag = fields_by_flag(config_class)
+    taken = [by_flag[word] for word in ramp if word in by_flag]
     for flag in (word.partition("=")[0].replace("_", "-") for word in flags):
-        if names.get(flag) in taken:
+        if by_flag.get(flag) in taken:
             raise ConfigError("LR_FIND", f"the range test sets {flag} itself: leave it out")
 
 

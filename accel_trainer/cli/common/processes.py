@@ -23,18 +23,8 @@ R = TypeVar("R")
 
 # Without -P, `python -m` would import modules of the current folder, such as its torch.py.
 _SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
-_LAUNCH = (
-    *_SAFE_PATH,
-    "-m",
-    "accel_trainer.cli.launch",
-    "--multi_gpu",
-    "--num_machines",
-    "1",
-    "--main_process_port",
-    "0",
-    "--dynamo_backend",
-    "no",
-)
+_FLAGS = "--multi_gpu --num_machines 1 --main_process_port 0 --dynamo_backend no"
+_LAUNCH = (*_SAFE_PATH, "-m", "accel_trainer.cli.launch", *_FLAGS.split())
 
 
 def train_recipe(
@@ -104,11 +94,11 @@ def start_recipe(
 
 def environment_of(start: Start, environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment with the variables of a start, and with what it has besides."""
-    kept = {name: value for name, value in environment.items() if name != START_VARIABLE}
-    more = dict(start.variables)
+    found = {**environment, **start.variables}
+    found.pop(START_VARIABLE, None)
     if start.changes or start.callbacks:  # otherwise, it is only its command
-        more[START_VARIABLE] = json.dumps(asdict(start))
-    return {**kept, **more}
+        found[START_VARIABLE] = json.dumps(asdict(start))
+    return found
 
 
 def command_of(start: Start, environment: Mapping[str, str]) -> list[str]:
@@ -131,12 +121,21 @@ def stops_noted() -> Iterator[list[int]]:
         if len(received) > 1:
             raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, note) for number in STOP_SIGNALS}
-    try:
+    with _handling(STOP_SIGNALS, note):
         yield received
+
+
+@contextmanager
+def _handling(
+    signals: Iterable[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Let `handler` handle some signals inside the block."""
+    previous = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, earlier in previous.items():
+            signal.signal(number, earlier)
 
 
 @contextmanager
@@ -166,12 +165,10 @@ def forward_signals() -> Iterator[list[int]]:
             if child.returncode is None:
                 child.send_signal(sent)
 
-    previous = {number: signal.signal(number, forward) for number in RUN_SIGNALS}
-    # mypy refuses any assignment to a method; this one is undone below.
-    subprocess.Popen.__init__ = start_and_record  # type: ignore[method-assign]
-    try:
-        yield received
-    finally:
-        subprocess.Popen.__init__ = start  # type: ignore[method-assign]
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with _handling(RUN_SIGNALS, forward):
+        # mypy refuses any assignment to a method; this one is undone below.
+        subprocess.Popen.__init__ = start_and_record  # type: ignore[method-assign]
+        try:
+            yield received
+        finally:
+            subprocess.Popen.__init__ = start  # type: ignore[method-assign]

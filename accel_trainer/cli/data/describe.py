@@ -160,7 +160,7 @@ def describe(
     yield _describe_duplicates(photos)
     yield "\n".join([*found.facts, *found.notes])
     if problems:
-        yield "\n".join([f"{len(problems):,} broken:", *_first_lines(problems)])
+        yield _first_lines(f"{len(problems):,} broken:", problems)
 
 
 def _class_rows(found: PhotoSplits) -> list[list[str]]:
@@ -199,12 +199,13 @@ def _describe_pixels(photos: Sequence[Photo]) -> Iterator[str]:
     listed = ", ".join(f"{found.low} to {found.high} in {kind}" for kind, found in ranges.items())
     yield f"pixels, of 0 to 255: {listed}"
     plain = [photo.name for photo in photos if photo.is_plain]
-    if plain:
-        yield "\n".join([f"one colour: {len(plain):,}", *_first_lines(plain)])
     longer = [photo.name for photo in photos if photo.has_more]
-    if longer:
-        heading = f"several frames or pages, of which the first is read: {len(longer):,}"
-        yield "\n".join([heading, *_first_lines(longer)])
+    for what, names in (
+        ("one colour", plain),
+        ("several frames or pages, of which the first is read", longer),
+    ):
+        if names:
+            yield _first_lines(f"{what}: {len(names):,}", names)
 
 
 def _describe_duplicates(photos: Mapping[str, Sequence[Photo]]) -> str:
@@ -228,11 +229,11 @@ def _describe_duplicates(photos: Mapping[str, Sequence[Photo]]) -> str:
     )
     others = [group for group in groups if group not in leaks]
     shown = [" = ".join(name for _, name in group[:3]) for group in [*leaks, *others]]
-    return "\n".join([counts, *_first_lines(shown)])
+    return _first_lines(counts, shown)
 
 
-def _first_lines(lines: Sequence[str]) -> list[str]:
-    """Return the first lines, indented, and a line with the number of the others."""
-    shown = [f"  {line}" for line in lines[:_NUM_LISTED]]
+def _first_lines(heading: str, lines: Sequence[str]) -> str:
+    """Return the first lines below a heading, indented, and the number of the others."""
     num_more = len(lines) - _NUM_LISTED
-    return [*shown, f"  and {num_more:,} more"] if num_more > 0 else shown
+    more = [f"and {num_more:,} more"] if num_more > 0 else []
+    return "\n  ".join([heading, *lines[:_NUM_LISTED], *more])

@@ -71,6 +71,12 @@ def config_fields(config_class: Any, prefix: str = "") -> dict[str, ConfigField]
     return found
 
 
+def fields_by_flag(config_class: Any) -> dict[str, ConfigField]:
+    """Return the fields of a config class by each flag that sets them."""
+    fields = config_fields(config_class).values()
+    return {flag: field for field in fields for flag in (*field.flags, *field.negations)}
+
+
 def words_of(field: ConfigField, value: Any, where: str) -> list[str]:
     """Return a value of YAML as the words of a flag. Raises ConfigError for a text to be quoted."""
     items = value if isinstance(value, list) else [value]

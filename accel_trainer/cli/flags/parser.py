@@ -17,13 +17,13 @@ from ...core.errors import ConfigError
 from ...core.filesystem import read_file
 from ...core.run_dir import expand_home
 from ...core.yaml_files import MAX_BYTES, dump_yaml, parse_yaml
-from .fields import ConfigField, config_fields, words_of
+from .fields import ConfigField, config_fields, fields_by_flag, words_of
 from .suggest import suggest
 from .typed_words import refuse_misread_words
 
 C = TypeVar("C")
 
-_FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
+FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
 
 
 def parse_config(
@@ -43,12 +43,12 @@ def parse_config(
         with warnings.catch_warnings():  # tyro's, of a default of another type: it is left open
             warnings.simplefilter("ignore")
             tyro.cli(config_class, args=argv, description=f"{description.strip()}\n\n{order}")
-    known = config_fields(config_class)
-    by_flag = {flag: each for each in known.values() for flag in [*each.flags, *each.negations]}
+    by_flag = fields_by_flag(config_class)
     from_files: dict[str, Any] = {}
     from_flags: dict[str, Any] = {}
     unknown: dict[str, str] = {}
-    for flag, *words in _split_at_flags(argv):
+    for first, *rest in split_at_flags(argv):
+        flag, *words = [*first.split("=", 1), *rest]
         if flag == "--config":
             from_files |= _read_file(config_class, words)
         elif field := by_flag.get(flag.replace("_", "-")):
@@ -59,6 +59,7 @@ def parse_config(
         flags = "flag" if len(unknown) == 1 else "flags"
         hints = "; ".join(f"{flag}: {hint}" for flag, hint in unknown.items())
         raise ConfigError("CONFIG", f"unknown {flags} {hints}")
+    known = config_fields(config_class)
     return _build(config_class, _with_length(from_files, known) | _with_length(from_flags, known))
 
 
@@ -84,12 +85,12 @@ def _with_length(given: dict[str, Any], known: Collection[str]) -> dict[str, Any
     return replaced | given
 
 
-def _split_at_flags(argv: Sequence[str]) -> list[list[str]]:
-    """Return for each flag a list of the flag and its words."""
+def split_at_flags(argv: Sequence[str]) -> list[list[str]]:
+    """Return for each flag a list of the flag and the words behind it. Raises ConfigError."""
     groups: list[list[str]] = []
     for word in argv:
-        if _FLAG.match(word):
-            groups.append(word.split("=", 1))
+        if FLAG.match(word):
+            groups.append([word])
         elif groups:
             groups[-1].append(word)
         else:

@@ -31,7 +31,7 @@ from ...vision.pretrained import (
 )
 from ...vision.tasks import ImageClassificationConfig, ImageClassificationTask
 from ..common.output import both_ends, format_number, format_table, tell
-from ..common.parser import CommandParser
+from ..common.parser import CommandParser, refuse_below
 from ..runs.confusion import read_confusion
 from ..runs.metric_groups import Weights
 from ..runs.run_reader import RunReader, read_run
@@ -83,8 +83,7 @@ def main(argv: Sequence[str]) -> int:
         "--json", action="store_true", help="print one JSON object, with the confusion matrix"
     )
     options = parser.parse_args(argv)
-    if options.batch_size is not None and options.batch_size < 1:
-        raise ConfigError("USAGE", f"--batch-size is {options.batch_size}: set it to 1 or more")
+    refuse_below(1, "--batch-size", options.batch_size)
     stored = load_model(options.model, weights=options.weights)
     settings = stored.run.config if stored.run is not None else {}
     dataset = options.dataset or settings.get("dataset")

@@ -196,7 +196,7 @@ def predict_file(
         row: dict[str, Any] = {"path": str(path), "sample": number}
         if first.ndim == 2 and first.shape[1] == len(class_names):
             probabilities = torch.from_numpy(first[number]).softmax(0)
-            found = probabilities.topk(min(max(1, top), len(class_names)))
+            found = probabilities.topk(min(top, len(class_names)))
             pairs = zip(found.values.tolist(), found.indices.tolist(), strict=True)
             row["predictions"] = [
                 {"label": class_names[label], "probability": value} for value, label in pairs

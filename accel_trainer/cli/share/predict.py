@@ -33,7 +33,7 @@ from ...vision.pretrained import (
 )
 from ...vision.sources.listing import LITTER, LeftOut, describe_left_out, list_photos
 from ..common.output import tell
-from ..common.parser import CommandParser, at_least
+from ..common.parser import CommandParser, at_least, refuse_below
 from ..common.threads import in_order
 from .best_so_far import opened_export
 from .onnx_model import SUFFIXES, OnnxModel, is_own_model, predict_file
@@ -61,8 +61,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--num-workers", type=int, help="decoding threads; default: one per CPU")
     parser.add_argument("--jsonl", action="store_true", help="print a JSON object per image")
     options = parser.parse_args(argv)
-    if options.batch_size < 1:
-        raise ConfigError("USAGE", f"--batch-size is {options.batch_size}: set it to 1 or more")
+    refuse_below(1, "--batch-size", options.batch_size)
     with opened_export(options.model) as folder:
         return _predict(folder, options)
 
@@ -156,7 +155,7 @@ def predict(
             if images
             else torch.empty(0, len(config.class_names))
         )
-        found = logits.softmax(1).cpu().topk(min(max(1, top), len(config.class_names)))
+        found = logits.softmax(1).cpu().topk(min(top, len(config.class_names)))
         rows = iter(zip(found.values.tolist(), found.indices.tolist(), strict=True))
         for path, image in batch:
             if isinstance(image, DataError):

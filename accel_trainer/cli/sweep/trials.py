@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_origin
@@ -16,11 +16,9 @@ from ...core.filesystem import read_file
 from ...core.yaml_files import MAX_BYTES, read_yaml
 from ...run.config import RecipeConfig
 from ..common.output import tell
-from ..flags.fields import ConfigField, config_fields, words_of
-from ..flags.parser import parse_config
+from ..flags.fields import ConfigField, config_fields, fields_by_flag, words_of
+from ..flags.parser import FLAG, parse_config, split_at_flags
 from ..flags.typed_words import refuse_misread_words
-
-_FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,10 @@ def _has_same_settings(one: Trial, other: Trial) -> bool:
 
 def _read_flags(config_class: Any, flags: Sequence[str]) -> tuple[list[str], list[list[Choice]]]:
     """Return the flags that all runs share, and the choices of each flag with several values."""
-    by_flag = {
-        flag: field for field in config_fields(config_class).values() for flag in field.flags
-    }
+    by_flag = fields_by_flag(config_class)
     fixed: list[str] = []
     axes = []
-    for group in _groups(flags):
+    for group in split_at_flags(flags):
         flag, *values = group
         field = by_flag.get(flag.replace("_", "-"))
         if field is None or len(values) < 2 or get_origin(field.type) is tuple:
@@ -106,18 +102,6 @@ def _read_flags(config_class: Any, flags: Sequence[str]) -> tuple[list[str], lis
         else:
             axes.append([Choice(flag.lstrip("-"), value, [flag, value]) for value in values])
     return fixed, axes
-
-
-def _groups(flags: Sequence[str]) -> Iterator[list[str]]:
-    """Yield each flag with its values."""
-    group: list[str] = []
-    for word in flags:
-        if _FLAG.match(word) and group:
-            yield group
-            group = []
-        group.append(word)
-    if group:
-        yield group
 
 
 def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Choice]]]:
@@ -163,6 +147,6 @@ def _as_flags(field: ConfigField, value: Any, where: str) -> list[str]:
     if not isinstance(value, list):
         return [f"{field.flags[0]}={words[0]}"]
     for word in words:
-        if _FLAG.match(word):
+        if FLAG.match(word):
             raise ConfigError("SWEEP", f"{where}: {word} looks like a flag")
     return [field.flags[0], *words]
