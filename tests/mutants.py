@@ -76,8 +76,8 @@ MUTANTS = [
     ),
     Mutant(
         "a replay that fails has an exit code of its own",
-        "accel_trainer/lab/replay/replay.py",
-        "error.exit_code = ExitCode(code)",
+        "accel_trainer/lab/silent.py",
+        "self.exit_code = ExitCode(ended_with)",
         "pass",
         ("tests/lab/replay/test_replay.py::test_a_replay_that_fails_says_so",),
     ),
@@ -328,9 +328,9 @@ MUTANTS = [
     ),
     Mutant(
         "what a run does once is paid by each epoch",
-        "accel_trainer/cli/plan/command.py",
-        '(sum(costs.values()) - costs["start"] - costs["end"])',
-        "sum(costs.values())",
+        "accel_trainer/cli/plan/measure.py",
+        "(sum(self.costs(plan).values()) - self.once_s)",
+        "sum(self.costs(plan).values())",
         ("tests/cli/plan/test_plan.py",),
     ),
     Mutant(

@@ -47,6 +47,7 @@ from ..core import filesystem
 from ..core.config import config_values
 from ..core.digest import digest_of, flatten
 from ..core.errors import shortened
+from ..core.history import is_number
 from ..core.json_files import read_json_object
 from ..core.parameters import named_parts
 from ..core.rng import epoch_permutation
@@ -103,6 +104,7 @@ __all__ = [
     "format_number",
     "format_table",
     "is_fraction",
+    "is_number",
     "last_step",
     "lost_state",
     "mark_unsaved",

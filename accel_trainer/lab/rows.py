@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 from accel_trainer.commands import Row, Rows, at_both, by_place, filesystem
 
 SINCE_LAST_ROW = "digest/samples"
 """The samples since the row before it, in the rows of runs before `digest/samples_so_far`."""
+
+
+def as_in_rows(value: Any) -> Any:
+    """Return a value as rows hold it: NaN and inf are texts there."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_digests(folder: Path) -> Rows:

@@ -1,4 +1,4 @@
-"""What a recipe says while a command trains it."""
+"""What a recipe says while a command trains it, and how it fails."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import IO, Any, TypeVar
 
-from accel_trainer import OutputError
+from accel_trainer import ExitCode, OutputError
 from accel_trainer.commands import tell
 
 T = TypeVar("T")
+
+
+class RecipeError(OutputError):
+    """A recipe failed when it was trained; `exit_code` is what it `ended_with`."""
+
+    def __init__(self, code: str, message: str, ended_with: int) -> None:
+        super().__init__(code, message)
+        if ended_with in [*ExitCode]:  # not by a signal, or by another program
+            self.exit_code = ExitCode(ended_with)
 
 
 @contextmanager

@@ -1,8 +1,14 @@
-"""The lines of an answer."""
+"""The lines of an answer, and values in them."""
 
 from __future__ import annotations
 
 from accel_trainer.commands import Say
+
+
+def short(value: object, most: int) -> str:
+    """Return a value as text of at most so many letters."""
+    text = str(value)
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
 class Story:

@@ -25,8 +25,8 @@ def length_begun(config: RecipeConfig) -> list[str]:
         raise ConfigError("PLAN", f"{fact}: add it")
     if not is_run(folder):
         return []
-    trainer = read_run(folder).config["trainer"]
-    lengths = {"--epochs": trainer["num_epochs"], "--steps": trainer["num_steps"]}
+    settings = read_run(folder).settings
+    lengths = {"--epochs": settings["trainer.num_epochs"], "--steps": settings["trainer.num_steps"]}
     return next([flag, str(count)] for flag, count in lengths.items() if count is not None)
 
 

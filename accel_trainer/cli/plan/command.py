@@ -23,7 +23,7 @@ from ...distributed.accelerator import uses_cpu
 from ...distributed.machine import available_cpus
 from ...run.config import RecipeConfig
 from ..common.output import format_duration, show
-from ..common.parser import CommandParser
+from ..common.parser import CommandParser, refuse_below
 from ..common.recipes import find_config_class
 from ..flags.parser import parse_config
 from .begin import length_begun, train
@@ -121,10 +121,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(options: Any) -> None:
     """Raise ConfigError for a value that cannot work."""
-    if options.num_processes < 1:
-        raise ConfigError(
-            "PLAN", f"--num-processes is {options.num_processes}: set it to 1 or more"
-        )
+    refuse_below(1, "--num-processes", options.num_processes, code="PLAN")
     if options.hours is not None and not 0 < options.hours < math.inf:
         raise ConfigError("PLAN", f"--hours is {options.hours}: set it above 0")
     if options.start and options.hours is None:
@@ -171,13 +168,11 @@ def fitting(measured: Measured, plan: RunPlan, hours: float) -> str:
     text = "1 hour here is" if hours == 1 else f"{hours:g} hours here are"
     length = length_within(measured, plan, hours)
     if not length:
-        costs = measured.costs(plan)
-        once = _seconds(costs["start"] + costs["end"])
-        return f"{text} too few: the start and the end alone take {once}"
+        return f"{text} too few: the start and the end alone take {_seconds(measured.once_s)}"
     text = f"{text} {' '.join(length)}"
     if plan.config.trainer.num_steps is not None:
         return text
-    epoch = _seconds(_repeated_s(measured, plan) * plan.batch.steps_per_epoch)
+    epoch = _seconds(measured.repeated_s(plan) * plan.batch.steps_per_epoch)
     return (
         f"{text}, of {epoch} each" if length[0] == "--epochs" else f"{text}: an epoch takes {epoch}"
     )
@@ -185,21 +180,14 @@ def fitting(measured: Measured, plan: RunPlan, hours: float) -> str:
 
 def length_within(measured: Measured, plan: RunPlan, hours: float) -> list[str]:
     """Return the flag of the epochs that fit into some hours, or else of the steps; none: none."""
-    costs = measured.costs(plan)
-    left_s = hours * _HOUR_S - costs["start"] - costs["end"]
-    step_s = _repeated_s(measured, plan)
+    left_s = hours * _HOUR_S - measured.once_s
+    step_s = measured.repeated_s(plan)
     epoch_s = step_s * plan.batch.steps_per_epoch  # the run may end within an epoch
     if plan.config.trainer.num_steps is None:
         if left_s >= epoch_s:
             return ["--epochs", str(int(left_s / epoch_s))]
         step_s = measured.step_s  # a run so short evaluates only at its end
     return ["--steps", str(int(left_s / step_s))] if left_s >= step_s else []
-
-
-def _repeated_s(measured: Measured, plan: RunPlan) -> float:
-    """Return the seconds of a step with its part of the evaluations and checkpoints."""
-    costs = measured.costs(plan)
-    return (sum(costs.values()) - costs["start"] - costs["end"]) / max(plan.num_steps, 1)
 
 
 def _seconds(seconds: float) -> str:

@@ -59,6 +59,15 @@ class Measured:
         """The time of a step, without the first ones."""
         return self.times.steps_s / max(1, self.times.num_steps)
 
+    @property
+    def once_s(self) -> float:
+        """The time of the start and the end of a run."""
+        return self.times.start_s + self.end_s
+
+    def repeated_s(self, plan: RunPlan) -> float:
+        """Return the seconds of a step with its part of the evaluations and checkpoints."""
+        return (sum(self.costs(plan).values()) - self.once_s) / max(plan.num_steps, 1)
+
     def costs(self, plan: RunPlan) -> dict[str, float]:
         """Return the seconds of the parts of a whole run, by their names."""
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ..common.output import format_duration, format_number
 from ..runs.metric_groups import metric_in_words
@@ -44,8 +43,8 @@ def _quality(run: RunReader) -> list[Fact]:
 
 def _end(run: RunReader) -> list[Fact]:
     result = run.ending
-    num_epochs, num_steps = _setting(run, "num_epochs"), _setting(run, "num_steps")
-    note = f"{result.get('epoch')} of {num_epochs} epochs"
+    num_steps = run.settings.get("trainer.num_steps")
+    note = f"{result.get('epoch')} of {run.settings.get('trainer.num_epochs')} epochs"
     if isinstance(num_steps, int):
         note = f"of {num_steps:,}"
     facts = [_fact("steps", f"{result['optimizer_step']:,}", note)]
@@ -80,13 +79,9 @@ def _progress(run: RunReader) -> list[Fact]:
 
 def _num_steps(run: RunReader) -> int | None:
     """Return how many steps the run trains at most; None if that is not known yet."""
-    num_epochs = _setting(run, "num_epochs")
-    given = [_setting(run, name) for name in ("num_steps", "max_steps")]
+    num_epochs = run.settings.get("trainer.num_epochs")
+    given = [run.settings.get(name) for name in ("trainer.num_steps", "trainer.max_steps")]
     limits = [limit for limit in given if isinstance(limit, int)]
     if isinstance(num_epochs, int) and run.steps_per_epoch is not None:
         limits.append(num_epochs * run.steps_per_epoch)
     return min(limits, default=None)
-
-
-def _setting(run: RunReader, name: str) -> Any:
-    return (run.config.get("trainer") or {}).get(name)

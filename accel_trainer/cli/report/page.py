@@ -133,8 +133,8 @@ def _chosen_settings(run: RunReader) -> list[tuple[str, Any, Any]]:
 
 
 def _subtitle(run: RunReader) -> str:
-    model = (run.config.get("model") or {}).get("name", "")
-    return " on ".join(str(part) for part in (model, run.dataset) if part)
+    parts = (run.settings.get("model.name"), run.dataset)
+    return " on ".join(str(part) for part in parts if part)
 
 
 def _environment(run: RunReader) -> list[tuple[str, Any]]:

@@ -73,8 +73,7 @@ def _free_folder(run: Path) -> Path:
 
 def _flags(run: RunReader, folder: Path) -> list[str]:
     """Return the flags for the same start, up to the same step."""
-    settings = run.config.get("run") or {}
-    branched_from = settings.get("resume", "auto")
+    branched_from = run.settings.get("run.resume", "auto")
     flags = {
         "--output-dir": folder,
         "--resume": "never" if branched_from == "auto" else branched_from,

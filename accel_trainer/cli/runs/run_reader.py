@@ -74,8 +74,8 @@ class RunReader:
         """The dataset's name, or its folder's name; empty if the recipe has no such setting."""
         return str(self.config.get("dataset") or "").rstrip("/").rpartition("/")[2]
 
-    @property
-    def settings(self) -> dict[str, Any]:
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
         """The values of the config by dotted name."""
         return dict(flatten_config(self.config))
 
@@ -110,7 +110,7 @@ class RunReader:
             case {"num_samples": [int(num_samples), *_], "global_batch_size": int(size)} if (
                 size > 0
             ):
-                drops_last = (self.config.get("batch") or {}).get("drop_last") is True
+                drops_last = self.settings.get("batch.drop_last") is True
                 return (num_samples // size if drops_last else -(-num_samples // size)) or None
         return None
 
@@ -134,7 +134,7 @@ class RunReader:
         """
         samples = self.result.get("samples_seen")
         num_steps = self.result.get("optimizer_step")
-        stored = (self.config.get("batch") or {}).get("global_batch_size")
+        stored = self.settings.get("batch.global_batch_size")
         samples_per_step = samples / num_steps if samples and num_steps else stored
         if not isinstance(samples_per_step, int | float):
             return None
@@ -210,7 +210,7 @@ class RunReader:
         """
         best = self.result.get("best") or {}
         names = dict.fromkeys(name for row in self.evaluations() for name in row)
-        candidates = [best.get("metric"), (self.config.get("trainer") or {}).get("monitor")]
+        candidates = [best.get("metric"), self.settings.get("trainer.monitor")]
         for kind in ("accuracy", "loss"):
             candidates += [f"{group}/{kind}" for group in preferred_groups(names)]
         return next((name for name in candidates if isinstance(name, str) and name in names), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,8 +83,3 @@ class Evidence:
 def step_named(name: str) -> int:
     """Return the step in the name of a checkpoint."""
     return StoredCheckpoint(Path(name)).step
-
-
-def as_in_rows(value: Any) -> Any:
-    """Return a number as rows hold it: NaN and inf are texts there."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

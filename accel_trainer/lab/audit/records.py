@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from accel_trainer import TrainerConfig, TrainState
-from accel_trainer.commands import StoredCheckpoint, filesystem
+from accel_trainer.commands import StoredCheckpoint, filesystem, is_number
 
-from .evidence import Evidence, as_in_rows, step_named
+from ..rows import as_in_rows
+from .evidence import Evidence, step_named
 from .verdict import Verdict, judge
 
 _INTERVALS = ("num_epochs", "num_steps", "log_every_n_steps", "evaluate_every")
@@ -175,7 +176,7 @@ def _find_better(evidence: Evidence, best: Mapping[str, Any]) -> str | None:
     values = {
         row["optimizer_step"]: row[metric]
         for row in evidence.rows
-        if row["event"] == "eval" and _is_number(row.get(metric))
+        if row["event"] == "eval" and is_number(row.get(metric))
     }
     step = step_named(name)
     if values.get(step) != value:
@@ -190,17 +191,13 @@ def _find_better(evidence: Evidence, best: Mapping[str, Any]) -> str | None:
 def _differing(metrics: Mapping[str, Any], row: Mapping[str, Any], where: str) -> str | None:
     """Return the first number that is not the one in a row."""
     for name, value in metrics.items():
-        if _is_number(value) and as_in_rows(value) != row.get(name):
+        if is_number(value) and as_in_rows(value) != row.get(name):
             return f"{name} is {value}, and in {where} {row.get(name)}"
     return None
 
 
 def has_changed(evidence: Evidence) -> bool:
     """Whether settings or data were changed on purpose as the run went on."""
-    allowed = (evidence.run.config.get("run") or {}).get("allow_change")
+    allowed = evidence.run.settings.get("run.allow_change")
     settings = [manifest.get("settings") for manifest in evidence.manifests.values()]
     return bool(allowed) or any(each != settings[0] for each in settings)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -18,9 +18,10 @@ from accel_trainer.commands import (
     read_rows,
 )
 
-from ..replay.replay import Replay, ReplayError
+from ..replay.replay import Replay
 from ..replay.stretches import Stretch
 from ..rows import SINCE_LAST_ROW
+from ..silent import RecipeError
 from .evidence import Evidence, step_named
 from .verdict import Verdict, judge
 
@@ -65,9 +66,8 @@ def _deciding(manifest: Mapping[str, Any]) -> list[Any]:
 
 def _first_step(evidence: Evidence) -> int | None:
     """Return the step at which the run began, None if what it began with is not there."""
-    settings = evidence.run.config.get("run") or {}
-    origin = settings.get("resume", "auto")
-    init_from = settings.get("init_from")
+    origin = evidence.run.settings.get("run.resume", "auto")
+    init_from = evidence.run.settings.get("run.init_from")
     if origin in ("auto", "never"):
         return 0 if init_from is None or Path(str(init_from)).expanduser().exists() else None
     found = StoredCheckpoint.of(Path(str(origin)).expanduser())
@@ -99,7 +99,7 @@ def check_stretch(
         replay.with_flags(["--trainer.max-time-s", "None"]).train(
             folder, until=stretch.until, after=stretch.after, callbacks={}
         )
-    except ReplayError as error:
+    except RecipeError as error:
         # A run that still trains may have removed the checkpoint.
         is_there = start is None or start.is_complete
         is_proof = error.exit_code in _DOES_NOT_FIT and is_there and not doubts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -69,16 +69,16 @@ class Undisturbed:
     @property
     def is_exact(self) -> bool:
         """Whether the processes may change without a change of the bits."""
-        return bool(self._batch["reduce"] == "exact")
+        return bool(self._settings["batch.reduce"] == "exact")
 
     @property
     def num_workers(self) -> int:
         """The data workers of each process."""
-        return int(self._batch["num_workers"])
+        return int(self._settings["batch.num_workers"])
 
     @property
-    def _batch(self) -> dict[str, Any]:
-        return dict(read_run(self.reference.run).config["batch"])
+    def _settings(self) -> Mapping[str, Any]:
+        return read_run(self.reference.run).settings
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from accel_trainer.commands import (
     CommandParser,
     available_cpus,
     checkpoints_in,
+    counted,
     format_duration,
     scratch_folder,
     stops_noted,
@@ -177,7 +178,7 @@ def _campaign(recipe: Recipe, plan: Plan | None, options: Namespace) -> int:
 def _announcement(recipe: Recipe, plan: Plan | None, num_runs: int) -> str:
     num_starts = 2 + (3 * num_runs if plan is None else len(plan) + 1)
     took = format_duration(_START_S * num_starts / recipe.at_once)
-    processes = f"{recipe.num_processes} process" + "es" * (recipe.num_processes > 1)
+    processes = counted(recipe.num_processes, "process")
     return (
         f"chaos: {recipe.path}, {recipe.num_steps} steps on {processes}; 2 runs without faults, "
         f"{num_runs if plan is None else 1} with, {recipe.at_once} at a time: about {took} if it "

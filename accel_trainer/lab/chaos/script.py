@@ -90,15 +90,18 @@ class _Saves:
 
     def _look(self) -> dict[Path, tuple[int, int]]:
         found = {}
-        for pattern in self._patterns:
-            for path in map(Path, glob(pattern, recursive=True)):
-                for file in [path] if path.is_file() else path.rglob("*"):
-                    try:
-                        status = file.stat()
-                    except OSError:  # it was removed since
-                        continue
+        for _, files in self._checkpoints():
+            for file in files:
+                with suppress(OSError):  # it was removed since
+                    status = file.stat()
                     found[file] = status.st_size, status.st_mtime_ns
         return found
+
+    def _checkpoints(self) -> Iterator[tuple[Path, list[Path]]]:
+        """Yield the path of each checkpoint, with its files and the folders in it."""
+        for pattern in self._patterns:
+            for path in map(Path, glob(pattern, recursive=True)):
+                yield path, [path] if path.is_file() else [*path.rglob("*")]
 
     def update(self) -> None:
         """Count a save once its files have not changed for a moment."""
@@ -113,9 +116,9 @@ class _Saves:
     def newest(self) -> Path | None:
         """Return the newest checkpoint that was complete some time ago."""
         newest: tuple[float, Path] | None = None
-        for path in (Path(path) for each in self._patterns for path in glob(each, recursive=True)):
-            files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
-            times = [file.stat().st_mtime for file in files if file.stat().st_size]
+        for path, found in self._checkpoints():
+            files = [file.stat() for file in found if file.is_file()]
+            times = [file.st_mtime for file in files if file.st_size]
             if times and time.time() - max(times) >= _QUIET_S:
                 newest = max(newest or (0.0, path), (max(times), path))
         return newest and newest[1]

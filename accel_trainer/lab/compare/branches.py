@@ -22,7 +22,7 @@ from accel_trainer.commands import (
 )
 
 from ..environment import environment_here
-from ..silent import told_if_it_fails
+from ..silent import RecipeError, told_if_it_fails
 from .question import Arm, At, Question, key_of
 
 _OWN_FLAGS = ("--quiet", "--trainer.max-time-s", "None")
@@ -131,10 +131,7 @@ class Branches:
             code = train_recipe(start, errors=errors, received=received)
             if code not in (ExitCode.DONE, ExitCode.DIVERGED, ExitCode.PREEMPTED):
                 fact = f"training {folder} ended with exit code {code}"
-                error = OutputError("COMPARE", f"{fact}: see its error above")
-                if code in [*ExitCode]:  # not by a signal, or by another program
-                    error.exit_code = ExitCode(code)
-                raise error
+                raise RecipeError("COMPARE", f"{fact}: see its error above", code)
 
 
 def folder_of_branches(parent: Path, question: Question, at: At | None) -> Path:

@@ -50,8 +50,8 @@ def _slopes(found: Comparison) -> str:
 
     lines = [
         f'<line class="{_kind(found, pair)}" x1="{_LEFT}" y1="{y(pair.a):.1f}" x2="{_RIGHT}" '
-        f'y2="{y(pair.b):.1f}"><title>seed {pair.seed}: {escape(_change(found, pair))}</title>'
-        "</line>"
+        f'y2="{y(pair.b):.1f}"><title>seed {pair.seed}: {_shown(found, pair.a)} -&gt; '
+        f"{_shown(found, pair.b)}</title></line>"
         for pair in pairs
     ]
     axes = [
@@ -84,10 +84,6 @@ def _table(found: Comparison) -> str:
 def _kind(found: Comparison, pair: Pair) -> str:
     winner = found.paired.winner(pair)
     return {"b": "better", "a": "worse", None: "equal"}[winner]
-
-
-def _change(found: Comparison, pair: Pair) -> str:
-    return f"{_shown(found, pair.a)} -> {_shown(found, pair.b)}"
 
 
 def _shown(found: Comparison, number: float) -> str:

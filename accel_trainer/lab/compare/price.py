@@ -38,15 +38,8 @@ class Price:
         )
         num_samples = found.batch.num_samples
         config = without_open_settings(question.a.config, num_samples, question.num_processes)
-        plan = plan_run(config, found.batch)
-        costs = found.costs(plan)
-        once_s = costs["start"] + costs["end"]
-        return cls(
-            num_samples=num_samples,
-            start_s=costs["start"],
-            step_s=(sum(costs.values()) - once_s) / max(1, plan.num_steps),
-            end_s=costs["end"],
-        )
+        step_s = found.repeated_s(plan_run(config, found.batch))
+        return cls(num_samples, found.times.start_s, step_s, found.end_s)
 
     def seconds(self, num_steps: int) -> float:
         """Return the time of a run, or of a part of it, of so many steps."""

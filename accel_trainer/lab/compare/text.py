@@ -137,9 +137,11 @@ def _sharing_lines(found: Comparison) -> Iterator[str]:
     needed = whole_runs(paired)
     if needed is None:
         return
-    trained = plan.work(2)
-    fact = f"whole runs that share nothing would be as precise with about {_rounded(needed)}"
-    yield f"{fact}; this took the steps of {trained:.3g}"
+    about = float(f"{needed:.2g}")  # two digits
+    yield (
+        f"whole runs that share nothing would be as precise with about {about:,.0f}; "
+        f"this took the steps of {plan.work(2):.3g}"
+    )
 
 
 def _number(metric: str, difference: float, scale: Interval) -> str:
@@ -149,11 +151,6 @@ def _number(metric: str, difference: float, scale: Interval) -> str:
     leading = math.floor(math.log10(half))
     decimals = max(0, -leading + (half < 2 * 10**leading))
     return f"{factor * difference:.{decimals}f}"
-
-
-def _rounded(number: float) -> str:
-    """Return a count with two digits."""
-    return f"{float(f'{number:.2g}'):,.0f}"
 
 
 def _times(number: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import IO, Any
 
-from accel_trainer import ConfigError, ExitCode, OutputError
+from accel_trainer import ConfigError, ExitCode
 from accel_trainer.commands import (
     Start,
     complete_by_step,
@@ -17,7 +17,7 @@ from accel_trainer.commands import (
 )
 
 from ..replay.replay import STOP
-from ..silent import caught, told_if_it_fails
+from ..silent import RecipeError, caught, told_if_it_fails
 from .question import Arm, Question
 
 _OF_THE_DATA = ("data_fingerprint", "num_samples", "global_batch_size")
@@ -55,13 +55,8 @@ def _require(question: Question, flags: Sequence[str], folder: Path) -> None:
     with told_if_it_fails() as errors:
         code = _train(question, flags, folder, until=1, errors=errors)
         if code not in _ENDED:
-            flags_of = " ".join(flags)
-            error = OutputError(
-                "COMPARE", f"{question.recipe} {flags_of} fails: see its error above"
-            )
-            if code in [*ExitCode]:  # not by a signal, or by another program
-                error.exit_code = ExitCode(code)
-            raise error
+            command = " ".join([str(question.recipe), *flags])
+            raise RecipeError("COMPARE", f"{command} fails: see its error above", code)
 
 
 def _refusal(question: Question, flags: Sequence[str], folder: Path, *, until: int) -> str | None:

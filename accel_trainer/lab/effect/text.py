@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from accel_trainer.commands import RunReader
 
+from ..story import short
 from .effect import Effect, Effects
 
 _MAX_VALUE = 30
@@ -17,7 +18,11 @@ def lines_of(found: Effects, first: RunReader, second: RunReader) -> Iterator[st
 
     def table(effects: Sequence[Effect]) -> Iterator[str]:
         rows = [
-            (name, " -> ".join(_short(each.get(name)) for each in values), _where(effect))
+            (
+                name,
+                " -> ".join(short(each.get(name), _MAX_VALUE) for each in values),
+                _where(effect),
+            )
             for effect in effects
             for name in effect.names
         ]
@@ -42,11 +47,6 @@ def lines_of(found: Effects, first: RunReader, second: RunReader) -> Iterator[st
         yield f"decides no training: {', '.join(found.no_part)}"
     yield from _others(found)
     yield f"trained: {found.num_trainings} times, {found.num_steps:,} steps"
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 4]} ..."
 
 
 def _where(effect: Effect) -> str:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from accel_trainer import ConfigError, ExitCode, OutputError, ScheduleConfig
+from accel_trainer import ConfigError, OutputError, ScheduleConfig
 from accel_trainer.commands import (
     MUTABLE_ON_RESUME,
     RunReader,
@@ -26,6 +26,7 @@ from accel_trainer.commands import (
 from ..replay.at import check_step, copy_checkpoint, made
 from ..replay.proof import Proof, compare
 from ..replay.replay import STOP, Replay
+from ..silent import RecipeError
 
 _NAME = re.compile(r"-finish-(?P<at>\d+)-(?P<end>\d+)")
 # What an ending changes: it lasts for some steps, and nothing else ends it.
@@ -37,10 +38,6 @@ _FLAGS = (
     *("--init-from", "None"),  # the checkpoint has the weights
     *("--init-skip", "None"),
 )
-
-
-class EndingError(OutputError):
-    """The training of an ending has not come to its end; `exit_code` is what it ended with."""
 
 
 @dataclass(frozen=True)
@@ -97,16 +94,14 @@ class Ending:
         differing = [name for name, _, _ in changes["config"] if name not in _CHANGED]
         found = [name for name in differing if not name.startswith(MUTABLE_ON_RESUME)]
         found += [name for name, _, _ in changes["data"]]
-        proof = compare(*(by_place(read_rows(each, until=self.at)) for each in self._folders))
+        proof = compare(
+            *(by_place(read_rows(each.folder, until=self.at)) for each in (self.trunk, branch))
+        )
         if proof.first_difference is not None:
             found.append(proof.first_difference)
         if found:
             fact = f"{self.folder} has left a different {self.trunk.name} ({found[0]})"
             raise OutputError("FINISH", f"{fact}: move it away, and run the command again")
-
-    @property
-    def _folders(self) -> tuple[Path, Path]:
-        return self.trunk.folder, self.folder
 
     def begin(self, replay: Replay) -> Proof | None:
         """Make the folder of the branch, with the checkpoint of step `at`.
@@ -133,15 +128,12 @@ class Ending:
         """Train the branch from its newest checkpoint to its end.
 
         Raises:
-            EndingError: the recipe failed or was stopped; it has said why.
+            RecipeError: the recipe failed or was stopped; it has said why.
         """
         replay.name_recipe()
         if code := train_recipe(self._start(replay.start)):
             fact = f"{self.folder.name} ended with exit code {code}"
-            error = EndingError("FINISH", f"{fact}: run the same command again to continue it")
-            if code in [*ExitCode]:  # not by a signal, or by another program
-                error.exit_code = ExitCode(code)
-            raise error
+            raise RecipeError("FINISH", f"{fact}: run the same command again to continue it", code)
 
     def _start(self, start: Start) -> Start:
         flags = [
@@ -150,8 +142,7 @@ class Ending:
             *("--steps", str(self.end)),
             *("--schedule.decay-at", str(self.at)),
         ]
-        run = self.trunk.config.get("run") or {}
-        allowed = [*(run.get("allow_change") or []), *_CHANGED]
+        allowed = [*(self.trunk.settings.get("run.allow_change") or []), *_CHANGED]
         flags = [*start.flags, *_FLAGS, *flags, "--allow-change", *allowed]
         return replace(start, flags=flags)
 

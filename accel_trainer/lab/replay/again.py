@@ -63,8 +63,7 @@ class Again:
         """Return the flags for another interval of rows than that of the run."""
         if self.every == interval_of(self.replay):
             return []
-        run = self.replay.run.config.get("run") or {}
-        allowed = [*(run.get("allow_change") or []), _LOG_EVERY]
+        allowed = [*(self.replay.run.settings.get("run.allow_change") or []), _LOG_EVERY]
         return ["--trainer.log-every-n-steps", str(self.every), "--allow-change", *allowed]
 
     def key(self) -> str:
@@ -87,4 +86,4 @@ def default_jobs(replay: Replay, num_stretches: int) -> int:
 
 def interval_of(replay: Replay) -> int:
     """Return how many steps lie between two rows of the run."""
-    return int(replay.run.config["trainer"]["log_every_n_steps"])
+    return int(replay.run.settings[_LOG_EVERY])

@@ -27,7 +27,7 @@ from accel_trainer.commands import (
 )
 
 from .proof import Proof
-from .replay import Replay, note_changes
+from .replay import STOP, Replay, note_changes
 
 _EXAMPLE = "example: accel-trainer at runs/first --step 5 --to runs/first-5"
 _DIFFERENT = 1
@@ -55,7 +55,9 @@ def main(argv: Sequence[str]) -> int:
         replay = Replay.of(run, options.recipe)
         _announce(replay, options.step, options.to, is_quiet=options.json)
         with made(options.to) as folder:
-            proof = replay.train(folder, until=options.step).proof()
+            step = options.step
+            trained = replay.train(folder, until=step, after=step - 1, callbacks=STOP)
+            proof = trained.proof()
             _rename_in_config(folder, options.to.resolve())
         facts = {"copied": False, **vars(proof)}
     rebuilt = complete_by_step(options.to).get(options.step)

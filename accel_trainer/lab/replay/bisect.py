@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from accel_trainer.commands import (
     write_own_file,
 )
 
+from ..rows import as_in_rows
 from ..story import Story
 from .again import interval_of
 from .condition import parse_condition
@@ -182,4 +182,4 @@ def _as_json(
 
 
 def _as_in_rows(numbers: Numbers) -> dict[str, float | str]:
-    return {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()}
+    return {name: as_in_rows(value) for name, value in numbers.items()}

@@ -17,7 +17,7 @@ from accel_trainer.commands import (
     tell,
 )
 
-from .replay import Replay
+from .replay import STOP, Replay
 
 _EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
 
@@ -42,7 +42,9 @@ def main(argv: Sequence[str]) -> int:
     say(f"repeating step {options.step} with {replay.recipe}")
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = prepare_directory(Path(temporary) / "run")
-        replay.with_flags(["--on-nonfinite", "skip"]).train(folder, until=options.step)
+        replay.with_flags(["--on-nonfinite", "skip"]).train(
+            folder, until=options.step, after=options.step - 1, callbacks=STOP
+        )
         record = folder / f"nonfinite-step-{options.step:010d}.json"
         if record.exists():
             _show(read_json_object(record))

@@ -122,20 +122,20 @@ class _Parser:
         """Read what `or` joins."""
         left = self.both()
         while self.takes("or"):
-            left = _either(left, self.both())
+            left = _joined(left, self.both(), decides=True)
         return left
 
     def both(self) -> Holds:
         """Read what `and` joins."""
         left = self.negation()
         while self.takes("and"):
-            left = _both(left, self.negation())
+            left = _joined(left, self.negation(), decides=False)
         return left
 
     def negation(self) -> Holds:
         """Read a comparison, perhaps after `not`."""
         if self.takes("not"):
-            return _negation(self.negation())
+            return _known(operator.not_, self.negation())
         return self.comparison()
 
     def comparison(self) -> Holds:
@@ -149,12 +149,12 @@ class _Parser:
             self.expect("(", "an opening parenthesis")
             value = self.value()
             self.expect(")", "a closing parenthesis")
-            return _test(test, value)
+            return _known(test, value)
         left = self.value()
         if self.next.text not in _COMPARISONS:
             self.fail(f"expected one of {' '.join(_COMPARISONS)}")
         compare = _COMPARISONS[self.take().text]
-        return _comparison(compare, left, self.value())
+        return _known(compare, left, self.value())
 
     def value(self) -> Value:
         """Read a number or a column."""
@@ -172,37 +172,21 @@ class _Parser:
         return lambda row: row.get(text)
 
 
-def _both(left: Holds, right: Holds) -> Holds:
+def _joined(left: Holds, right: Holds, *, decides: bool) -> Holds:
+    """Return what is `decides` if one of both is, and unknown if one is unknown."""
+
     def holds(row: Row) -> bool | None:
         found = (left(row), right(row))
-        return False if False in found else None if None in found else True
+        return decides if decides in found else None if None in found else not decides
 
     return holds
 
 
-def _either(left: Holds, right: Holds) -> Holds:
-    return _negation(_both(_negation(left), _negation(right)))
+def _known(function: Callable[..., bool], *values: Value) -> Holds:
+    """Return a function of some values, which is unknown if one of them is."""
 
-
-def _negation(inner: Holds) -> Holds:
     def holds(row: Row) -> bool | None:
-        found = inner(row)
-        return None if found is None else not found
-
-    return holds
-
-
-def _test(test: Callable[[float], bool], value: Value) -> Holds:
-    def holds(row: Row) -> bool | None:
-        number = value(row)
-        return None if number is None else test(number)
-
-    return holds
-
-
-def _comparison(compare: Callable[[float, float], bool], left: Value, right: Value) -> Holds:
-    def holds(row: Row) -> bool | None:
-        one, other = left(row), right(row)
-        return None if one is None or other is None else compare(one, other)
+        found = [value(row) for value in values]
+        return None if None in found else function(*found)
 
     return holds

@@ -65,7 +65,11 @@ def main(argv: Sequence[str]) -> int:
             fact = f"{options.callbacks} has logged nothing that {run.folder} does not have"
             raise ConfigError("CALLBACKS", f"{fact}: call trainer.log in on_step_end, with a name")
         path = found.folder / "probe.jsonl"
-        rows = [_only(row, names) for row in found.rows if any(name in row for name in names)]
+        rows = [
+            {name: row[name] for name in (*_PLACE, *names) if name in row}
+            for row in found.rows
+            if any(name in row for name in names)
+        ]
     with writes_to(found.folder):
         filesystem.write_file_atomic(
             path, b"".join(json.dumps(row).encode() + b"\n" for row in rows)
@@ -111,10 +115,6 @@ def _names(run: RunReader, rows: Iterable[Row]) -> list[str]:
     known = {*run.metric_names(), *run.logged, *_PLACE}
     found = dict.fromkeys(name for row in rows for name in row)
     return [name for name in found if name not in known and not name.startswith(_ENGINE)]
-
-
-def _only(row: Row, names: Iterable[str]) -> Row:
-    return {name: row[name] for name in (*_PLACE, *names) if name in row}
 
 
 def _summary(names: Sequence[str], rows: Sequence[Row]) -> tuple[Sequence[str], list[list[str]]]:

@@ -25,7 +25,7 @@ from accel_trainer.commands import (
 )
 
 from ..environment import device_here, kernels_here, versions_here
-from ..silent import told_if_it_fails
+from ..silent import RecipeError, told_if_it_fails
 from . import step_digests, stop
 from .proof import Proof, compare
 
@@ -38,10 +38,6 @@ STOP: Callbacks = {stop.__file__: {}}
 """They end a replay after its last step, without an evaluation."""
 STEP_DIGESTS: Callbacks = {step_digests.__file__: {}}
 """They write the digests after each step into `steps.jsonl` of the replay."""
-
-
-class ReplayError(OutputError):
-    """The recipe failed when it was trained again; `exit_code` is what it ended with."""
 
 
 @dataclass(frozen=True)
@@ -111,22 +107,21 @@ class Replay:
         folder: Path,
         *,
         until: int,
-        after: int | None = None,
-        callbacks: Callbacks = STOP,
+        after: int,
+        callbacks: Callbacks,
         errors: IO[Any] | None = None,
         received: list[int] | None = None,
     ) -> Trained:
         """Train in the new `folder` up to step `until`.
 
-        It begins at the newest checkpoint at or before step `after` (None: before `until`), or at
-        the start of the run. `callbacks` are those of the `Start`. `errors` receives stderr, and
+        It begins at the newest checkpoint at or before step `after`, or at the start of the run.
+        `callbacks` are those of the `Start`. `errors` receives stderr, and
         `received` is for several threads: see `train`.
 
         Raises:
-            ReplayError: the recipe failed; it has said why.
+            RecipeError: the recipe failed; it has said why.
         """
         self.name_recipe()
-        after = until - 1 if after is None else after
         place = ["--output-dir", str(folder), "--max-steps", str(until)]
         start = replace(
             self.start,
@@ -137,10 +132,7 @@ class Replay:
         code = train_recipe(start, errors=errors, received=received)
         if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
             fact = f"training {self.run.folder} again ended with exit code {code}"
-            error = ReplayError("REPLAY", f"{fact}: see its error above")
-            if code in [*ExitCode]:  # not by a signal, or by another program
-                error.exit_code = ExitCode(code)
-            raise error
+            raise RecipeError("REPLAY", f"{fact}: see its error above", code)
         return Trained(self.run.folder, folder, self.begin_after(after), until)
 
     def train_silently(
@@ -187,7 +179,7 @@ class Replay:
             path = str(checkpoint.path.resolve())
             # It has the weights, also those that the run was initialised from.
             return ["--resume", path, "--init-from", "None", "--init-skip", "None"]
-        branched_from = str((self.run.config.get("run") or {}).get("resume", "auto"))
+        branched_from = str(self.run.settings.get("run.resume", "auto"))
         return ["--resume", "never" if branched_from == "auto" else branched_from]
 
 

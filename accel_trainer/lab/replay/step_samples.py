@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from accel_trainer import Batch, Callback, StepOutput, StepReport, TrainerView
 from accel_trainer.commands import filesystem, flatten
+from accel_trainer.lab.rows import as_in_rows
 from accel_trainer.vision import to_png
 
 
@@ -54,8 +54,8 @@ def _describe(batch: Batch, losses: Tensor) -> list[dict[str, Any]]:
     for index, sample_id in enumerate(batch.sample_ids.tolist()):
         sample = {
             "id": sample_id,
-            "loss": _plain(losses[index]) if losses.ndim else None,
-            "target": _plain(targets[index]) if has_classes else None,
+            "loss": as_in_rows(losses[index].item()) if losses.ndim else None,
+            "target": as_in_rows(targets[index].item()) if has_classes else None,
         }
         if inputs is not None:
             sample |= _describe_input(inputs[index].detach().cpu())
@@ -76,9 +76,3 @@ def _describe_input(values: Tensor) -> dict[str, Any]:
         scaled = (floats - low) / ((high - low) or 1)
         facts["picture"] = base64.b64encode(to_png(scaled)).decode()
     return facts
-
-
-def _plain(value: Tensor) -> float | str:
-    """Return a number as rows have it: NaN and inf as texts."""
-    number: float = value.item()
-    return number if math.isfinite(number) else str(number)

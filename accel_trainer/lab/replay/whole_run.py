@@ -103,11 +103,10 @@ def train_again(
 
         for stretch, logged in train_at_once(train, missing, jobs=jobs):
             say(f"steps {stretch.after + 1} to {stretch.until}: {logged.proof}")
-    trained = [store.get(each) for each in stretches]
-    rows = [row for each in trained if each is not None for row in each.rows]
-    proofs = [each.proof for each in trained if each is not None]
+    trained = [*filter(None, map(store.get, stretches))]
+    rows = [row for each in trained for row in each.rows]
     kept = [row for row in rows if row["optimizer_step"] >= (first or 1)]
-    return Retrained(kept, reduce(add, proofs), steps, store.folder)
+    return Retrained(kept, reduce(add, [each.proof for each in trained]), steps, store.folder)
 
 
 def _check_steps(replay: Replay, first: int | None, last: int | None) -> None:

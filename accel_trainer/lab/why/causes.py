@@ -113,28 +113,26 @@ def _experiments(pair: Pair, traced: Traced) -> Iterator[Experiment]:
         return
     found = traced.difference
     is_in_python = found is None or found.kind != "operator" or found.place != "outputs"
-    config = pair.one.side.replay.run.config
-    hardware = pair.one.side.replay.run.environment["hardware"]
+    run = pair.one.side.replay.run
     if is_in_python:
         yield Experiment(
             "PYTHONHASHSEED=0",
             Cause("hash order", "the order of a set of strings, which differs in each process"),
             variables={"PYTHONHASHSEED": "0"},
         )
-    if (config.get("batch") or {}).get("num_workers"):
+    if run.settings.get("batch.num_workers"):
         yield Experiment(
             "--batch.num-workers 0",
             Cause("data workers", _OF_WORKERS),
             flags=["--batch.num-workers", "0"],
         )
-    if hardware.get("num_threads", 1) > 1:
+    if run.environment["hardware"].get("num_threads", 1) > 1:
         yield Experiment(
             "--runtime.num-threads 1",
             Cause("threads", "an operator whose threads add up in the order in which they end"),
             flags=["--runtime.num-threads", "1"],
         )
-    runtime = config.get("runtime") or {}
-    if runtime.get("deterministic") is False and not is_in_python:
+    if run.settings.get("runtime.deterministic") is False and not is_in_python:
         yield Experiment(
             "--runtime.deterministic True",
             Cause("not deterministic", "--runtime.deterministic False took a faster kernel"),

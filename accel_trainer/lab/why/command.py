@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from accel_trainer.commands import (
@@ -72,5 +73,5 @@ def main(argv: Sequence[str]) -> int:
         page = draw_page(found, [read_run(folder) for folder in options.run])
         write_own_file(options.page, page.encode(), "--page")
     if options.json:
-        tell(json.dumps(found.as_json()))
+        tell(json.dumps(asdict(found)))
     return 0 if found.is_equal else _DIFFERENT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -51,7 +51,3 @@ class Finding:
     modules: Sequence[ModuleState] = ()
     """The modules of the model in the order of their first use."""
     text: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the finding as JSON values."""
-        return asdict(self)

@@ -93,16 +93,13 @@ def _x(step: int, first: int, last: int) -> float:
 
 def _modules(modules: Sequence[ModuleState]) -> str:
     rows = (
-        f'<tr><th scope="row" style="padding-left: {_INDENT_EM * _depth(each):.1f}em">'
+        f'<tr><th scope="row" style="padding-left: {_INDENT_EM * depth:.1f}em">'
         f"{escape(each.name.rpartition('.')[2] or 'the model itself')}</th>"
         f"{_cell(each, 'forward')}{_cell(each, 'backward')}</tr>"
         for each in modules
+        for depth in [each.name.count(".") + bool(each.name)]
     )
     return f"<h2>Modules in the step</h2>\n{write_table(('module', 'forward', 'backward'), rows)}"
-
-
-def _depth(module: ModuleState) -> int:
-    return module.name.count(".") + bool(module.name)
 
 
 def _cell(module: ModuleState, phase: str) -> str:

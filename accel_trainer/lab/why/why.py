@@ -14,6 +14,7 @@ from accel_trainer.commands import (
     Say,
     by_place,
     complete_by_step,
+    counted,
     last_step,
     read_rows,
     read_run,
@@ -21,7 +22,7 @@ from accel_trainer.commands import (
 )
 
 from ..replay.replay import Replay, environment_changes, replay_folder
-from ..story import Story
+from ..story import Story, short
 from .causes import Cause, explain, order_of_sums
 from .finding import Finding
 from .records import (
@@ -67,7 +68,7 @@ def why(
     story = Story(say or (lambda line: None))
     runs = [read_run(run_a)] if run_b is None else [read_run(run_a), read_run(run_b)]
     if len(recipes) > len(runs):
-        fact = f"--recipe is given {len(recipes)} times for {len(runs)} run{'s'[: len(runs) - 1]}"
+        fact = f"--recipe is given {len(recipes)} times for {counted(len(runs), 'run')}"
         raise ConfigError("RECIPE", f"{fact}: give it once for each, or once for all")
     with replay_folder(keep) as folder:
         if len(runs) == 1:
@@ -123,12 +124,7 @@ def _tell_differences(story: Story, first: RunReader, second: RunReader) -> Diff
 
 def _tell_changes(story: Story, changes: Sequence[Change]) -> None:
     for name, old, new in changes:
-        story(f"  {name}: {_short(old)} -> {_short(new)}")
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 4]} ..."
+        story(f"  {name}: {short(old, _MAX_VALUE)} -> {short(new, _MAX_VALUE)}")
 
 
 def _from_files(
@@ -187,7 +183,7 @@ def _tell_approximate(story: Story, name: str, run: RunReader) -> None:
 def _tell_cost(story: Story, sides: Sequence[Side], until: int) -> None:
     stretches = [f"{side.name} from step {side.begin} to {until}" for side in sides]
     num_steps = sum(until - side.begin for side in sides)
-    story(f"training again: {', '.join(stretches)} ({num_steps} step{'s' * (num_steps > 1)})")
+    story(f"training again: {', '.join(stretches)} ({counted(num_steps, 'step')})")
 
 
 # --- a run that does not repeat itself ---

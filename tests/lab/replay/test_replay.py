@@ -49,7 +49,7 @@ def test_a_replay_begins_at_the_nearest_checkpoint_and_repeats_the_rows(
 ) -> None:
     replayed = tmp_path / "replayed"
     callbacks = {**STEP_DIGESTS, **STOP}
-    trained = Replay.of(run, None).train(replayed, until=6, callbacks=callbacks)
+    trained = Replay.of(run, None).train(replayed, until=6, after=5, callbacks=callbacks)
     assert trained.after == 4
     rows = [read_rows(each, after=4, until=6) for each in (run.folder, replayed)]
     assert rows[0] == rows[1] != []
@@ -71,6 +71,7 @@ def test_another_processor_gpu_or_version_is_named(run: RunReader) -> None:
 
 
 def test_a_replay_that_fails_says_so(run: RunReader, tmp_path: Path) -> None:
+    replay = Replay.of(run, None).with_flags(["--seed", "5"])
     with pytest.raises(OutputError, match="ended with exit code 64") as caught:
-        Replay.of(run, None).with_flags(["--seed", "5"]).train(tmp_path / "failed", until=6)
+        replay.train(tmp_path / "failed", until=6, after=5, callbacks=STOP)
     assert caught.value.exit_code == 64, "the command ends as the recipe did"
