@@ -9,9 +9,9 @@ import json
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,7 @@ class Trace(Observer):
         self._is_compiled = False
         self._dataset: Any = None
         self._rows: list[dict[str, Any]] = []
-        self._kept_row = kept and kept[0]
-        self._kept_tensor = kept and kept[1:]
+        self._to_keep = kept
         self._kept: Any = None
         self._modules: list[str] = []
         self._names: dict[int, str] = {}
@@ -78,12 +77,11 @@ class Trace(Observer):
             return
         self._model = model = trainer.model
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._is_compiled = any(
-            getattr(module, "_compiled_call_impl", None) for module in model.modules()
-        )
+        compiled = (getattr(module, "_compiled_call_impl", None) for module in model.modules())
+        self._is_compiled = any(compiled)
         for optimizer in trainer.optimizers.values():
-            optimizer.register_step_pre_hook(self._begin_step)
-            optimizer.register_step_post_hook(self._end_step)
+            optimizer.register_step_pre_hook(partial(self._enter_phase, "update"))
+            optimizer.register_step_post_hook(partial(self._enter_phase, "after the update"))
         if not self._is_compiled:
             register_module_forward_pre_hook(self._enter_module)
             register_module_forward_hook(self._leave_module, always_call=True)
@@ -129,7 +127,8 @@ class Trace(Observer):
             if isinstance(value, nn.Module):
                 for path, module in value.named_modules(prefix=f"task.{name}"):
                     self._names.setdefault(id(module), path)
-        self._paused(lambda: self._record_batch(batch))
+        with self._paused():
+            self._record_batch(batch)
         self.phase = "before the forward"
         if self._is_compiled:
             self._watching.close()
@@ -137,22 +136,23 @@ class Trace(Observer):
     def on_micro_batch(self, trainer: TrainerView, batch: Batch, output: StepOutput) -> None:
         """Record the losses; what comes next is the backward."""
         if self.is_on:
-            self._paused(lambda: self.record("loss", "the losses", outputs=[output.losses]))
+            with self._paused():
+                self.record("loss", "the losses", outputs=[output.losses])
             self.phase = "backward"
 
     def before_update(self, trainer: TrainerView, gradients: Gradients) -> None:
         """Record the gradients; what comes next is the update."""
         if self.is_on:
             self.phase = "update"
-            self._paused(lambda: self._record_gradients(gradients))
+            with self._paused():
+                for name, gradient in gradients.items():
+                    if gradient is not None:
+                        self.record("gradient", name, outputs=[gradient])
             if self._is_compiled:
                 self._watching.enter_context(self._mode)
 
-    def _begin_step(self, *_: Any) -> None:
-        self.phase = "update"
-
-    def _end_step(self, *_: Any) -> None:
-        self.phase = "after the update"
+    def _enter_phase(self, phase: str, *_: Any) -> None:
+        self.phase = phase
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Write the rows after the step, and after the hooks of the user's callbacks."""
@@ -183,10 +183,11 @@ class Trace(Observer):
             if self.phase == "forward" and module is self._model:
                 self.phase = "loss"
 
-    def _paused(self, record: Callable[[], None]) -> None:
-        """Record without recording the operators that this needs itself."""
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Record in the block without recording the operators that this needs itself."""
         self.is_on = False
-        record()
+        yield
         self.is_on = True
 
     # --- what is recorded ---
@@ -200,30 +201,26 @@ class Trace(Observer):
         outputs: Iterable[Any] = (),
         **more: Any,
     ) -> None:
-        """Add a row with the hashes of tensors, and of other values."""
-        self.add({"kind": kind, "name": name, "phase": self.phase, **more}, inputs, outputs)
-
-    def add(self, row: dict[str, Any], inputs: Iterable[Any], outputs: Iterable[Any]) -> None:
-        """Add a row; texts among the tensors are hashes already."""
-        tensors = {"inputs": [*inputs], "outputs": [*outputs]}
-        for place, values in tensors.items():
-            row[place] = [self.hash_of(value) for value in values]
-        if self.is_kept_next and self._kept_tensor is not None:
-            place, position = self._kept_tensor
+        """Add a row with the hashes of tensors, and of other values; texts are hashes already."""
+        values = {"inputs": [*inputs], "outputs": [*outputs]}
+        hashes = {place: [*map(self.hash_of, found)] for place, found in values.items()}
+        if (kept := self._kept_next()) is not None:
+            place, position = kept
             # After a race, another row may be here than in the replay before.
-            value = dict(enumerate(tensors[place])).get(position)
+            value = dict(enumerate(values[place])).get(position)
             if isinstance(value, np.ndarray):
                 value = torch.from_numpy(value)
             if isinstance(value, Tensor):
                 self._kept = _local(value.detach()).cpu().clone()
             elif not isinstance(value, str):
                 self._kept = value
-        self._rows.append(row)
+        self._rows.append({"kind": kind, "name": name, "phase": self.phase, **more, **hashes})
 
-    @property
-    def is_kept_next(self) -> bool:
-        """Whether a tensor of the next row is to be kept."""
-        return len(self._rows) == self._kept_row
+    def _kept_next(self) -> tuple[str, int] | None:
+        """Return the place and the position of what is to be kept of the next row, if anything."""
+        if self._to_keep is None or len(self._rows) != self._to_keep[0]:
+            return None
+        return self._to_keep[1:]
 
     def hash_of(self, value: Any) -> str:
         """Return the hash of a value; of memory that nobody has written, always the same."""
@@ -235,8 +232,7 @@ class Trace(Observer):
 
     def _record_state(self, trainer: TrainerView) -> None:
         model = trainer.model
-        tensors = [*model.named_parameters(), *model.named_buffers()]
-        for name, tensor in tensors:
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             self._owned[_memory_of(tensor)] = name
             self.record("state", name, outputs=[tensor])
         optimizers = named_parts(trainer.optimizers)
@@ -247,12 +243,7 @@ class Trace(Observer):
             if isinstance(value, Tensor):
                 self._owned.setdefault(_memory_of(value), name)
             self.record("state", name, outputs=[value])
-        parts = {
-            "model": model,
-            **optimizers,
-            "task": trainer.task,
-            "dataset": self._dataset,
-        }
+        parts = {"model": model, **optimizers, "task": trainer.task, "dataset": self._dataset}
         for name, mark in mark_unsaved(parts, model=model).items():
             self.record("unsaved", name, outputs=[repr(mark)[:200]])
 
@@ -279,13 +270,9 @@ class Trace(Observer):
         sample = dataset[index]
         self._modules.pop()
         leaves = [leaf for leaf in tree_leaves(sample) if leaf is not None]
-        self._paused(lambda: self.record("sample", name, outputs=leaves))
+        with self._paused():
+            self.record("sample", name, outputs=leaves)
         return sample
-
-    def _record_gradients(self, gradients: Gradients) -> None:
-        for name, gradient in gradients.items():
-            if gradient is not None:
-                self.record("gradient", name, outputs=[gradient])
 
     # --- operators ---
 
@@ -293,9 +280,9 @@ class Trace(Observer):
         """Call an operator and record it."""
         given = [*arguments, *named.values()]
         tensors = [value for value in tree_leaves(given) if isinstance(value, Tensor)]
-        kept = self._kept_tensor if self.is_kept_next else None
+        kept = self._kept_next()
         # A clone, since the operator may write into it.
-        inputs: list[Any] = [self.hash_of(tensor) for tensor in tensors]
+        inputs: list[Any] = [*map(self.hash_of, tensors)]
         if kept is not None and kept[0] == "inputs" and kept[1] < len(tensors):
             inputs[kept[1]] = tensors[kept[1]].detach().clone()
         if self.phase not in ("backward", "update"):
@@ -306,18 +293,18 @@ class Trace(Observer):
         written = _written_tensors(function, arguments, named)
         outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
         self._note_memory(function, outputs, written)
-        changed = [*outputs, *(each for each in written if not _is_among(each, outputs))]
-        row = {
-            "kind": "operator",
-            "name": str(function),
-            "phase": self.phase,
-            "module": self._module() if self.phase != "backward" else self._module_of_backward(),
-            "plain": [*map(_plain, tree_leaves(given))],
-            "is_random": torch.Tag.nondeterministic_seeded in function.tags,
-            "owned": [self._owned.get(_memory_of(each), "") for each in changed],
-            "line": _line_of_user(),
-        }
-        self.add(row, inputs, changed)
+        changed = [*{id(each): each for each in (*outputs, *written)}.values()]
+        self.record(
+            "operator",
+            str(function),
+            inputs=inputs,
+            outputs=changed,
+            module=self._module() if self.phase != "backward" else self._module_of_backward(),
+            plain=[*map(_plain, tree_leaves(given))],
+            is_random=torch.Tag.nondeterministic_seeded in function.tags,
+            owned=[self._owned.get(_memory_of(each), "") for each in changed],
+            line=_line_of_user(),
+        )
         return result
 
     def _module(self) -> str:
@@ -393,10 +380,6 @@ def _written_tensors(
             given = arguments[index] if index < len(arguments) else named.get(argument.name)
             values += [each for each in tree_leaves(given) if isinstance(each, Tensor)]
     return values
-
-
-def _is_among(tensor: Tensor, others: list[Tensor]) -> bool:
-    return any(tensor is other for other in others)
 
 
 def _memory_of(tensor: Tensor) -> int:
