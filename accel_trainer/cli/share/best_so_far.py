@@ -52,7 +52,8 @@ def opened_export(path: Path | str, *, weights: Weights | None = None) -> Iterat
         loaded, origin = _best_so_far(run)
     chosen: str = weights or ("ema" if "ema" in loaded.pieces else "model")
     if not is_checkpoint and weights is None and loaded.name == best_name(run / "checkpoints"):
-        chosen = _weights_of_best(run)
+        metric = read_json_object(run / "checkpoints" / BEST_FILE).get("metric")
+        chosen = weights_of_metric(str(metric))
     if chosen not in loaded.pieces:
         raise CheckpointError(
             "CKPT_MISSING", f"{path} has no {chosen} weights: set --weights to model"
@@ -98,8 +99,3 @@ def _best_so_far(run: Path) -> tuple[LoadedCheckpoint, str]:
     if found is None:
         raise CheckpointError("EXPORT", f"{run} has saved no checkpoint yet: wait for its first")
     return found, "the newest checkpoint so far, "
-
-
-def _weights_of_best(run: Path) -> Weights:
-    metric = read_json_object(run / "checkpoints" / BEST_FILE).get("metric")
-    return weights_of_metric(str(metric))

@@ -37,6 +37,7 @@ from ..runs.metric_groups import Weights
 from ..runs.run_reader import RunReader, read_run
 from .best_so_far import opened_export
 from .evaluation_data import DataChoice, load_eval_data
+from .export import evaluation_of
 from .onnx_model import is_own_model
 
 _EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"
@@ -44,7 +45,7 @@ _BATCH_SIZE = 500
 _NUM_CLASSES = 10  # shown of the best, and of the worst
 _SHOWN_METRICS = ("loss", "accuracy", "top5_accuracy")
 # The settings of `runtime` that change the numbers.
-_RUNTIME_SETTINGS = ("mixed_precision", "num_threads", "channels_last", "deterministic", "tf32")
+_RUNTIME_SETTINGS = ("num_threads", "channels_last", "deterministic", "tf32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class StoredModel:
     run: RunReader | None
     """The run that trained the model; None if its folder is not there."""
     evaluation: Mapping[str, Any]
-    """The settings that change the numbers, which an export records for use without its run."""
+    """The settings that change the numbers, as an export records them."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -142,7 +143,7 @@ def load_model(path: Path, *, weights: Weights | None) -> StoredModel:
             config=read_export_config(export),
             weights=str(content.get("weights", "exported weights")),
             run=run,
-            evaluation=content.get("evaluation") or {},
+            evaluation=content.get("evaluation", {}) if run is None else evaluation_of(run),
         )
 
 
@@ -150,7 +151,9 @@ def evaluate(
     stored: StoredModel, choice: DataChoice, *, batch_size: int, num_workers: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the metrics, and a description of the data they were measured on."""
-    runtime, task = _evaluation_settings(stored)
+    settings = stored.evaluation
+    runtime = _runtime(stored)
+    task = {name: settings[name] for name in ("tta", "ignore_index") if name in settings}
     accelerator = start_accelerator(runtime)
     data = load_eval_data(
         choice,
@@ -162,10 +165,10 @@ def evaluate(
     model = place_model(stored.model, accelerator, runtime)
     evaluator = Evaluator(
         data.loader,
-        task=ImageClassificationTask(task),
+        task=ImageClassificationTask(ImageClassificationConfig(**task)),
         metrics=classification_metrics(len(stored.config.class_names)),
         accelerator=accelerator,
-        seed=_seed(stored),
+        seed=seed if isinstance(seed := settings.get("seed"), int) else 0,
     )
     results = run_evaluation(evaluator, model, accelerator)
     return results, {
@@ -175,29 +178,11 @@ def evaluate(
     }
 
 
-def _evaluation_settings(
-    stored: StoredModel,
-) -> tuple[RuntimeConfig, ImageClassificationConfig]:
-    """Return the run's precision, threads and layout, and what its task evaluates."""
-    if stored.run is None:
-        recorded: Mapping[str, Any] = stored.evaluation
-        runtime = RuntimeConfig(mixed_precision=recorded.get("mixed_precision"))
-    else:
-        settings = stored.run.config.get("runtime") or {}
-        kept = {name: settings[name] for name in _RUNTIME_SETTINGS if name in settings}
-        # The environment has the precision if the config left the choice to the launcher.
-        if precision := stored.run.environment.get("mixed_precision"):
-            kept["mixed_precision"] = precision
-        recorded = stored.run.config.get("task") or {}
-        runtime = RuntimeConfig(**kept)
-    task = {name: recorded[name] for name in ("tta", "ignore_index") if name in recorded}
-    return runtime, ImageClassificationConfig(**task)
-
-
-def _seed(stored: StoredModel) -> int:
-    """Return the run's seed, which an evaluation that draws random numbers depends on."""
-    seed = stored.evaluation.get("seed") if stored.run is None else stored.run.config.get("seed")
-    return seed if isinstance(seed, int) else 0
+def _runtime(stored: StoredModel) -> RuntimeConfig:
+    """Return the precision, and the run's threads and layout if it is known."""
+    settings = {} if stored.run is None else stored.run.config.get("runtime") or {}
+    kept = {name: settings[name] for name in _RUNTIME_SETTINGS if name in settings}
+    return RuntimeConfig(**kept, mixed_precision=stored.evaluation.get("mixed_precision"))
 
 
 def _class_rows(metrics: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:

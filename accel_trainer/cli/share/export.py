@@ -92,7 +92,7 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
         OutputError: the folder cannot be written, or the run's records contradict each other.
     """
     with opened_export(run.folder) as source:
-        config = read_export_content(source) | {"evaluation": _evaluation(run)}
+        config = read_export_content(source) | {"evaluation": evaluation_of(run)}
         collect = _files_of_own_model if is_own_model(source) else _files_of_our_model
         files = collect(source, config, with_onnx)
     metrics = reported_metrics(run, config)
@@ -239,17 +239,17 @@ def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, flo
     return metrics
 
 
-def _evaluation(run: RunReader) -> dict[str, Any]:
+def evaluation_of(run: RunReader) -> dict[str, Any]:
     """Return the evaluation settings that change the numbers."""
-    runtime = run.config.get("runtime") or {}
-    task = run.config.get("task") or {}
-    precision = run.environment.get("mixed_precision") or runtime.get("mixed_precision")
+    # The environment has the precision if the config left the choice to the launcher.
+    precision = run.environment.get("mixed_precision") or run.settings.get(
+        "runtime.mixed_precision"
+    )
     settings = {
         "mixed_precision": precision or "no",
-        "tta": task.get("tta", "none"),
-        "seed": run.config.get("seed", 0),
+        "tta": run.settings.get("task.tta", "none"),
+        "seed": run.settings.get("seed", 0),
+        "ignore_index": run.settings.get("task.ignore_index"),
+        "photos": run.config.get("photos"),  # says which photos are for validation
     }
-    if task.get("ignore_index") is not None:
-        settings["ignore_index"] = task["ignore_index"]
-    photos = run.config.get("photos")  # says which photos are for validation
-    return settings if photos is None else {**settings, "photos": photos}
+    return {name: value for name, value in settings.items() if value is not None}
