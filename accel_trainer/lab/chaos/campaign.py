@@ -12,37 +12,10 @@ from accel_trainer.commands import checkpoints_in, filesystem, read_run
 
 from .explain import Departure, explain, files_below, own_numbers_that_vary, touched_files
 from .faults import Plan, shorter, simpler
-from .runs import Ending, Starts, run_all, survive
-from .start import Attempt
+from .runs import Ending, run_all, survive
+from .start import Recipe
 
-_LIMIT_S = 600.0
 _MAX_TRIES = 24
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What is started, where its runs go, and how many of them may live at once.
-
-    `stops` are the signals to stop that have come so far.
-    """
-
-    path: str
-    flags: Sequence[str]
-    num_steps: int
-    num_processes: int
-    folder: Path
-    at_once: int
-    stops: Sequence[int]
-
-    def start(self, name: str) -> Attempt:
-        """Return the first start of a run in the folder `name`."""
-        return Attempt(
-            recipe=self.path,
-            flags=self.flags,
-            folder=self.folder / name,
-            num_steps=self.num_steps,
-            num_processes=self.num_processes,
-        )
 
 
 @dataclass(frozen=True)
@@ -112,16 +85,11 @@ class Verdict:
 def run_undisturbed(recipe: Recipe) -> Undisturbed:
     """Return two runs without faults, which may both have failed."""
     before = files_below(Path.cwd())
-    again = replace(recipe.start("again"), is_in_new_python=True)
-    runs = [survive(recipe.start("reference"), ()), survive(again, ())]
-    endings = _run_all(recipe, runs)
+    again = replace(recipe.first("again"), is_in_new_python=True)
+    endings = run_all(recipe, [survive(recipe.first("reference"), ()), survive(again, ())])
     by_name = {ending.folder.name: ending for ending in endings}
     touched = touched_files(before, files_below(Path.cwd()))
     return Undisturbed(by_name["reference"], by_name["again"], touched)
-
-
-def _run_all(recipe: Recipe, runs: Iterable[Starts[Ending]]) -> Iterator[Ending]:
-    return run_all(runs, at_once=recipe.at_once, limit_s=_LIMIT_S, stops=recipe.stops)
 
 
 def judge(ending: Ending, undisturbed: Undisturbed) -> Verdict:
@@ -143,10 +111,8 @@ def try_plans(
     recipe: Recipe, undisturbed: Undisturbed, plans: Iterable[Plan], *, name: str
 ) -> Iterator[Verdict]:
     """Yield a verdict on each plan, as its run ends; runs that are equal are deleted."""
-    starts = (
-        survive(recipe.start(f"{name}-{number}"), plan) for number, plan in enumerate(plans, 1)
-    )
-    for ending in _run_all(recipe, starts):
+    runs = (survive(recipe.first(f"{name}-{number}"), plan) for number, plan in enumerate(plans, 1))
+    for ending in run_all(recipe, runs):
         verdict = judge(ending, undisturbed)
         if not verdict.has_failed:
             filesystem.remove_directories([ending.folder])

@@ -15,8 +15,9 @@ from accel_trainer.commands import new_process_context, read_run
 
 from ..replay.replay import STOP, Replay
 from ..why.why import why
-from .campaign import Recipe, Verdict
+from .campaign import Verdict
 from .runs import Ending
+from .start import Recipe
 
 _LIMIT_S = 300.0
 _POLL_S = 0.2

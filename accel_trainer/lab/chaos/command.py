@@ -41,11 +41,12 @@ from accel_trainer.commands import (
     uses_cpu,
 )
 
-from .campaign import Recipe, Undisturbed, Verdict, judge, run_undisturbed, shrink, try_plans
+from .campaign import Undisturbed, Verdict, judge, run_undisturbed, shrink, try_plans
 from .closer import look_closer
 from .faults import Plan, draw_plans, parse_plan, show_plan
 from .runs import Ending, said_by
 from .script_command import crash_test
+from .start import Recipe
 
 _EXAMPLE = "example: accel-trainer chaos recipes/minimal.py --runs 2"
 _OF_RECIPES = {"steps": 24, "num_processes": 1, "faults": None}
@@ -169,9 +170,9 @@ def _campaign(recipe: Recipe, plan: Plan | None, options: Namespace) -> int:
     if options.json:
         tell(json.dumps(_as_json(recipe, undisturbed, verdicts, failed, closer), indent=1))
     elif failed is None:
-        tell(_survived(undisturbed, verdicts))
+        tell("\n".join(_survived(undisturbed, verdicts)))
     else:
-        tell(_failure(recipe, failed, closer))
+        tell("\n".join(_failure(recipe, failed, closer)))
     return ExitCode.DONE if failed is None else _DIFFERENT
 
 
@@ -247,38 +248,38 @@ def _draw(recipe: Recipe, undisturbed: Undisturbed, options: Namespace) -> list[
 # --- what is said in the end ---
 
 
-def _survived(undisturbed: Undisturbed, verdicts: Sequence[Verdict]) -> str:
-    reached = [fault for each in verdicts for fault in each.ending.reached]
+def _survived(undisturbed: Undisturbed, verdicts: Sequence[Verdict]) -> Iterator[str]:
+    num_faults = sum(len(each.ending.reached) for each in verdicts)
     equal = sum(each.outcome == "equal" for each in verdicts)
-    lines = [
-        f"survived {len(reached)} faults: {equal} runs of {undisturbed.num_steps} steps ended "
+    yield (
+        f"survived {num_faults} faults: {equal} runs of {undisturbed.num_steps} steps ended "
         "with the same tensors, optimizer state, rows and export"
-    ]
+    )
     if any(each.outcome == "resumed" for each in verdicts):
-        lines.append(
+        yield (
             "on other numbers of processes the run goes on, but rounds differently: only "
             "--reduce exact can be compared"
         )
-    return "\n".join([*lines, _NOT_TRIED])
+    yield _NOT_TRIED
 
 
-def _failure(recipe: Recipe, failed: Verdict, closer: Sequence[str]) -> str:
-    """Return the plan of a run that failed, what differs, and the command that repeats it.
+def _failure(recipe: Recipe, failed: Verdict, closer: Sequence[str]) -> Iterator[str]:
+    """Yield the plan of a run that failed, what differs, and the command that repeats it.
 
     `closer` are lines about the first difference.
     """
     plan = failed.ending.plan
     happened = "; ".join(fault.described for fault in plan) or "the same start, in a new Python"
-    lines = [f"the shortest: {happened}"]
+    yield f"the shortest: {happened}"
     if failed.ending.problem:
-        lines.append(f"  it fails: {failed.ending.problem}")
+        yield f"  it fails: {failed.ending.problem}"
     if difference := failed.difference:
         if difference.first:
-            lines.append(f"  first: {difference.first}")
-        lines.append(f"  in the end: {difference.where}")
-        lines.append(f"  cause: {difference.cause}")
-    lines += [f"  why: {line}" for line in closer]
-    return "\n".join([*lines, f"  again: {_command(recipe, plan)}"])
+            yield f"  first: {difference.first}"
+        yield f"  in the end: {difference.where}"
+        yield f"  cause: {difference.cause}"
+    yield from (f"  why: {line}" for line in closer)
+    yield f"  again: {_command(recipe, plan)}"
 
 
 def _command(recipe: Recipe, plan: Plan) -> str:

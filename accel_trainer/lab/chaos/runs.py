@@ -6,14 +6,13 @@ import os
 import random
 import signal
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Generic, TypeVar
 
 from accel_trainer import ExitCode
 from accel_trainer.commands import (
@@ -25,22 +24,16 @@ from accel_trainer.commands import (
 )
 
 from .faults import Fault, Plan
-from .start import Attempt, begin
-
-T = TypeVar("T")
-
-Starts = Generator[Attempt, int | None, T]
-"""Yields a start, and is sent its exit code: negative for a signal, None if it did not end."""
+from .start import Attempt, Recipe, begin
 
 _POLL_S = 0.2
-_FULL = (ExitCode.OUTPUT, ExitCode.CHECKPOINT)
-_STOPPED = (ExitCode.PREEMPTED,)
+_LIMIT_S = 600.0  # of a start
 _BY_KILL = (-9, 128 + 9)
 # What a start may end with, beside 0 if it was done before its fault came.
 _EXPECTED = {
     **dict.fromkeys(("kill", "write", "damage"), _BY_KILL),
-    **dict.fromkeys(("term", "workers", "processes"), _STOPPED),
-    "full": _FULL,
+    **dict.fromkeys(("term", "workers", "processes"), (ExitCode.PREEMPTED,)),
+    "full": (ExitCode.OUTPUT, ExitCode.CHECKPOINT),
 }
 
 
@@ -70,17 +63,21 @@ class Ending:
         return self.folder / "notes"
 
 
+Starts = Generator[Attempt, int | None, Ending]
+"""Yields a start, and is sent its exit code: negative for a signal, None if it did not end."""
+
+
 @dataclass
-class _Life(Generic[T]):
+class _Life:
     """A process, what it is a start of, and when it must have ended."""
 
     process: BaseProcess
-    starts: Starts[T]
+    starts: Starts
     deadline: float
     is_late: bool = False
 
 
-def survive(first: Attempt, plan: Plan) -> Starts[Ending]:
+def survive(first: Attempt, plan: Plan) -> Starts:
     """Start a run again and again, with a fault of the plan each time, until it is done."""
     ending = Ending(plan, first.folder)
     start = first
@@ -149,36 +146,30 @@ def log_of(folder: Path, number: int) -> Path:
 
 def said_by(ending: Ending) -> str:
     """Return what the last start of a run said on stderr."""
-    return (
-        log_of(ending.folder, len(ending.codes))
-        .with_suffix(".err")
-        .read_text(encoding="utf-8")
-        .rstrip()
-    )
+    log = log_of(ending.folder, len(ending.codes)).with_suffix(".err")
+    return log.read_text(encoding="utf-8").rstrip()
 
 
 # --- processes ---
 
 
-def run_all(
-    runs: Iterable[Starts[T]], *, at_once: int, limit_s: float, stops: Sequence[int]
-) -> Iterator[T]:
-    """Yield how each run ended, as it ends; at most `at_once` of their starts live at a time.
+def run_all(recipe: Recipe, runs: Iterable[Starts]) -> Iterator[Ending]:
+    """Yield how each run of a recipe ended, as it ends; a few of their starts live at a time.
 
-    A start that lives longer than `limit_s` is ended. Whatever ends this iterator ends all that it
-    has started.
+    A start that lives longer than ten minutes is ended. Whatever ends this iterator ends all that
+    it has started.
 
     Raises:
-        KeyboardInterrupt: a signal was noted in `stops`.
+        KeyboardInterrupt: a signal to stop came.
     """
     waiting = iter(runs)
-    living: list[_Life[T]] = []
+    living: list[_Life] = []
     try:
         while True:
-            if stops:
+            if recipe.stops:
                 raise KeyboardInterrupt
-            for starts in islice(waiting, at_once - len(living)):
-                living.append(_live(starts, next(starts), limit_s))
+            for starts in islice(waiting, recipe.at_once - len(living)):
+                living.append(_live(starts, next(starts)))
             if not living:
                 return
             wait([life.process.sentinel for life in living], timeout=_POLL_S)
@@ -192,7 +183,7 @@ def run_all(
                 _end(life.process)
                 try:
                     start = life.starts.send(None if life.is_late else life.process.exitcode)
-                    living.append(_live(life.starts, start, limit_s))
+                    living.append(_live(life.starts, start))
                 except StopIteration as end:
                     yield end.value
     finally:
@@ -201,15 +192,8 @@ def run_all(
             life.process.join()
 
 
-def _live(starts: Starts[T], start: Attempt, limit_s: float) -> _Life[T]:
+def _live(starts: Starts, attempt: Attempt) -> _Life:
     """Begin a start."""
-    process = new_process_context().Process(target=begin, args=_arguments(start))
-    process.start()
-    return _Life(process, starts, time.monotonic() + limit_s)
-
-
-def _arguments(attempt: Attempt) -> tuple[Any, ...]:
-    """Return the arguments of `begin`."""
     attempt.notes.mkdir(parents=True, exist_ok=True)
     number = 1 + len(list(attempt.folder.glob("start-*.err")))
     start = attempt.start()
@@ -219,7 +203,10 @@ def _arguments(attempt: Attempt) -> tuple[Any, ...]:
     command = None
     if attempt.num_processes > 1 or attempt.is_in_new_python:
         command = command_of(start, environment)
-    return start, command, log_of(attempt.folder, number), Path.cwd(), environment
+    arguments = (start, command, log_of(attempt.folder, number), Path.cwd(), environment)
+    process = new_process_context().Process(target=begin, args=arguments)
+    process.start()
+    return _Life(process, starts, time.monotonic() + _LIMIT_S)
 
 
 def _end(process: BaseProcess) -> None:

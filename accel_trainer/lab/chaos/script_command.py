@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def crash_test(options: Namespace, folder: Path, stops: Sequence[int]) -> int:
     elif failed is None:
         tell(_survived(verdicts))
     else:
-        tell(_failure(failed, once))
+        tell("\n".join(_failure(failed, once)))
     return ExitCode.DONE if failed is None else _DIFFERENT
 
 
@@ -150,21 +150,20 @@ def _survived(verdicts: Sequence[_Verdict]) -> str:
     )
 
 
-def _failure(failed: _Verdict, once: _Verdict | None) -> str:
-    lines = [f"  {line}" for line in failed.lines[:_SHOWN]]
-    if more := len(failed.lines) - len(lines):
-        lines.append(f"  and {counted(more, 'more file')}")
+def _failure(failed: _Verdict, once: _Verdict | None) -> Iterator[str]:
     if not failed.trial.kills:
-        lines = ["the same command does not give the same files again:", *lines]
-        if not failed.trial.problem:
-            lines.append(
-                "nothing can be said of its resumes: the usual causes are no seed, a clock, and "
-                "operations without a deterministic kernel"
-            )
-    elif once is not None and once.outcome == "equal":
-        lines.append("only after the second resume: the first kill alone is survived")
-    lines.append("--keep FOLDER keeps what each run left and said")
-    return "\n".join(lines)
+        yield "the same command does not give the same files again:"
+    yield from (f"  {line}" for line in failed.lines[:_SHOWN])
+    if (more := len(failed.lines) - _SHOWN) > 0:
+        yield f"  and {counted(more, 'more file')}"
+    if not failed.trial.kills and not failed.trial.problem:
+        yield (
+            "nothing can be said of its resumes: the usual causes are no seed, a clock, and "
+            "operations without a deterministic kernel"
+        )
+    if once is not None and once.outcome == "equal":
+        yield "only after the second resume: the first kill alone is survived"
+    yield "--keep FOLDER keeps what each run left and said"
 
 
 def _as_json(

@@ -24,17 +24,35 @@ EVALUATE_EVERY = 6
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """What is started, where its runs go, and how many of them may live at once.
+
+    `stops` are the signals to stop that have come so far.
+    """
+
+    path: str
+    flags: Sequence[str]
+    num_steps: int
+    num_processes: int
+    folder: Path
+    at_once: int
+    stops: Sequence[int]
+
+    def first(self, name: str) -> Attempt:
+        """Return the first start of a run in the folder `name`."""
+        return Attempt(self, self.folder / name, self.num_processes)
+
+
+@dataclass(frozen=True)
 class Attempt:
-    """A start of `recipe` with its `flags`, in `folder`, which gets `run/` and `notes/`.
+    """A start of `recipe` in `folder`, which gets `run/` and `notes/`.
 
     None: `num_workers` are those of the config, and no `fault` comes.
     """
 
-    recipe: str
-    flags: Sequence[str]
+    recipe: Recipe
     folder: Path
-    num_steps: int
-    num_processes: int = 1
+    num_processes: int
     num_workers: int | None = None
     fault: Fault | None = None
     is_in_new_python: bool = False
@@ -71,13 +89,13 @@ class Attempt:
         if self.fault is not None:
             callbacks[FAULT_BRINGER] = {}
         return Start(
-            recipe=self.recipe,
-            flags=[*self.flags, "--dry-run"],
+            recipe=self.recipe.path,
+            flags=[*self.recipe.flags, "--dry-run"],
             num_processes=self.num_processes,
             changes=changes,
             # the same in all runs, also where several run at once
             defaults={"runtime.num_threads": 1},
-            until=self.num_steps,
+            until=self.recipe.num_steps,
             resume="auto",  # the same command continues
             callbacks=callbacks,
             disk=None if self.fault is None else (FAULTY_DISK, asdict(self.fault)),
