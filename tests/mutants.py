@@ -389,8 +389,8 @@ MUTANTS = [
     Mutant(
         "what a killed command left stays",
         "accel_trainer/cli/common/scratch.py",
-        "        if _is_abandoned(folder):\n",
-        "        if False:\n",
+        "filter(_is_abandoned, folder.parent.glob",
+        "filter(None, Path().glob",
         ("tests/cli/common/test_scratch.py",),
     ),
     # --- what callbacks log themselves ---

@@ -124,10 +124,9 @@ def _overview() -> str:
         lines += ["", *textwrap.wrap(group, columns)]
         for name in names:
             first = f"  {name:<{width}}  "
-            wrapper = textwrap.TextWrapper(
-                columns, initial_indent=first, subsequent_indent=" " * len(first)
+            lines += textwrap.wrap(
+                commands[name][2], columns, initial_indent=first, subsequent_indent=" " * len(first)
             )
-            lines += wrapper.wrap(commands[name][2])
     return "\n".join([*lines, "", "See accel-trainer COMMAND --help."])
 
 

@@ -25,19 +25,14 @@ def scratch_folder(name: str) -> Iterator[Path]:
     prefix = f"{_PREFIX}{name}-{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as path:
         folder = Path(path).resolve()
-        _remove_abandoned(folder.parent)
+        for other in filter(_is_abandoned, folder.parent.glob(f"{_PREFIX}*-*-*")):
+            shutil.rmtree(other, ignore_errors=True)
         with run_lock(folder / _LOCK):
             yield folder
 
 
-def _remove_abandoned(parent: Path) -> None:
-    """Remove this user's scratch folders whose processes have ended."""
-    for folder in parent.glob(f"{_PREFIX}*-*-*"):
-        if _is_abandoned(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def _is_abandoned(folder: Path) -> bool:
+    """Whether a scratch folder is of this user, and of a process that has ended."""
     _, _, process_id = folder.name.rpartition("-")[0].rpartition("-")
     lock = folder / _LOCK
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ..common.output import format_duration, format_number
 from ..runs.metric_groups import metric_in_words
@@ -17,64 +17,58 @@ def facts_of(run: RunReader) -> list[Fact]:
     Those of a run that has not ended are of its last rows.
     """
     has_ended = run.ending.get("optimizer_step") is not None
-    return _quality(run) + (_end(run) if has_ended else _progress(run))
+    return [*_quality(run), *(_end(run) if has_ended else _progress(run))]
 
 
 def _fact(name: str, value: str, note: str = "") -> Fact:
     return {"name": name, "value": value, "note": note}
 
 
-def _quality(run: RunReader) -> list[Fact]:
+def _quality(run: RunReader) -> Iterator[Fact]:
     metric = run.headline()
     best = run.best_evaluation()
-    facts = []
     if metric is not None:
         note = f"best, epoch {best['epoch']}"
-        facts.append(_fact(metric_in_words(metric), format_number(metric, best[metric]), note))
+        yield _fact(metric_in_words(metric), format_number(metric, best[metric]), note)
         loss = metric.partition("/")[0] + "/loss"
         if loss in best and loss != metric:
-            facts.append(_fact("loss", format_number(loss, best[loss]), "at the same step"))
-    facts += [
-        _fact(metric_in_words(name), format_number(name, number), "of the best weights")
-        for name, number in run.test_numbers().items()
-    ]
-    return facts
+            yield _fact("loss", format_number(loss, best[loss]), "at the same step")
+    for name, number in run.test_numbers().items():
+        yield _fact(metric_in_words(name), format_number(name, number), "of the best weights")
 
 
-def _end(run: RunReader) -> list[Fact]:
+def _end(run: RunReader) -> Iterator[Fact]:
     result = run.ending
     num_steps = run.settings.get("trainer.num_steps")
     note = f"{result.get('epoch')} of {run.settings.get('trainer.num_epochs')} epochs"
     if isinstance(num_steps, int):
         note = f"of {num_steps:,}"
-    facts = [_fact("steps", f"{result['optimizer_step']:,}", note)]
+    yield _fact("steps", f"{result['optimizer_step']:,}", note)
     if samples_per_s := result.get("samples_per_s"):
         note = f"{result.get('samples_seen') or 0:,} seen"
-        facts.append(_fact("samples per second", f"{samples_per_s:,.0f}", note))
+        yield _fact("samples per second", f"{samples_per_s:,.0f}", note)
     if run.wall_s is not None:
         memory = (result.get("peak_memory_bytes") or 0) / 2**30
-        facts.append(_fact("time", format_duration(run.wall_s), f"{memory:.1f} GiB at most"))
-    return facts
+        yield _fact("time", format_duration(run.wall_s), f"{memory:.1f} GiB at most")
 
 
-def _progress(run: RunReader) -> list[Fact]:
+def _progress(run: RunReader) -> Iterator[Fact]:
     if not run.rows:
-        return []
+        return
     step = run.rows[-1]["optimizer_step"]
     num_steps = _num_steps(run)
     note = f"{'' if num_steps is None else f'of {num_steps:,}, '}epoch {run.rows[-1]['epoch']}"
-    facts = [_fact("steps", f"{step:,}", note)]
+    yield _fact("steps", f"{step:,}", note)
     for loss in run.series("train/loss")[1][-1:]:
-        facts.append(_fact("training loss", format_number("loss", loss)))
+        yield _fact("training loss", format_number("loss", loss))
     for samples_per_s in run.series("perf/samples_per_s")[1][-1:]:
         memory_gib = max(run.series("perf/peak_memory_gib")[1], default=0)
         note = f"{memory_gib:.1f} GiB at most"
-        facts.append(_fact("samples per second", f"{samples_per_s:,.0f}", note))
+        yield _fact("samples per second", f"{samples_per_s:,.0f}", note)
     clock = run.training_clock
     if clock is not None and num_steps is not None and run.state == "running":
         left_s = clock[1][-1] / clock[0][-1] * max(0, num_steps - step)
-        facts.append(_fact("time left", format_duration(left_s), "without evaluations"))
-    return facts
+        yield _fact("time left", format_duration(left_s), "without evaluations")
 
 
 def _num_steps(run: RunReader) -> int | None:

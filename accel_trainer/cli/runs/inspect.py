@@ -99,11 +99,9 @@ def _show_run(run: Path) -> int:
     best = best_name(directory)
     rows = []
     for report in reports:
-        marks = []
-        if report.name == best:
-            marks.append("best")
-        if report.name == usable:
-            marks.append("resumes here")
+        marks = [
+            mark for mark, name in (("best", best), ("resumes here", usable)) if name == report.name
+        ]
         state = "complete" if report.problem is None else "DAMAGED"
         rows.append([report.name, state, f"{report.num_bytes:,}", ", ".join(marks)])
     show(f"run {run}")

@@ -67,10 +67,8 @@ def plan_trials(
                 "SWEEP",
                 f"two runs would be {run_folder.name}: give each value once, by a plain name",
             )
-        run_flags = list(fixed)
-        for choice in choices:
-            run_flags += choice.flags
-        run_flags += ["--output-dir", str(run_folder)]
+        chosen = itertools.chain.from_iterable(choice.flags for choice in choices)
+        run_flags = [*fixed, *chosen, "--output-dir", str(run_folder)]
         config = parse_config(config_class, run_flags, description="")
         trial = Trial(choices, run_folder, run_flags, config)
         if equal := next((other for other in trials if _has_same_settings(trial, other)), None):

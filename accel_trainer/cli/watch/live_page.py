@@ -44,16 +44,15 @@ class LivePage:
 
     def follow(self) -> None:
         """Look for changes until `end` is called."""
-        while not self._has_ended.wait(self._interval_s()):
+        while not self._has_ended.wait(
+            min(max(_INTERVAL_S, _REST * self._making_s), _MAX_INTERVAL_S)
+        ):
             with self._making:
                 has_changed = self._followed.look()
             if has_changed:
                 with self._news:
                     self.version += 1
                     self._news.notify_all()
-
-    def _interval_s(self) -> float:
-        return min(max(_INTERVAL_S, _REST * self._making_s), _MAX_INTERVAL_S)
 
     def end(self) -> None:
         """Let `follow` and all that wait return."""

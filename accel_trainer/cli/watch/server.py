@@ -118,16 +118,14 @@ class _Answer(BaseHTTPRequestHandler):
         except (UserError, OSError) as error:
             self._begin(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8")
             self.wfile.write(f"{error}\n".encode(errors="backslashreplace"))
-        else:
-            self._send_page(newest)
-
-    def _send_page(self, page: bytes) -> None:
-        is_packed = "gzip" in self.headers.get("Accept-Encoding", "")
-        body = gzip.compress(page, 1) if is_packed else page
-        packed = {"Content-Encoding": "gzip"} if is_packed else {}
-        headers = {"Content-Length": str(len(body))} | packed
+            return
+        headers = {}
+        if "gzip" in self.headers.get("Accept-Encoding", ""):
+            newest = gzip.compress(newest, 1)
+            headers["Content-Encoding"] = "gzip"
+        headers["Content-Length"] = str(len(newest))
         self._begin(HTTPStatus.OK, "text/html; charset=utf-8", **headers)
-        self.wfile.write(body)
+        self.wfile.write(newest)
 
     def _send_events(self, page: LivePage) -> None:
         self._begin(HTTPStatus.OK, "text/event-stream")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +46,13 @@ def find_stretches(evidence: Evidence) -> list[Stretch]:
     if evidence.newest is None:
         return []
     last = _deciding(manifests[evidence.newest])
-    alike: set[int] = set()
-    is_whole = True
-    for name in reversed(manifests):
-        if _deciding(manifests[name]) != last:
-            is_whole = False
-            break
-        alike.add(step_named(name))
-    points = sorted(alike)
+    alike = [*takewhile(lambda name: _deciding(manifests[name]) == last, reversed(manifests))]
+    points = sorted({*map(step_named, alike)})
     counts = {row.get("num_processes") for row in evidence.run.attempts if row["event"] == "start"}
-    if is_whole and len(counts) <= 1 and (first := _first_step(evidence)) is not None:
+    is_whole = len(alike) == len(manifests) and len(counts) <= 1
+    if is_whole and (first := _first_step(evidence)) is not None:
         points = [first, *points]
-    pairs = zip(points, points[1:], strict=False)
-    return [Stretch(start, end) for start, end in pairs if start < end]
+    return [Stretch(start, end) for start, end in pairwise(points) if start < end]
 
 
 def _deciding(manifest: Mapping[str, Any]) -> list[Any]:

@@ -71,31 +71,26 @@ class Branches:
             fact = f"{folder} ended before step {self.step}, and is {state}"
             raise OutputError("COMPARE", f"{fact}: give an earlier --at, or look at the run")
 
-    def train_arm(self, arm: Arm, seed: int, received: list[int] | None = None) -> None:
-        """Train an arm to its end, from the beginning if it shares one, unless that is done."""
-        allowed = self.question.may_change if arm is not self.question.a else []
-        self._train_to_end(arm, seed, self.arm(arm, seed), allowed, received)
+    def train_arm(
+        self,
+        arm: Arm,
+        seed: int,
+        received: list[int] | None = None,
+        *,
+        folder: Path | None = None,
+    ) -> None:
+        """Train an arm to its end, from the beginning if it shares one, unless that is done.
 
-    def train_again(self, seed: int, folder: Path) -> None:
-        """Train arm A once more, in a new `folder`."""
-        self._train_to_end(self.question.a, seed, folder, [], None)
+        `folder` is a new one for a repetition; None: the arm's own.
+        """
+        allowed = self.question.may_change if arm is not self.question.a else []
+        flags = [*arm.flags, "--seed", str(seed), *self._origin(seed, allowed)]
+        self._train_if_missing(flags, folder or self.arm(arm, seed), received)
 
     def train_other_ending(self, seed: int, received: list[int] | None = None) -> None:
         """Train the end of A with the order, augmentation and dropout of a different seed."""
         flags = ["--seed", str(seed + _OTHER_SEED), *self._origin(seed, ["seed"])]
-        folder = self.other_ending(seed)
-        self._train_if_missing([*self.question.a.flags, *flags], folder, received)
-
-    def _train_to_end(
-        self,
-        arm: Arm,
-        seed: int,
-        folder: Path,
-        allowed: Sequence[str],
-        received: list[int] | None,
-    ) -> None:
-        flags = [*arm.flags, "--seed", str(seed), *self._origin(seed, allowed)]
-        self._train_if_missing(flags, folder, received)
+        self._train_if_missing([*self.question.a.flags, *flags], self.other_ending(seed), received)
 
     def _origin(self, seed: int, allowed: Sequence[str]) -> list[str]:
         """Return the flags that say where an arm begins, and what it may change there."""

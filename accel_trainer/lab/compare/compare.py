@@ -192,14 +192,15 @@ def check_same_arms(plan: Plan, say: Say) -> None:
     Otherwise, what differs in B could be chance of the machine.
     """
     seed, branches, mark = plan.seeds[0], plan.branches, repeats_mark(plan)
-    folder = branches.arm(plan.question.a, seed)
+    a = plan.question.a
+    folder = branches.arm(a, seed)
     branches.train_beginning(seed)
-    branches.train_arm(plan.question.a, seed)
+    branches.train_arm(a, seed)
     found = finished(folder)
     if mark.exists() or found is None or found.state != "done":
         return
     with scratch_folder("compare") as scratch:
-        branches.train_again(seed, scratch / "again")
+        branches.train_arm(a, seed, folder=scratch / "again")
         difference = difference_of_runs(folder, scratch / "again")
     if difference is not None:
         fact = f"A does not repeat itself with seed {seed} ({difference} differs)"

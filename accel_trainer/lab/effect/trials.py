@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -72,6 +72,7 @@ def first_difference(one: Trial, other: Trial) -> Difference | None:
     return min(filter(None, found), key=lambda each: each.step, default=None)
 
 
+@dataclass(frozen=True)
 class Trials:
     """Trains a stretch of a run again with sets of other values, each set once.
 
@@ -80,23 +81,13 @@ class Trials:
     At most `num_jobs` trainings run at once.
     """
 
-    def __init__(
-        self,
-        replay: Replay,
-        values: Mapping[str, Any],
-        *,
-        after: int,
-        until: int,
-        num_jobs: int,
-    ) -> None:
-        self.until = until
-        self.begin = replay.begin_after(after)
-        self.is_resumed = replay.checkpoint_at(after) is not None
-        self.known: dict[frozenset[str], Trial] = {}
-        self.replay = replay
-        self._after = after
-        self._values = values
-        self._num_jobs = num_jobs
+    replay: Replay
+    values: Mapping[str, Any]
+    after: int
+    until: int
+    num_jobs: int
+    known: dict[frozenset[str], Trial] = field(default_factory=dict)
+    """What came of the sets that were trained."""
 
     def __call__(self, sets: Sequence[frozenset[str]]) -> list[Trial]:
         """Return what came of each set of other values.
@@ -106,8 +97,13 @@ class Trials:
         """
         new = [each for each in dict.fromkeys(sets) if each not in self.known]
         with scratch_folder("effect") as folder:
-            self.known |= train_at_once(partial(self._train, folder), new, jobs=self._num_jobs)
+            self.known.update(train_at_once(partial(self._train, folder), new, jobs=self.num_jobs))
         return [self.known[each] for each in sets]
+
+    @property
+    def begin(self) -> int:
+        """The step at which the stretch begins."""
+        return self.replay.begin_after(self.after)
 
     @property
     def num_steps(self) -> int:
@@ -116,10 +112,10 @@ class Trials:
 
     def elsewhere(self, *, after: int, until: int) -> Trials:
         """Return trials of another stretch of the same run."""
-        return Trials(self.replay, self._values, after=after, until=until, num_jobs=self._num_jobs)
+        return replace(self, after=after, until=until, known={})
 
     def _train(self, place: Path, names: frozenset[str], received: list[int]) -> Trial:
-        config = mixed(self.replay.run.config, self._values, names)
+        config = mixed(self.replay.run.config, self.values, names)
         error = None
         with TemporaryDirectory(dir=place) as temporary, TemporaryFile() as errors:
             folder = Path(temporary, "run")
@@ -127,7 +123,7 @@ class Trials:
                 self._with(config, names, folder.with_name("config.yaml")).train(
                     folder,
                     until=self.until,
-                    after=self._after,
+                    after=self.after,
                     callbacks={**STEP_DIGESTS, rates.__file__: {}, **STOP},
                     errors=errors,
                     received=received,
@@ -147,7 +143,7 @@ class Trials:
         threads = (config.get("runtime") or {}).get("num_threads") or hardware["num_threads"]
         filesystem.write_file_atomic(path, yaml.safe_dump(config, sort_keys=False).encode())
         flags = flags_with(path, num_threads=threads)
-        if self.is_resumed and names:
+        if names and self.replay.checkpoint_at(self.after) is not None:
             flags += ["--allow-change", *sorted(names)]
         return replace(self.replay, start=replace(self.replay.start, flags=flags))
 

@@ -66,7 +66,7 @@ def why(
         ConfigError, OutputError: a run cannot be read, or cannot be trained again.
     """
     story = Story(say or (lambda line: None))
-    runs = [read_run(run_a)] if run_b is None else [read_run(run_a), read_run(run_b)]
+    runs = [read_run(run) for run in (run_a, run_b) if run is not None]
     if len(recipes) > len(runs):
         fact = f"--recipe is given {len(recipes)} times for {counted(len(runs), 'run')}"
         raise ConfigError("RECIPE", f"{fact}: give it once for each, or once for all")
