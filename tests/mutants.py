@@ -307,8 +307,8 @@ MUTANTS = [
     Mutant(
         "negative floats are counted away from zero",
         "accel_trainer/lab/why/element.py",
-        "return bits if bits >= 0 else",
-        "return bits if bits else",
+        "return number if number >= 0 else",
+        "return number if number else",
         ("tests/lab/why/test_element.py",),
     ),
     Mutant(

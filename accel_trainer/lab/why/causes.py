@@ -92,11 +92,8 @@ def _unstored(traced: Traced) -> Cause:
 
 def _seen(pair: Pair, traced: Traced) -> Cause | None:
     """Return the cause if the trace alone shows it."""
-    found = traced.difference
-    if found is None or found.kind != "operator" or found.place != "outputs":
-        return None
-    row = found.rows[0]
-    if pair.kind == "one run twice" and row["is_random"]:
+    row = traced.difference.rows[0] if traced.difference is not None else {}
+    if pair.kind == "one run twice" and traced.is_of_operator and row["is_random"]:
         whose = "a generator of its own" if "Generator" in row["plain"] else "torch's generator"
         text = (
             f"random numbers from {whose}, which nothing has seeded for this step: draw them with "
@@ -111,8 +108,7 @@ def _experiments(pair: Pair, traced: Traced) -> Iterator[Experiment]:
         assert pair.changes is not None
         yield from _of_two_runs(pair, pair.changes)
         return
-    found = traced.difference
-    is_in_python = found is None or found.kind != "operator" or found.place != "outputs"
+    is_in_python = not traced.is_of_operator
     run = pair.one.side.replay.run
     if is_in_python:
         yield Experiment(
@@ -199,7 +195,7 @@ def _by_elimination(pair: Pair, traced: Traced) -> Cause:
     row = found.rows[0]
     if row["kind"] == "state":
         return _of_state(row["name"], traced.step)
-    if row["kind"] == "operator" and found.place == "outputs":
+    if traced.is_of_operator:
         if is_twice:
             fact = f"{row['name']} returns different bits for equal inputs"
             return Cause("no deterministic kernel", f"{fact}: it has no deterministic kernel")

@@ -59,11 +59,17 @@ class Traced:
     step: int
     """The step that was looked into."""
     difference: TraceDifference | None
-    element: Element | str | None
+    element: Element | None
     attributes: list[str]
     """Those of the user's objects that differed before the step, and that no checkpoint holds."""
     data: DataDifference
     modules: list[ModuleState]
+
+    @property
+    def is_of_operator(self) -> bool:
+        """Whether an operator has returned different tensors for equal inputs."""
+        found = self.difference
+        return found is not None and (found.kind, found.place) == ("operator", "outputs")
 
     def tell(self, say: Callable[[str], None], parts: Sequence[str]) -> Finding:
         """Tell what differs first, and return it."""
@@ -85,12 +91,10 @@ class Traced:
         inputs_equal = found.place == "outputs" if row["kind"] == "operator" else None
         if row["kind"] == "operator" and found.place in ("inputs", "outputs"):
             say("  its inputs were equal" if inputs_equal else "  its inputs differed already")
-        if isinstance(self.element, Element):
-            say(f"  {self.element.describe()}")
-        elif self.element is not None:
-            say(f"  {self.element}")
+        element = self.element or Element("")
+        if element.text:
+            say(f"  {element.text}")
         self._tell_data(say)
-        element = self.element if isinstance(self.element, Element) else None
         return Finding(
             is_equal=False,
             step=step,
@@ -100,9 +104,9 @@ class Traced:
             operator=row["name"],
             inputs_equal=inputs_equal,
             line=line,
-            element=element.index if element else None,
-            values=element.values if element else found.plain_values,
-            ulp=element.ulp if element else None,
+            element=element.index,
+            values=element.values or found.plain_values,
+            ulp=element.ulp,
             modules=self.modules,
         )
 
@@ -146,7 +150,7 @@ def trace_step(sides: tuple[Side, Side], step: int, folder: Path) -> Traced:
 
 def _keep(
     sides: tuple[Side, Side], step: int, found: TraceDifference, folder: Path
-) -> Element | str | None:
+) -> Element | None:
     """Train both sides once more, and keep the value that differs."""
     kept = []
     for index, (side, row) in enumerate(zip(sides, found.rows, strict=True)):
