@@ -42,8 +42,11 @@ class Student(nn.Module):
         return self.predictor(self.encoder(pictures))
 
 
-class Byol:
-    """From one view of a picture, predict the teacher's features of a different one."""
+class Byol(Callback):
+    """From one view of a picture, predict the features that the teacher has of a different one.
+
+    The teacher follows the encoder.
+    """
 
     def __init__(self, teacher: nn.Module) -> None:
         self.teacher = teacher
@@ -56,6 +59,13 @@ class Byol:
         predicted = model(torch.cat([one, two]))
         return StepOutput(2 - F.cosine_similarity(predicted, targets).view(2, -1).sum(0))
 
+    @torch.no_grad()
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Move the teacher's weights a hundredth of the way, after a step that changed others."""
+        pairs = zip(self.teacher.parameters(), trainer.model.encoder.parameters(), strict=True)
+        for mine, theirs in () if report.was_skipped else pairs:
+            mine.lerp_(theirs, 0.01)
+
 
 def view(pictures: Tensor) -> Tensor:
     """Return the pictures with noise and other contrasts."""
@@ -63,54 +73,39 @@ def view(pictures: Tensor) -> Tensor:
     return pictures * contrasts + 0.2 * torch.randn_like(pictures)
 
 
-class MoveTeacher(Callback):
-    """Moves the weights of the teacher a hundredth of the way to those of the encoder."""
-
-    def __init__(self, teacher: nn.Module) -> None:
-        self.teacher = teacher
-
-    @torch.no_grad()
-    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """Follow a step that changed the encoder."""
-        pairs = zip(self.teacher.parameters(), trainer.model.encoder.parameters(), strict=True)
-        for mine, theirs in () if report.was_skipped else pairs:
-            mine.lerp_(theirs, 0.01)
-
-
 @dataclass(frozen=True)
 class Neighbours:
-    """How many test pictures have the label of the training picture with the nearest features."""
+    """How many of the first 400 pictures have the label of the one of the rest that is nearest."""
 
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
+    pictures: Tensor
+    labels: Tensor
     monitors = {"neighbours": True}  # noqa: RUF012
 
     def run(self, model: nn.Module, position: Any, stop_flag: Any) -> dict[str, float]:
         """Return the fraction, as a number where more is better."""
-        known, asked = (F.normalize(model.encoder(part[0])) for part in (self.train, self.test))
-        found = self.train[1][(asked @ known.T).argmax(1)]
-        return {"neighbours": float((found == self.test[1]).double().mean())}
+        features = F.normalize(model.encoder(self.pictures))
+        found = self.labels[400:][(features[:400] @ features[400:].T).argmax(1)]
+        return {"neighbours": float((found == self.labels[:400]).double().mean())}
 
 
 def train(config: RecipeConfig) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
-    digits = load_digits()
+    pixels, labels = (torch.tensor(each) for each in load_digits(return_X_y=True))
+    pictures = pixels.float().view(-1, 1, 8, 8) / 16
     with start_run(config, recipe="byol") as run:
         device = run.accelerator.device
-        pictures = torch.tensor(digits.images, dtype=torch.float32, device=device)[:, None] / 16
-        labels = torch.tensor(digits.target, device=device)
         student = Student()
         teacher = copy.deepcopy(student.encoder).requires_grad_(False).to(device)
-        trainer = build_trainer(
+        byol = Byol(teacher)
+        return build_trainer(
             run,
             model=student,
-            task=Byol(teacher),
-            train_set=[(picture.cpu(), 0) for picture in pictures[400:]],
-            eval_sets=Neighbours((pictures[400:], labels[400:]), (pictures[:400], labels[:400])),
-            callbacks=[MoveTeacher(teacher)],
+            task=byol,
+            train_set=[(picture, 0) for picture in pictures[400:]],
+            eval_sets=Neighbours(pictures.to(device), labels.to(device)),
+            callbacks=[byol],
             states={"teacher": teacher},
-        )
-        return trainer.fit()
+        ).fit()
 
 
 if __name__ == "__main__":
