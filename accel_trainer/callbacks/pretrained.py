@@ -50,6 +50,9 @@ class PretrainedExport(Callback):
             with filesystem.new_directory(self._folder) as new:
                 for each in self._savers:
                     each.save_pretrained(str(new))
+                for path in filter(Path.is_file, new.rglob("*")):
+                    # safetensors 0.8 lets nobody else read its files, whatever the umask.
+                    path.chmod(new.stat().st_mode & 0o666)
                 if self._folder.exists():
                     filesystem.remove_directories([self._folder])
                 filesystem.publish(new, self._folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,20 @@ def test_the_family_of_a_model_loads_its_best_weights(tmp_path: Path) -> None:
     assert torch.equal(logits_of(loaded), exported(tmp_path, bert()))
     assert not torch.equal(logits_of(loaded), last), "the model keeps the last weights"
     assert (pretrained(tmp_path) / "processor.json").is_file()
+
+
+def test_who_can_read_the_run_can_read_what_the_family_wrote(tmp_path: Path) -> None:
+    for umask, mode in ((0o022, 0o644), (0o027, 0o640), (0o077, 0o600)):
+        before = os.umask(umask)
+        try:
+            train(tmp_path / str(umask), bert(), processor=Processor())
+        finally:
+            os.umask(before)
+        files = [path for path in pretrained(tmp_path / str(umask)).rglob("*") if path.is_file()]
+        assert files
+        assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {
+            path.name: oct(mode) for path in files
+        }
 
 
 def test_tied_weights_stay_tied_in_what_the_family_loads(tmp_path: Path) -> None:
