@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
         default=Path("lr-find.png"),
         help="the chart to write; default: lr-find.png",
     )
-    parser.add_argument("--num-processes", type=int, metavar="N", default=1, help="default: 1")
+    parser.add_number("--num-processes", "default: 1", default=1)
     options, recipe, flags = parser.parse_recipe(argv)
     if recipe is None:
         raise ConfigError("LR_FIND", f"name the recipe first; {_EXAMPLE}")

@@ -42,6 +42,23 @@ class CommandParser(argparse.ArgumentParser):
         options, flags = self.parse_known_args(argv[recipe is not None :])
         return options, recipe, flags
 
+    def add_path(self, flag: str, metavar: str, text: str) -> None:
+        """Add a flag whose value is a path."""
+        self.add_argument(flag, type=Path, metavar=metavar, help=text)
+
+    def add_number(
+        self,
+        flag: str,
+        text: str,
+        *,
+        default: int | None = None,
+        lowest: int | None = None,
+        metavar: str = "N",
+    ) -> None:
+        """Add a flag whose value is a whole number, not below the `lowest`."""
+        kind = int if lowest is None else at_least(lowest)
+        self.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)
+
     def add_run(self) -> None:
         """Add the argument of commands on one run."""
         self.add_argument("run", type=Path, help="the run folder")
@@ -71,7 +88,7 @@ class CommandParser(argparse.ArgumentParser):
     def add_recipe_option(self) -> None:
         """Add the flag of commands that retrain a recorded run."""
         recipe_help = "the recipe to run; default: the one you started the run with here"
-        self.add_argument("--recipe", type=Path, metavar="FILE", help=recipe_help)
+        self.add_path("--recipe", "FILE", recipe_help)
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with the message and its fix."""

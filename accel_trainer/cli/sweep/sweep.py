@@ -44,25 +44,11 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         f"{__doc__} {swept}", _EXAMPLE, prog="accel-trainer sweep RECIPE.py", allow_abbrev=False
     )
-    parser.add_argument(
-        "--values",
-        type=Path,
-        metavar="FILE",
-        help="a YAML file with a list of values for each setting to sweep",
+    parser.add_path(
+        "--values", "FILE", "a YAML file with a list of values for each setting to sweep"
     )
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        metavar="DIR",
-        help="the folder of the sweep; default: runs/sweep-RECIPE",
-    )
-    parser.add_argument(
-        "--num-processes",
-        type=int,
-        metavar="N",
-        default=1,
-        help="processes per run; default: 1",
-    )
+    parser.add_path("--output-dir", "DIR", "the folder of the sweep; default: runs/sweep-RECIPE")
+    parser.add_number("--num-processes", "processes per run; default: 1", default=1)
     parser.add_argument(
         "--print",
         action="store_true",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from accel_trainer.commands import (
     CommandParser,
-    at_least,
     format_table,
     read_run,
     reading,
@@ -32,21 +30,12 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()
-    parser.add_argument(
-        "--segments",
-        type=at_least(0),
-        default=3,
-        metavar="N",
-        help="number of segments to retrain; 0 only compares files; default: 3",
-    )
+    segments_help = "number of segments to retrain; 0 only compares files; default: 3"
+    parser.add_number("--segments", segments_help, default=3, lowest=0)
     parser.add_argument("--seed", type=int, default=0, help="selects the segments; default: 0")
-    parser.add_argument(
-        "--max-steps", type=at_least(1), metavar="N", help="retrain at most N steps of each segment"
-    )
+    parser.add_number("--max-steps", "retrain at most N steps of each segment", lowest=1)
     parser.add_recipe_option()
-    parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="keep the retrained segments in this new folder"
-    )
+    parser.add_path("--keep", "FOLDER", "keep the retrained segments in this new folder")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     options = parser.parse_args(argv)
 

@@ -88,13 +88,13 @@ def _parser() -> CommandParser:
     recipe_help = "the recipe; its flags come after --"
     parser.add_argument("recipe", type=Path, nargs="?", help=recipe_help)
     add = parser.add_argument
-    add("--runs", type=int, default=4, metavar="N", help="number of runs with faults; default: 4")
-    add("--steps", type=int, default=24, metavar="N", help="steps per run; default: 24")
+    parser.add_number("--runs", "number of runs with faults; default: 4", default=4)
+    parser.add_number("--steps", "steps per run; default: 24", default=24)
     add("--seed", type=int, default=0, help="selects the faults; default: 0")
     add("--faults", metavar="PLAN", help="train only one run, with these faults: 'kill@7 term@12'")
-    add("--num-processes", type=int, default=1, metavar="N", help="processes; default: 1")
+    parser.add_number("--num-processes", "processes; default: 1", default=1)
     parser.add_json_option()
-    add("--keep", type=Path, metavar="FOLDER", help="keep all runs in this new folder")
+    parser.add_path("--keep", "FOLDER", "keep all runs in this new folder")
     add("--script", metavar="COMMAND", help="instead of a recipe: 'python train.py --to {out}'")
     add("--resume", metavar="FLAGS", help="what resumes the script: '--from {newest}'")
     files = "files of tensors in {out}"

@@ -24,7 +24,6 @@ from accel_trainer import ConfigError
 from accel_trainer.commands import (
     CommandParser,
     TrialFailed,
-    at_least,
     prepare_directory,
     refuse_other_file,
     run_lock,
@@ -83,13 +82,13 @@ def _parser() -> CommandParser:
     asked.add_argument("--null", action="store_true", help=null_help)
     at_help = "where the arms part, at the end of the nearest epoch: 75%%, a step, or 0 for whole "
     add("--at", type=At.parse, default=At.parse("75%"), help=f"{at_help}runs; default: 75%%")
-    add("--pairs", type=at_least(2), default=8, metavar="N", help="seeds; default: 8")
-    add("--jobs", type=at_least(1), default=1, metavar="N", help="pairs at once; default: 1")
+    parser.add_number("--pairs", "seeds; default: 8", default=8, lowest=2)
+    parser.add_number("--jobs", "pairs at once; default: 1", default=1, lowest=1)
     processes_help = "processes of each run; default: 1"
-    add("--num-processes", type=at_least(1), default=1, metavar="N", help=processes_help)
+    parser.add_number("--num-processes", processes_help, default=1, lowest=1)
     dir_help = "where the runs are kept; default: runs/compare-RECIPE"
-    add("--output-dir", type=Path, metavar="DIR", help=dir_help)
-    add("--page", type=Path, metavar="FILE", help="also write an HTML page, which works offline")
+    parser.add_path("--output-dir", "DIR", dir_help)
+    parser.add_path("--page", "FILE", "also write an HTML page, which works offline")
     parser.add_json_option()
     return parser
 

@@ -13,7 +13,6 @@ from accel_trainer.commands import (
     Change,
     CommandParser,
     RunReader,
-    at_least,
     compare_runs,
     format_number,
     read_run,
@@ -40,10 +39,8 @@ def main(argv: Sequence[str]) -> int:
     add("other", type=Path, metavar="RUN_B", help="the run folder to compare it with")
     add("--effect", action="store_true", help="train, to find out which settings change the result")
     until_help = "the last step to train; default: past an evaluation and an epoch, at most 200"
-    add("--until", type=int, metavar="STEP", help=until_help)
-    add(
-        "--jobs", type=at_least(1), default=1, metavar="N", help="runs to train at once; default: 1"
-    )
+    parser.add_number("--until", until_help, metavar="STEP")
+    parser.add_number("--jobs", "runs to train at once; default: 1", default=1, lowest=1)
     parser.add_recipe_option()
     parser.add_json_option()
     options = parser.parse_args(argv)

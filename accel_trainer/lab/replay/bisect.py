@@ -86,26 +86,16 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         metavar="CONDITION",
         help="an expression over the columns of the run's rows",
     )
-    parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="also write the samples as an HTML page"
-    )
-    parser.add_argument(
-        "--probe",
-        type=Path,
-        metavar="FILE",
-        help="callbacks that log columns for CONDITION; retrains the whole run",
-    )
+    parser.add_path("--page", "FILE", "also write the samples as an HTML page")
+    probe_help = "callbacks that log columns for CONDITION; retrains the whole run"
+    parser.add_path("--probe", "FILE", probe_help)
     parser.add_argument(
         "--every-step",
         action="store_true",
         help="check a row for every step; retrains the whole run",
     )
-    parser.add_argument(
-        "--to",
-        type=Path,
-        metavar="FOLDER",
-        help="the folder for the rows of the whole run; default: RUN-FILE, or RUN-steps",
-    )
+    to_help = "the folder for the rows of the whole run; default: RUN-FILE, or RUN-steps"
+    parser.add_path("--to", "FOLDER", to_help)
     add_job_options(parser)
     parser.add_recipe_option()
     parser.add_json_option()

@@ -12,7 +12,6 @@ from accel_trainer.commands import (
     CommandParser,
     Row,
     RunReader,
-    at_least,
     filesystem,
     format_table,
     read_run,
@@ -88,22 +87,17 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()
     parser.add_argument("callbacks", type=Path, help="a Python file with callbacks")
-    parser.add_argument(
+    parser.add_number(
         "--every",
-        type=at_least(1),
-        metavar="N",
-        help="log a row every N steps; default: as often as the run, whose rows are means since "
-        "the previous row",
+        "log a row every N steps; default: as often as the run, whose rows are means since the "
+        "previous row",
+        lowest=1,
     )
     parser.add_argument(
         "--from", type=int, dest="first", metavar="STEP", help="the first step; default: 1"
     )
-    parser.add_argument(
-        "--until", type=int, metavar="STEP", help="the last step; default: the end of the run"
-    )
-    parser.add_argument(
-        "--to", type=Path, metavar="FOLDER", help="the folder for the rows; default: RUN-CALLBACKS"
-    )
+    parser.add_number("--until", "the last step; default: the end of the run", metavar="STEP")
+    parser.add_path("--to", "FOLDER", "the folder for the rows; default: RUN-CALLBACKS")
     add_job_options(parser)
     parser.add_recipe_option()
     parser.add_json_option()

@@ -14,7 +14,6 @@ from accel_trainer.commands import (
     Row,
     RunReader,
     Say,
-    at_least,
     callbacks_in,
     last_step,
     prepare_directory,
@@ -30,15 +29,9 @@ from .stretches import Logged, Stretch, num_steps, plan
 
 def add_job_options(parser: CommandParser) -> None:
     """Add the flags of commands that train a whole run again."""
-    parser.add_argument(
-        "--jobs",
-        type=at_least(1),
-        metavar="N",
-        help="segments to train at once; default: as many as the cores allow, 1 on a GPU",
-    )
-    parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="keep the replays in this new folder"
-    )
+    jobs_help = "segments to train at once; default: as many as the cores allow, 1 on a GPU"
+    parser.add_number("--jobs", jobs_help, lowest=1)
+    parser.add_path("--keep", "FOLDER", "keep the replays in this new folder")
 
 
 @dataclass(frozen=True)

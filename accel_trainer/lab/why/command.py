@@ -9,7 +9,6 @@ from pathlib import Path
 
 from accel_trainer.commands import (
     CommandParser,
-    at_least,
     read_run,
     reading,
     refuse_other_file,
@@ -41,15 +40,9 @@ def main(argv: Sequence[str]) -> int:
         help="the recipe to run, once for both runs or once for each; "
         "default: the one you started it with here",
     )
-    parser.add_argument(
-        "--until", type=at_least(1), metavar="STEP", help="the last step to compare"
-    )
-    parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="keep the replays in this new folder"
-    )
-    parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="also write an HTML page, which works offline"
-    )
+    parser.add_number("--until", "the last step to compare", lowest=1, metavar="STEP")
+    parser.add_path("--keep", "FOLDER", "keep the replays in this new folder")
+    parser.add_path("--page", "FILE", "also write an HTML page, which works offline")
     parser.add_argument("--json", action="store_true", help="print the finding as JSON")
     options = parser.parse_args(argv)
     if len(options.run) > 2:
