@@ -1474,8 +1474,8 @@ MUTANTS = [
     Mutant(
         "a folder is predicted with the errors of others in between",
         "accel_trainer/cli/share/predict.py",
-        "zip(*next(rows), strict=True)",
-        "zip(*list(rows)[0], strict=True)",
+        "else next(predicted)",
+        "else list(predicted)[0]",
         ("tests/cli/test_evaluate.py",),
     ),
     Mutant(

@@ -10,7 +10,7 @@ from ...core.errors import ExitCode
 from .findings import Finding
 
 # By how the run ended.
-_FIXES = {
+_FIXES: Mapping[int, str] = {
     ExitCode.USAGE: "correct the flag or the value, and start the command again",
     ExitCode.DATA: "correct the data, and start the same command again; {resumes}",
     ExitCode.OUTPUT: "free some space, or choose a different --output-dir, and start again",
@@ -32,7 +32,6 @@ def advise(run: Path, status: Mapping[str, Any]) -> list[Finding]:
         if commit
         else "there is no checkpoint, so it starts from scratch"
     )
-    fixes = {int(code): fix for code, fix in _FIXES.items()}
-    fix = fixes.get(status["exit_code"] or 0, _AGAIN).format(run=run, resumes=resumes)
+    fix = _FIXES.get(status["exit_code"] or 0, _AGAIN).format(run=run, resumes=resumes)
     unknown = "" if status.get("error") else "its error was not recorded; "
     return [Finding("FAILED", "warning", f"the last attempt ended with an error: {unknown}{fix}")]

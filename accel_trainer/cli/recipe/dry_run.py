@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
-from ...checkpoint.format import list_checkpoints
 from ...core.callback import RunResult
 from ...core.console import say
 from ...core.errors import CheckpointError, ConfigError
@@ -24,6 +23,7 @@ from ...distributed.accelerator import uses_cpu
 from ...run.config import RecipeConfig
 from ...run.extra_callbacks import START_VARIABLE
 from ...training.rehearsal import first_difference
+from ..runs.checkpoints import checkpoints_in
 from .exit import exit_with
 from .forks import new_process_context
 from .same_run import cause_of, difference_of_runs, lost_state, state_of
@@ -153,16 +153,15 @@ def _run_part(
 
 def _compare(whole: Path, parts: Path, num_before: int) -> str:
     """Return what is equal. Raises CheckpointError that names the first difference."""
-    saved, again = (list_checkpoints(folder / "checkpoints") for folder in (whole, parts))
+    saved, again = map(checkpoints_in, (whole, parts))
     # A run in one go has none after few steps.
-    before = [each for each in saved if each.name.startswith(f"step-{num_before:010d}-")]
     pairs = [
-        (state_of(one), state_of(other))
-        for one in before
+        (one, other)
+        for one in saved
         for other in again
-        if one.name == other.name
+        if one.name == other.name and one.step == num_before
     ]
-    if pairs and (path := first_difference(*pairs[-1])):
+    if pairs and (path := first_difference(*map(state_of, pairs[-1]))):
         _refuse_unrepeatable(path, num_before, whole)
         return (
             "trained, evaluated, saved, loaded and resumed, "

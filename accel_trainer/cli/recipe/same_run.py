@@ -6,13 +6,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.format import list_checkpoints
-from ...checkpoint.retention import load_checkpoint
-from ...checkpoint.sharded import load_all
 from ...core.errors import listed
 from ...core.filesystem import sha256_of
 from ...core.json_files import read_json_object
 from ...training.rehearsal import first_difference
+from ..runs.checkpoints import StoredCheckpoint, checkpoints_in
 from ..runs.rows import read_rows
 
 ROWS = "metrics.jsonl"
@@ -24,7 +22,7 @@ def difference_of_runs(one: Path, other: Path, *, left_out: Collection[str] = ()
     Compared are the newest checkpoints, the rows without what is `left_out`, and the exported
     weights.
     """
-    states = [state_of(list_checkpoints(run / "checkpoints")[-1]) for run in (one, other)]
+    states = [state_of(checkpoints_in(run)[-1]) for run in (one, other)]
     if path := first_difference(*states):
         return path
     if path := first_difference(*(read_rows(run, left_out=left_out) for run in (one, other))):
@@ -32,11 +30,9 @@ def difference_of_runs(one: Path, other: Path, *, left_out: Collection[str] = ()
     return first_difference(_exports_of(one), _exports_of(other))
 
 
-def state_of(path: Path) -> dict[str, Any]:
+def state_of(checkpoint: StoredCheckpoint) -> dict[str, Any]:
     """Return what a checkpoint holds, without the state of callbacks, which may hold times."""
-    loaded = load_checkpoint(path.parent, path.name)
-    assert loaded is not None
-    pieces: dict[str, Any] = load_all(loaded.pieces)
+    pieces = {**checkpoint.read().pieces}
     del pieces["trainer"]["callbacks"]
     return pieces
 

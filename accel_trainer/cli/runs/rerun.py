@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...checkpoint.format import list_checkpoints, read_manifest, step_of
 from ...core.errors import CheckpointError, ExitCode
 from ..common.output import say, tell
 from ..common.parser import CommandParser
 from ..common.processes import forward_signals, start_recipe
 from .changes import compare_runs
+from .checkpoints import checkpoints_in
 from .difference import Difference
 from .recorded_start import recorded_starts
 from .rows import Rows, at_both, by_place, read_rows
@@ -85,16 +85,16 @@ def _flags(run: RunReader, folder: Path) -> list[str]:
 
 def _final_weights(run: RunReader) -> tuple[int, dict[str, str]]:
     """Return the step of the newest checkpoint, and the SHA-256 of its weights and its EMA."""
-    checkpoints = list_checkpoints(run.folder / "checkpoints")
+    checkpoints = checkpoints_in(run.folder)
     if not checkpoints:
         raise CheckpointError(
             "RERUN", f"{run.folder} has no checkpoint to compare with: finish it first"
         )
-    files = read_manifest(checkpoints[-1])[1]["files"]
+    files = checkpoints[-1].read_manifest()["files"]
     hashes = {
         name: file["sha256"] for name, file in files.items() if name.startswith(("model", "ema"))
     }
-    return step_of(checkpoints[-1]), hashes
+    return checkpoints[-1].step, hashes
 
 
 def _warn_as_it_starts(run: RunReader, folder: Path, process: subprocess.Popen[bytes]) -> None:

@@ -32,6 +32,8 @@ from ...vision.pretrained import (
 
 _DEFAULT_SIZE = (32, 32)  # of the traced images, if the export does not record a size
 _MAX_BYTES = 1 << 36
+Classes = list[tuple[str, float]]
+"""Names of classes with their probabilities, the likeliest first."""
 SUFFIXES = (".npy", ".safetensors")
 """The suffixes of files with inputs of a model."""
 
@@ -192,15 +194,28 @@ def predict_file(
         raise DataError("INPUT", f"{path} cannot be read ({error})") from error
     outputs = model.run(inputs, str(path))
     first = next(iter(outputs.values()))
-    for number in range(len(first)):
-        row: dict[str, Any] = {"path": str(path), "sample": number}
-        if first.ndim == 2 and first.shape[1] == len(class_names):
-            probabilities = torch.from_numpy(first[number]).softmax(0)
-            found = probabilities.topk(min(top, len(class_names)))
-            pairs = zip(found.values.tolist(), found.indices.tolist(), strict=True)
-            row["predictions"] = [
-                {"label": class_names[label], "probability": value} for value, label in pairs
-            ]
-        else:
-            row["outputs"] = {name: output[number].tolist() for name, output in outputs.items()}
-        yield json.dumps(row)
+    if first.ndim == 2 and first.shape[1] == len(class_names):
+        predicted = top_classes(torch.from_numpy(first), class_names, top=top)
+        rows: list[dict[str, Any]] = [{"predictions": as_json(each)} for each in predicted]
+    else:
+        values = {name: output.tolist() for name, output in outputs.items()}
+        rows = [
+            {"outputs": {name: values[name][number] for name in values}}
+            for number in range(len(first))
+        ]
+    for number, row in enumerate(rows):
+        yield json.dumps({"path": str(path), "sample": number, **row})
+
+
+def top_classes(logits: Tensor, class_names: Sequence[str], *, top: int) -> list[Classes]:
+    """Return the `top` classes of each row of logits [B, K]."""
+    found = logits.softmax(1).cpu().topk(min(top, len(class_names)))
+    rows = zip(found.values.tolist(), found.indices.tolist(), strict=True)
+    return [
+        [(class_names[label], value) for value, label in zip(*row, strict=True)] for row in rows
+    ]
+
+
+def as_json(classes: Classes) -> list[dict[str, Any]]:
+    """Return predicted classes as values of JSON."""
+    return [{"label": label, "probability": probability} for label, probability in classes]

@@ -36,11 +36,19 @@ from ..common.output import tell
 from ..common.parser import CommandParser, at_least, refuse_below
 from ..common.threads import in_order
 from .best_so_far import opened_export
-from .onnx_model import SUFFIXES, OnnxModel, is_own_model, predict_file
+from .onnx_model import (
+    SUFFIXES,
+    Classes,
+    OnnxModel,
+    as_json,
+    is_own_model,
+    predict_file,
+    top_classes,
+)
 
 _EXAMPLE = "example: accel-trainer predict runs/first photos --top 2"
 
-Prediction = tuple[Path, list[tuple[str, float]] | DataError]
+Prediction = tuple[Path, Classes | DataError]
 """The path of an image, and its classes with their probabilities, or the error of reading it."""
 
 
@@ -155,14 +163,9 @@ def predict(
             if images
             else torch.empty(0, len(config.class_names))
         )
-        found = logits.softmax(1).cpu().topk(min(top, len(config.class_names)))
-        rows = iter(zip(found.values.tolist(), found.indices.tolist(), strict=True))
+        predicted = iter(top_classes(logits, config.class_names, top=top))
         for path, image in batch:
-            if isinstance(image, DataError):
-                yield path, image
-            else:
-                pairs = zip(*next(rows), strict=True)
-                yield path, [(config.class_names[label], value) for value, label in pairs]
+            yield path, image if isinstance(image, DataError) else next(predicted)
 
 
 def read_image(path: Path, config: ExportConfig) -> Tensor:
@@ -192,8 +195,7 @@ def _read_resized(data: bytes, name: str, config: ExportConfig) -> Tensor:
     return (pixels - mean) / std
 
 
-def _json(path: Path, found: list[tuple[str, float]] | DataError) -> str:
+def _json(path: Path, found: Classes | DataError) -> str:
     if isinstance(found, DataError):
         return json.dumps({"path": str(path), "error": str(found)})
-    classes = [{"label": label, "probability": probability} for label, probability in found]
-    return json.dumps({"path": str(path), "predictions": classes})
+    return json.dumps({"path": str(path), "predictions": as_json(found)})
