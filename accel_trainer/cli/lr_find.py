@@ -14,7 +14,7 @@ from ..core.errors import ConfigError, ExitCode, OutputError
 from ..run.config import RecipeConfig
 from .common.output import tell
 from .common.own_files import refuse_other_file
-from .common.parser import CommandParser, refuse_below
+from .common.parser import CommandParser, refuse_below_one
 from .common.processes import train_recipe
 from .common.recipes import find_config_class
 from .flags.fields import fields_by_flag
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
             "LR_FIND",
             f"--from must be above 0 and below --to, and --steps between 10 and {_MAX_STEPS}",
         )
-    refuse_below(1, "--num-processes", options.num_processes, code="LR_FIND")
+    refuse_below_one("--num-processes", options.num_processes, code="LR_FIND")
     png: Path = options.png
     if png.is_dir() or not png.parent.is_dir():
         raise OutputError("PNG", f"--png {png} is no file in a folder that exists: check the path")

@@ -19,6 +19,7 @@ _CONTROL = re.compile(
     r"\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _INDENT = "    "
+_NUM_CLASSES = 10  # at either end
 _NUMERIC = {"step", "epoch", "best", "last", "samples/s", "wall", "bytes"}
 
 
@@ -105,14 +106,13 @@ def columns_that_fit(
     return kept
 
 
-def both_ends(rows: list[list[str]], count: int) -> list[list[str]]:
-    """Return the first and last `count` rows of classes, and a row with the number left out."""
-    num_left_out = len(rows) - 2 * count
+def both_ends(rows: list[list[str]]) -> list[list[str]]:
+    """Return the first and the last rows of classes, and a row with the number left out."""
+    num_left_out = len(rows) - 2 * _NUM_CLASSES
     if num_left_out <= 0:
         return rows
-    empty_cells = [""] * (len(rows[0]) - 1)
-    between = [f"({num_left_out:,} more classes)", *empty_cells]
-    return [*rows[:count], between, *rows[-count:]]
+    between = [f"({num_left_out:,} more classes)", *[""] * (len(rows[0]) - 1)]
+    return [*rows[:_NUM_CLASSES], between, *rows[-_NUM_CLASSES:]]
 
 
 def _groups(widths: Sequence[int], room: int | None) -> list[list[int]]:

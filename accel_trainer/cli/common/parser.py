@@ -114,10 +114,10 @@ def at_least(lowest: int, kind: Callable[[str], float] = int) -> Callable[[str],
     return convert
 
 
-def refuse_below(lowest: int, flag: str, value: int | None, *, code: str = "USAGE") -> None:
-    """Raise ConfigError if a flag has a value that is too low. None is allowed."""
-    if value is not None and value < lowest:
-        raise ConfigError(code, f"{flag} is {value}: set it to {lowest} or more")
+def refuse_below_one(flag: str, value: int | None, *, code: str = "USAGE") -> None:
+    """Raise ConfigError if a flag has a value below 1. None is allowed."""
+    if value is not None and value < 1:
+        raise ConfigError(code, f"{flag} is {value}: set it to 1 or more")
 
 
 class _Paragraphs(argparse.HelpFormatter):

@@ -32,7 +32,6 @@ from ..common.parser import CommandParser
 from ..common.threads import in_order
 from .page import draw_page
 
-_NUM_CLASSES = 10  # shown of the largest, and of the smallest
 _NUM_LISTED = 5
 _EXAMPLE = (
     "example: accel-trainer data photos --val-fraction 0.1 --html photos.html --image-size 128"
@@ -174,7 +173,7 @@ def _class_rows(found: PhotoSplits) -> list[list[str]]:
     order = np.argsort(-counts.sum(1), kind="stable").tolist()
     rows = [[found.class_names[at], *(f"{count:,}" for count in counts[at])] for at in order]
     totals = ["(all)", *(f"{count:,}" for count in counts.sum(0))]
-    return [*both_ends(rows, _NUM_CLASSES), totals]
+    return [*both_ends(rows), totals]
 
 
 def _describe_sizes(photos: Sequence[Photo]) -> str:

@@ -68,9 +68,9 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_data_options()
     options = parser.parse_args(argv)
-    _check_range("--short-side", options.short_side, 1, 1 << 16)
-    _check_range("--quality", options.quality, 1, 100)
-    _check_range("--shard-size", options.shard_size, 1, 1 << 20)
+    _check_range("--short-side", options.short_side, 1 << 16)
+    _check_range("--quality", options.quality, 100)
+    _check_range("--shard-size", options.shard_size, 1 << 20)
     torch.set_num_threads(1)  # the pool below already has one thread per CPU
     source = load_splits(
         options.source,
@@ -98,9 +98,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _check_range(flag: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise ConfigError("USAGE", f"{flag} is {value}: set it to {least} to {most}")
+def _check_range(flag: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise ConfigError("USAGE", f"{flag} is {value}: set it to 1 to {most}")
 
 
 def pack(source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_workers: int) -> None:

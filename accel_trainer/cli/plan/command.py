@@ -23,7 +23,7 @@ from ...distributed.accelerator import uses_cpu
 from ...distributed.machine import available_cpus
 from ...run.config import RecipeConfig
 from ..common.output import format_duration, show
-from ..common.parser import CommandParser, refuse_below
+from ..common.parser import CommandParser, refuse_below_one
 from ..common.recipes import find_config_class
 from ..flags.parser import parse_config
 from .begin import length_begun, train
@@ -121,7 +121,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _check(options: Any) -> None:
     """Raise ConfigError for a value that cannot work."""
-    refuse_below(1, "--num-processes", options.num_processes, code="PLAN")
+    refuse_below_one("--num-processes", options.num_processes, code="PLAN")
     if options.hours is not None and not 0 < options.hours < math.inf:
         raise ConfigError("PLAN", f"--hours is {options.hours}: set it above 0")
     if options.start and options.hours is None:

@@ -31,7 +31,7 @@ from ...vision.pretrained import (
 )
 from ...vision.tasks import ImageClassificationConfig, ImageClassificationTask
 from ..common.output import both_ends, format_number, format_table, tell
-from ..common.parser import CommandParser, refuse_below
+from ..common.parser import CommandParser, refuse_below_one
 from ..runs.confusion import read_confusion
 from ..runs.metric_groups import Weights
 from ..runs.run_reader import RunReader, read_run
@@ -42,7 +42,6 @@ from .onnx_model import is_own_model
 
 _EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"
 _BATCH_SIZE = 500
-_NUM_CLASSES = 10  # shown of the best, and of the worst
 _SHOWN_METRICS = ("loss", "accuracy", "top5_accuracy")
 # The settings of `runtime` that change the numbers.
 _RUNTIME_SETTINGS = ("num_threads", "channels_last", "deterministic", "tf32")
@@ -84,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         "--json", action="store_true", help="print one JSON object, with the confusion matrix"
     )
     options = parser.parse_args(argv)
-    refuse_below(1, "--batch-size", options.batch_size)
+    refuse_below_one("--batch-size", options.batch_size)
     stored = load_model(options.model, weights=options.weights)
     settings = stored.run.config if stored.run is not None else {}
     dataset = options.dataset or settings.get("dataset")
@@ -198,4 +197,4 @@ def _class_rows(metrics: Mapping[str, Any], names: Sequence[str]) -> list[list[s
     rows = [
         [name, f"{counts[label]:,}", f"{accuracy:.1%}"] for accuracy, name, label in sorted(seen)
     ]
-    return both_ends(rows, _NUM_CLASSES)
+    return both_ends(rows)

@@ -33,7 +33,7 @@ from ...vision.pretrained import (
 )
 from ...vision.sources.listing import LITTER, LeftOut, describe_left_out, list_photos
 from ..common.output import tell
-from ..common.parser import CommandParser, at_least, refuse_below
+from ..common.parser import CommandParser, at_least, refuse_below_one
 from ..common.threads import in_order
 from .best_so_far import opened_export
 from .onnx_model import (
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--num-workers", type=int, help="decoding threads; default: one per CPU")
     parser.add_argument("--jsonl", action="store_true", help="print a JSON object per image")
     options = parser.parse_args(argv)
-    refuse_below(1, "--batch-size", options.batch_size)
+    refuse_below_one("--batch-size", options.batch_size)
     with opened_export(options.model) as folder:
         return _predict(folder, options)
 

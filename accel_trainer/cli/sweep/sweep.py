@@ -22,7 +22,7 @@ from ...core.run_dir import prepare_directory, writes_to
 from ...run.config import with_defaults
 from ...vision.rules import open_settings
 from ..common.output import format_number, format_table, tell
-from ..common.parser import CommandParser, refuse_below
+from ..common.parser import CommandParser, refuse_below_one
 from ..common.processes import command_of, forward_signals, start_recipe
 from ..common.recipes import find_config_class
 from ..recipe.start import Start
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     options, recipe, flags = parser.parse_recipe(argv)
     if recipe is None:
         raise ConfigError("SWEEP", f"name the recipe first; {_EXAMPLE}")
-    refuse_below(1, "--num-processes", options.num_processes, code="SWEEP")
+    refuse_below_one("--num-processes", options.num_processes, code="SWEEP")
     folder = (options.output_dir or Path("runs") / f"sweep-{recipe.stem}").resolve()
     trials = plan_trials(find_config_class(recipe), flags, values=options.values, folder=folder)
     if options.print:

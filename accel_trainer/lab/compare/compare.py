@@ -64,9 +64,10 @@ class Plan:
         """The steps of an arm that it does not share."""
         return self.length.num_steps - self.step
 
-    def work(self, num_arms: int) -> float:
-        """Return the steps of all pairs, in whole runs."""
-        each = self.step + num_arms * self.num_ending_steps
+    @property
+    def work(self) -> float:
+        """The steps of all pairs, in whole runs."""
+        each = self.step + 2 * self.num_ending_steps
         return len(self.seeds) * each / self.length.num_steps
 
 

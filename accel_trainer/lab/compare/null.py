@@ -14,10 +14,9 @@ from accel_trainer.commands import Say, counted, format_table, train_at_once
 
 from .compare import Plan, check_same_arms, check_same_data, common_metric, number_of, say_price
 from .distributions import chi_squared_quantile
-from .paired import LEVEL, Interval, pairs_needed
+from .paired import LEVEL, POWER, Interval, pairs_needed
 from .text import size
 
-POWER = 0.8
 _STEPS = (1, 2, 5)
 _MOST_ROWS = 6
 
@@ -67,10 +66,10 @@ class NoiseFloor:
 
     def needed(self, difference: float) -> tuple[int, int | None]:
         """Return how many whole pairs, and how many that share, find a difference in 8 of 10."""
-        whole = pairs_needed(difference, self.whole_pairs, power=POWER)
+        whole = pairs_needed(difference, self.whole_pairs)
         if self.shared is None:
             return whole, None
-        return whole, pairs_needed(difference, self.shared.value, power=POWER)
+        return whole, pairs_needed(difference, self.shared.value)
 
 
 def find_noise_floor(plan: Plan, *, jobs: int, say: Say) -> NoiseFloor:

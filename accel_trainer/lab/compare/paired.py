@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from .distributions import sign_test, t_quantile
 
 LEVEL = 0.95
+POWER = 0.8
 _NORMAL = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
 _ROUNDING = 1e-9  # of the largest number: sums differ by less, and it is no spread
 _LIKE_NORMAL = 200  # pairs, from which on t makes no difference to how many are needed
@@ -146,14 +147,14 @@ class Paired:
         return [statistics.stdev(arm) for arm in self._arms]
 
 
-def pairs_needed(difference: float, spread: float, *, power: float) -> int:
-    """Return how many pairs find a difference with a probability of `power`, given their spread."""
+def pairs_needed(difference: float, spread: float) -> int:
+    """Return how many pairs find a difference with a probability of `POWER`, given their spread."""
     normal = statistics.NormalDist().inv_cdf
     ratio = spread / difference
-    num_pairs = max(2, math.ceil(((normal((1 + LEVEL) / 2) + normal(power)) * ratio) ** 2))
+    num_pairs = max(2, math.ceil(((normal((1 + LEVEL) / 2) + normal(POWER)) * ratio) ** 2))
     # With few pairs, t is wider than the normal distribution.
     while num_pairs < _LIKE_NORMAL and math.sqrt(num_pairs) < ratio * (
-        t_quantile((1 + LEVEL) / 2, num_pairs - 1) + t_quantile(power, num_pairs - 1)
+        t_quantile((1 + LEVEL) / 2, num_pairs - 1) + t_quantile(POWER, num_pairs - 1)
     ):
         num_pairs += 1
     return num_pairs

@@ -98,7 +98,7 @@ def json_of(found: Comparison) -> dict[str, Any]:
         "rho": paired.rho,
         "rho_interval": paired.rho_interval,
         "whole_runs_needed": whole_runs(paired),
-        "whole_runs_trained": plan.work(2),
+        "whole_runs_trained": plan.work,
         "pairs": pairs,
     }
 
@@ -140,7 +140,7 @@ def _sharing_lines(found: Comparison) -> Iterator[str]:
     about = float(f"{needed:.2g}")  # two digits
     yield (
         f"whole runs that share nothing would be as precise with about {about:,.0f}; "
-        f"this took the steps of {plan.work(2):.3g}"
+        f"this took the steps of {plan.work:.3g}"
     )
 
 

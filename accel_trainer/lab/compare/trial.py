@@ -42,7 +42,7 @@ def why_not_shared(question: Question, b: Arm, *, may_share: bool) -> str | None
         elif may_share:
             branch = ["--resume", str(first), "--allow-change", *question.may_change]
             flags = [*b.flags, "--init-from", "None", "--init-skip", "None", *branch]
-            reason = _refusal(question, flags, second, until=2)
+            reason = _refusal(question, flags, second)
         if reason is not None or not may_share:
             second = folder / "b-alone"
             _require(question, b.flags, second)
@@ -59,9 +59,9 @@ def _require(question: Question, flags: Sequence[str], folder: Path) -> None:
             raise RecipeError("COMPARE", f"{command} fails: see its error above", code)
 
 
-def _refusal(question: Question, flags: Sequence[str], folder: Path, *, until: int) -> str | None:
-    """Train up to a step, and return the last line of a recipe that fails; None: it does not."""
-    code, said = caught(lambda errors: _train(question, flags, folder, until=until, errors=errors))
+def _refusal(question: Question, flags: Sequence[str], folder: Path) -> str | None:
+    """Train up to step 2, and return the last line of a recipe that fails; None: it does not."""
+    code, said = caught(lambda errors: _train(question, flags, folder, until=2, errors=errors))
     if code in _ENDED:
         return None
     line = said.rpartition("\n")[2] or f"it ended with exit code {code}"

@@ -89,7 +89,7 @@ def test_rho_is_what_pairing_saves() -> None:
 
 def test_as_many_pairs_are_needed_as_find_a_difference() -> None:
     generator = random.Random(0)
-    num_pairs = pairs_needed(1.0, 1.0, power=0.8)
+    num_pairs = pairs_needed(1.0, 1.0)
     assert num_pairs == 10  # of the tables: 9.94
 
     def is_found() -> bool:
