@@ -141,12 +141,11 @@ def _winners(rows: Sequence[Mapping[str, Any]]) -> set[str]:
     for row in rows:
         if row["best"] is not None:
             groups.setdefault((row["data"], row["metric"]), []).append(row)
-    winners = set()
-    for group in groups.values():
-        if len(group) > 1:
-            best = min(group, key=lambda row: _sort_key(row, "best"))
-            winners.add(str(best["name"]))
-    return winners
+    return {
+        str(min(group, key=lambda row: _sort_key(row, "best"))["name"])
+        for group in groups.values()
+        if len(group) > 1
+    }
 
 
 def _show(column: str, row: Mapping[str, Any]) -> str:

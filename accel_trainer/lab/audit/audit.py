@@ -9,11 +9,10 @@ from accel_trainer import OneLineError
 from accel_trainer.commands import RunReader, UnknownRecipeError, filesystem, prepare_directory
 
 from ..replay.replay import Replay, environment_changes
+from . import records, weights
 from .evidence import Evidence
-from .records import check_records
 from .stretches import check_stretch, choose, find_stretches
 from .verdict import Verdict
-from .weights import check_weights
 
 
 def audit(
@@ -34,7 +33,8 @@ def audit(
         OneLineError: files cannot be read.
     """
     evidence = Evidence(run)
-    verdicts = [*check_weights(evidence), *check_records(evidence)]
+    checks = {**weights.CHECKS, **records.CHECKS}
+    verdicts = [Verdict(what, *check(evidence)) for what, check in checks.items()]
     if count == 0:
         return verdicts, None
     stretches = find_stretches(evidence)
@@ -58,8 +58,10 @@ def audit(
     )
     filesystem.make_directory(folder)
     for stretch in chosen:
+        what = f"steps {stretch.after + 1} to {stretch.until}"
         place = prepare_directory(folder / f"steps-{stretch.after}-{stretch.until}")
-        verdicts.append(check_stretch(evidence, replay, stretch, place, doubts=doubts))
+        found = check_stretch(evidence, replay, stretch, place, doubts=doubts)
+        verdicts.append(Verdict(what, *found))
     return verdicts, None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -12,29 +12,19 @@ from accel_trainer.commands import StoredCheckpoint, filesystem, is_number
 
 from ..rows import as_in_rows
 from .evidence import Evidence, step_named
-from .verdict import Verdict, judge
+from .verdict import Found, judge
 
 _INTERVALS = ("num_epochs", "num_steps", "log_every_n_steps", "evaluate_every")
 
 
-def check_records(evidence: Evidence) -> Iterator[Verdict]:
-    """Yield a verdict for each record; nothing is trained."""
-    yield _check_config(evidence)
-    yield _check_rows(evidence)
-    yield _check_ends_of_rows(evidence)
-    yield _check_evaluations(evidence)
-    yield _check_best(evidence)
-    yield _check_result(evidence)
-
-
-def _check_config(evidence: Evidence) -> Verdict:
+def _check_config(evidence: Evidence) -> Found:
     """Compare config.yaml with the settings that the newest checkpoint was trained with."""
     if evidence.newest is None:
-        return Verdict("config.yaml", "not checked", "there is no checkpoint that has the settings")
+        return "not checked", "there is no checkpoint that has the settings"
     settings = evidence.manifests[evidence.newest].get("settings")
     if not isinstance(settings, Mapping):
         fact = f"{evidence.newest} is of an older version, and has no settings"
-        return Verdict("config.yaml", "not checked", fact)
+        return "not checked", fact
     config = evidence.run.settings
     changed = [
         f"{name} is {config[name]}, and {evidence.newest} was trained with {value}"
@@ -42,15 +32,15 @@ def _check_config(evidence: Evidence) -> Verdict:
         if name in config and config[name] != value
     ]
     compared = f"{len(settings)} settings of {evidence.newest}"
-    return judge("config.yaml", next(iter(changed), None), compared=compared)
+    return judge(next(iter(changed), None), compared=compared)
 
 
-def _check_rows(evidence: Evidence) -> Verdict:
+def _check_rows(evidence: Evidence) -> Found:
     """Compare the order of the rows with the steps after which the config logs and evaluates."""
     rows = evidence.rows
     problems = _find_disorder(evidence) if not has_changed(evidence) else _find_repeats(evidence)
     last = rows[-1]["optimizer_step"] if rows else 0
-    return judge("metrics.jsonl", next(problems, None), compared=f"{len(rows)} rows to step {last}")
+    return judge(next(problems, None), compared=f"{len(rows)} rows to step {last}")
 
 
 def _find_repeats(evidence: Evidence) -> Iterator[str]:
@@ -96,9 +86,8 @@ def _find_disorder(evidence: Evidence) -> Iterator[str]:
             yield f"there is no eval row of step {step}"
 
 
-def _check_ends_of_rows(evidence: Evidence) -> Verdict:
+def _check_ends_of_rows(evidence: Evidence) -> Found:
     """Compare the length of the rows at each checkpoint with what it says."""
-    what = "rows at checkpoints"
     path = evidence.run.folder / "metrics.jsonl"
     lines = filesystem.read_lines(path) if path.exists() else ()
     ends = {size: number for number, size in enumerate(accumulate(map(len, lines), initial=0))}
@@ -111,46 +100,43 @@ def _check_ends_of_rows(evidence: Evidence) -> Verdict:
         size = state["history_bytes"]
         if size not in ends:
             fact = f"at {name} the rows had {size} bytes, and no row ends there"
-            return Verdict(what, "DIFFERS", f"{fact} now: rows before it were changed")
+            return "DIFFERS", f"{fact} now: rows before it were changed"
         before, after = evidence.rows[: ends[size]], evidence.rows[ends[size] :]
         step = step_named(name)
         if before and before[-1]["optimizer_step"] > step:
-            return Verdict(what, "DIFFERS", f"at {name} there was a row of a later step")
+            return "DIFFERS", f"at {name} there was a row of a later step"
         if after and after[0]["optimizer_step"] < step:
-            return Verdict(what, "DIFFERS", f"after {name} there is a row of an earlier step")
-    return Verdict(what, "equal", f"their length at {compared} checkpoints")
+            return "DIFFERS", f"after {name} there is a row of an earlier step"
+    return "equal", f"their length at {compared} checkpoints"
 
 
-def _check_evaluations(evidence: Evidence) -> Verdict:
+def _check_evaluations(evidence: Evidence) -> Found:
     """Compare the last evaluation that each checkpoint holds with its row."""
-    what = "evaluations"
     compared = 0
     for name in evidence.manifests:
         stored = evidence.load(name).pieces["trainer"]
         row = evidence.evaluation_until(stored["evaluated_step"] or 0)
         if difference := _differing(stored["metrics"], row, "its row"):
-            return Verdict(what, "DIFFERS", f"{name}: {difference}")
+            return "DIFFERS", f"{name}: {difference}"
         compared += bool(row)
-    return Verdict(what, "equal", f"the numbers in {compared} checkpoints and their rows")
+    return "equal", f"the numbers in {compared} checkpoints and their rows"
 
 
-def _check_best(evidence: Evidence) -> Verdict:
-    what = "best.json"
+def _check_best(evidence: Evidence) -> Found:
     best = evidence.best
     if best is None:
-        return Verdict(what, "not checked", "there is none")
+        return "not checked", "there is none"
     difference = _find_better(evidence, best)
-    return judge(what, difference, compared=f"the evaluation of {best.get('name')}")
+    return judge(difference, compared=f"the evaluation of {best.get('name')}")
 
 
-def _check_result(evidence: Evidence) -> Verdict:
+def _check_result(evidence: Evidence) -> Found:
     """Compare result.json with the last evaluation and the best one."""
-    what = "result.json"
     result = evidence.run.result
     if not result:
-        return Verdict(what, "not checked", "there is none: the run has not ended")
+        return "not checked", "there is none: the run has not ended"
     if not evidence.is_result_current:
-        return Verdict(what, "not checked", "it is of an earlier end: the run was continued")
+        return "not checked", "it is of an earlier end: the run was continued"
     step = result["optimizer_step"]
     row = {**evidence.evaluation_until(step)}
     for each in evidence.rows:
@@ -164,7 +150,7 @@ def _check_result(evidence: Evidence) -> Verdict:
         kept = evidence.best
         if kept is not None and kept != best and best.get("name") in evidence.manifests:
             difference = f"its best is {best.get('name')}, in best.json it is {kept.get('name')}"
-    return judge(what, difference, compared=f"{len(metrics)} numbers and the best, to step {step}")
+    return judge(difference, compared=f"{len(metrics)} numbers and the best, to step {step}")
 
 
 def _find_better(evidence: Evidence, best: Mapping[str, Any]) -> str | None:
@@ -201,3 +187,14 @@ def has_changed(evidence: Evidence) -> bool:
     allowed = evidence.run.settings.get("run.allow_change")
     settings = [manifest.get("settings") for manifest in evidence.manifests.values()]
     return bool(allowed) or any(each != settings[0] for each in settings)
+
+
+CHECKS: Mapping[str, Callable[[Evidence], Found]] = {
+    "config.yaml": _check_config,
+    "metrics.jsonl": _check_rows,
+    "rows at checkpoints": _check_ends_of_rows,
+    "evaluations": _check_evaluations,
+    "best.json": _check_best,
+    "result.json": _check_result,
+}
+"""The checks of the records, by what they are about; nothing is trained."""

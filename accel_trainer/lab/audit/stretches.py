@@ -24,7 +24,7 @@ from ..replay.stretches import Stretch
 from ..rows import SINCE_LAST_ROW
 from ..silent import RecipeError
 from .evidence import Evidence, step_named
-from .verdict import Verdict, judge
+from .verdict import Found, judge
 
 # What decides the bits of a stretch. Of the rest, a resume may change what it likes.
 _SAME = ("settings", "data_fingerprint", "order", "num_processes", "num_threads", "versions")
@@ -83,12 +83,11 @@ def choose(
 
 def check_stretch(
     evidence: Evidence, replay: Replay, stretch: Stretch, folder: Path, *, doubts: Sequence[str]
-) -> Verdict:
+) -> Found:
     """Train a stretch again in the new `folder` and compare it.
 
     `doubts` are reasons for which the bits may differ: a difference then proves nothing.
     """
-    what = f"steps {stretch.after + 1} to {stretch.until}"
     start = replay.checkpoint_at(stretch.after)
     try:
         replay.with_flags(["--trainer.max-time-s", "None"]).train(
@@ -98,7 +97,7 @@ def check_stretch(
         # A run that still trains may have removed the checkpoint.
         is_there = start is None or start.is_complete
         is_proof = error.exit_code in _DOES_NOT_FIT and is_there and not doubts
-        return Verdict(what, "DIFFERS" if is_proof else "not checked", error.message)
+        return "DIFFERS" if is_proof else "not checked", error.message
     differences = [_compare_rows(evidence.run.folder, folder, stretch)]
     compared = "their rows"
     at_end = [name for name in evidence.manifests if step_named(name) == stretch.until]
@@ -108,9 +107,8 @@ def check_stretch(
         compared = f"their rows and all tensors of {name}"
     difference = "; ".join(filter(None, differences)) or None
     if difference is not None and doubts:
-        fact = f"only approximate here ({', '.join(doubts)}): {difference}"
-        return Verdict(what, "not checked", fact)
-    return judge(what, difference, compared=f"trained again: {compared}")
+        return "not checked", f"only approximate here ({', '.join(doubts)}): {difference}"
+    return judge(difference, compared=f"trained again: {compared}")
 
 
 def _compare_rows(run: Path, folder: Path, stretch: Stretch) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 
 from safetensors.torch import load_file
 
@@ -11,36 +11,27 @@ from accel_trainer import CheckpointError
 from accel_trainer.commands import digest_of, filesystem, first_difference, read_json_object
 
 from .evidence import Evidence, step_named
-from .verdict import Verdict, judge
+from .verdict import Found, judge
 
 _SOURCE = re.compile(
     r"(?P<weights>model|ema) (?:of the best checkpoint (?P<name>\S+)|after step (?P<step>\d+))"
 )
 
 
-def check_weights(evidence: Evidence) -> Iterator[Verdict]:
-    """Yield a verdict on the checkpoints, the digests in rows and the export."""
-    yield _check_files(evidence)
-    yield _check_digests(evidence)
-    yield _check_export(evidence)
-
-
-def _check_files(evidence: Evidence) -> Verdict:
+def _check_files(evidence: Evidence) -> Found:
     """Compare the files of each checkpoint with the hashes in its manifest."""
-    what = "checkpoints"
     for name in evidence.checkpoints:
         try:
             evidence.load(name)
         except CheckpointError as error:
-            return Verdict(what, "DIFFERS", error.message)
+            return "DIFFERS", error.message
     if not evidence.checkpoints:
-        return Verdict(what, "not checked", "there is none")
-    return Verdict(what, "equal", f"the files of {len(evidence.checkpoints)} with their hashes")
+        return "not checked", "there is none"
+    return "equal", f"the files of {len(evidence.checkpoints)} with their hashes"
 
 
-def _check_digests(evidence: Evidence) -> Verdict:
+def _check_digests(evidence: Evidence) -> Found:
     """Compare the digests in rows with the checkpoints of the same steps."""
-    what = "digests"
     compared = 0
     for name in evidence.manifests:
         expected = {
@@ -54,41 +45,48 @@ def _check_digests(evidence: Evidence) -> Verdict:
         for piece, (part, digest) in expected.items():
             if piece in pieces and (found := digest_of(pieces[piece])) != digest:
                 fact = f"{piece} of {name} has the digest {found}, and its row has {digest}"
-                return Verdict(what, "DIFFERS", f"{part}: {fact}")
+                return "DIFFERS", f"{part}: {fact}"
             compared += piece in pieces
     if not compared:
-        return Verdict(what, "not checked", "no row with digests has a checkpoint")
-    return Verdict(what, "equal", f"{compared} in rows, with the checkpoints of their steps")
+        return "not checked", "no row with digests has a checkpoint"
+    return "equal", f"{compared} in rows, with the checkpoints of their steps"
 
 
-def _check_export(evidence: Evidence) -> Verdict:
+def _check_export(evidence: Evidence) -> Found:
     """Compare the exported weights with the checkpoint that they are from."""
-    what = "export"
     folder = evidence.run.folder / "export"
     path = folder / "model.safetensors"
     if not path.exists():
-        return Verdict(what, "not checked", "there is none")
+        return "not checked", "there is none"
     config = read_json_object(folder / "config.json")
     found = _SOURCE.fullmatch(str(config.get("weights")))
     if found is None:
-        return Verdict(what, "DIFFERS", "its config.json does not say where it is from")
+        return "DIFFERS", "its config.json does not say where it is from"
     best = (evidence.run.result.get("best") or {}).get("name")
     is_best_kept = best in evidence.manifests
     if evidence.is_result_current and is_best_kept and found["name"] != best:
         fact = f"it is of {found['weights']} {found['name'] or found['step']}"
-        return Verdict(what, "DIFFERS", f"{fact}, and the best is {best}")
+        return "DIFFERS", f"{fact}, and the best is {best}"
     if config.get("sha256") != filesystem.sha256_of(path):
-        return Verdict(what, "DIFFERS", "model.safetensors has not the hash in its config.json")
+        return "DIFFERS", "model.safetensors has not the hash in its config.json"
     sources = [
         name
         for name in evidence.manifests
         if name == found["name"] or str(step_named(name)) == found["step"]
     ]
     if not sources:
-        return Verdict(what, "not checked", f"there is no {found['name'] or found['step']}")
+        return "not checked", f"there is no {found['name'] or found['step']}"
     pieces = evidence.load(sources[-1]).pieces
     stored = load_file(path)
     tensor = first_difference(pieces[found["weights"]], stored)
     fact = f"{tensor} is not that of {found['weights']} in {sources[-1]}"
     compared = f"{len(stored)} tensors of {found['weights']} in {sources[-1]}"
-    return judge(what, None if tensor is None else fact, compared=compared)
+    return judge(None if tensor is None else fact, compared=compared)
+
+
+CHECKS: Mapping[str, Callable[[Evidence], Found]] = {
+    "checkpoints": _check_files,
+    "digests": _check_digests,
+    "export": _check_export,
+}
+"""The checks of tensors, by what they are about."""
