@@ -678,7 +678,7 @@ MUTANTS = [
     Mutant(
         "the loss is divided by the items of this process only",
         "accel_trainer/training/strategy/base.py",
-        'self.accelerator.reduce(sums.num_items, reduction="sum")',
+        "self.accelerator.reduce(sums.num_items)",
         "sums.num_items",
         ("tests/training/test_items.py",),
     ),
@@ -946,7 +946,7 @@ MUTANTS = [
     Mutant(
         "the sums of the processes are averaged",
         "accel_trainer/training/evaluator.py",
-        'flat = self.accelerator.reduce(flat, reduction="sum")',
+        "flat = self.accelerator.reduce(flat)",
         'flat = self.accelerator.reduce(flat, reduction="mean")',
         (
             "tests/training/test_evaluator.py::test_metrics_equal_a_plain_loop_for_any_samples_and_processes",

@@ -28,7 +28,8 @@ Row = Mapping[str, Any]
 
 _MAX_PENDING = 256  # step reports kept before they are summed
 _ITEMS = "num_items"  # the column of what a Task divides its sums by, if not by samples
-_RESERVED = {"loss", "grad_norm", _ITEMS}
+_NORM = "grad_norm"
+_RESERVED = {"loss", _NORM, _ITEMS}
 
 
 @dataclass(eq=False)
@@ -238,16 +239,17 @@ class Meters:
         if not reports:
             return
         self._samples.add(reports)
-        columns = {"loss": [report.loss_sum for report in reports]}
-        columns |= {name: [report.sums[name] for report in reports] for name in reports[0].sums}
-        if items := [report.num_items for report in reports if report.num_items is not None]:
-            columns[_ITEMS] = items
-        if norms := [report.grad_norm for report in reports if report.grad_norm is not None]:
-            # Every process has the same norm, and only the main process adds it to the sum.
-            is_main = self._accelerator.is_main_process
-            columns["grad_norm"] = norms if is_main else [torch.zeros_like(norms[0])]
-        for name, column in columns.items():
+        rows = [
+            {"loss": each.loss_sum, **each.sums, _ITEMS: each.num_items, _NORM: each.grad_norm}
+            for each in reports
+        ]
+        for name in rows[0]:
+            column = [number for row in rows if (number := row[name]) is not None]
+            if not column:
+                continue
             values = torch.stack(column).to(self._device).double()
+            if name == _NORM and not self._accelerator.is_main_process:
+                values.zero_()  # every process has the same norm, which counts once
             # float64 losses are rounded to 36 bits (Veltkamp's split), so that they add up exactly.
             scaled = values * (2**17 + 1)
             self._local[name] = self._local.get(name, 0) + (scaled - (scaled - values)).sum()
@@ -259,7 +261,7 @@ class Meters:
         self._sum_pending()
         if not self._local:
             return {}
-        sums = self._accelerator.reduce(torch.stack(list(self._local.values())), reduction="sum")
+        sums = self._accelerator.reduce(torch.stack(list(self._local.values())))
         return dict(zip(self._local, sums.tolist(), strict=True))
 
     def read(self) -> dict[str, Any]:
@@ -269,7 +271,7 @@ class Meters:
         """
         sums = self._global_sums()  # must come first: it counts the pending steps
         num_items = sums.pop(_ITEMS, self._counts["num_items"])
-        norm = sums.pop("grad_norm", None)
+        norm = sums.pop(_NORM, None)
         means: dict[str, Any] = {
             f"train/{name}": value / num_items for name, value in sums.items() if num_items
         }

@@ -40,4 +40,4 @@ class SamplesSoFar:
         if self._accelerator.num_processes == 1:
             return int(self._local)
         local = self._local.to(self._accelerator.device)
-        return int(self._accelerator.reduce(local, reduction="sum"))
+        return int(self._accelerator.reduce(local))

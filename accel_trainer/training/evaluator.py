@@ -249,7 +249,7 @@ class Evaluator:
         """Add up tensors over the processes in one collective; return them on the CPU."""
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         if self.num_parts is None:
-            flat = self.accelerator.reduce(flat, reduction="sum")
+            flat = self.accelerator.reduce(flat)
         else:
             sum_pairwise(flat, self.accelerator)
         merged = flat.cpu().split([tensor.numel() for tensor in tensors])

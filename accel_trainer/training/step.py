@@ -16,6 +16,7 @@ from ..core.activity import Activity
 from ..core.buffers import BufferHistory
 from ..core.errors import ConfigError, listed
 from ..core.parameters import Optimizers, stepped_parameters
+from ..core.rng import seed_update
 from ..core.shards import local_part
 from ..core.timing import Stopwatch
 from ..core.train_state import TrainState
@@ -138,7 +139,8 @@ class OptimizerStep:
         gradients = self._take_gradients()
         if is_repeated:
             after_first.put_back()
-        self.strategy.seed_update(position.step)
+        # The same on all processes, unlike in the forwards.
+        seed_update(self.strategy.seed, position.step, self._accelerator.device)
         self._is_computing = False
         losses = [each.loss for each in micro_sums]
         return Gradients(gradients, sums, step_batch, losses, sample_ids)

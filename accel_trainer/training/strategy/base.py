@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...core.buffers import BufferHistory, Place, buffer_places, buffers_at
 from ...core.parameters import Optimizers, stepped_parameters
-from ...core.rng import fold_in, seed_generators, seed_update
+from ...core.rng import fold_in, seed_generators
 from ...core.tensor_memory import copy_model
 from ...core.types import StepSums
 from ...distributed.collectives import SINGLE_PROCESS, Peers, broadcast_from_main
@@ -122,11 +122,7 @@ class Strategy:
         sums = micro_sums[0] if len(micro_sums) == 1 else add_up(micro_sums, torch.sum)
         if sums.num_items is None:
             return sums, None
-        return sums, self.accelerator.reduce(sums.num_items, reduction="sum")
-
-    def seed_update(self, optimizer_step: int) -> None:
-        """Seed what is random in the update after `optimizer_step`, the same on all processes."""
-        seed_update(self.seed, optimizer_step, self.accelerator.device)
+        return sums, self.accelerator.reduce(sums.num_items)
 
     def is_on_any_process(self, flag: Tensor) -> Tensor:
         """Return a flag [] that is above 0 on all processes if `flag` is on any of them.
