@@ -21,10 +21,8 @@ from ..core.run_dir import writes_to
 from ..core.types import StepReport
 from ..distributed.machine import peak_memory_bytes
 from ..training.metrics import sums_device
-from .metrics_file import MetricsFile
+from .metrics_file import MetricsFile, Row
 from .samples_so_far import SamplesSoFar
-
-Row = Mapping[str, Any]
 
 _MAX_PENDING = 256  # step reports kept before they are summed
 _ITEMS = "num_items"  # the column of what a Task divides its sums by, if not by samples
@@ -144,7 +142,7 @@ class MetricLogger(Callback):
             with writes_to(self.history.path.parent):
                 self.history.sync()
 
-    def _write(self, event: str, trainer: TrainerView, values: Mapping[str, Any]) -> None:
+    def _write(self, event: str, trainer: TrainerView, values: Row) -> None:
         state = trainer.state
         # The epoch that the step belongs to, counted from 1 as people do.
         epoch = state.epoch + (state.step_in_epoch > 0)

@@ -14,6 +14,9 @@ from ..core.filesystem import AppendFile
 
 _logger = logging.getLogger(__name__)
 
+Row = Mapping[str, Any]
+"""A row of a run's history: its numbers by name, and where they belong."""
+
 
 class MetricsFile:
     """The rows of a run. Every checkpoint has the file's length, so that no resume repeats a row.
@@ -37,7 +40,7 @@ class MetricsFile:
         with self._lock:
             return self._file.size + len(self._unwritten)
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Row) -> None:
         """Write a row. NaN and inf are written as strings: JSON has neither."""
         values = {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value

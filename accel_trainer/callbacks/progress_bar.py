@@ -24,6 +24,7 @@ from ..core.types import StepReport
 from ..core.wording import counted
 from ..fault_tolerance.preemption import StopFlag
 from ..training.config import TrainerConfig
+from .metrics_file import Row
 
 # The loss stands before the speed: tqdm cuts off what does not fit on a narrow terminal.
 _FORMAT = "{desc} |{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}  {rate_fmt}"
@@ -104,7 +105,7 @@ class ProgressBar(Callback):
         if self._loss:
             self._add_row({})
 
-    def show(self, row: Mapping[str, Any]) -> None:
+    def show(self, row: Row) -> None:
         """Show a row of numbers: on a line, or on a terminal in the table.
 
         There, a `train` row waits for the next evaluation or the end of its epoch.
@@ -225,7 +226,7 @@ def loss_of(report: StepReport, *, is_exact: bool) -> float:
     return float(report.loss_sum / count)
 
 
-def _numbers(row: Mapping[str, Any]) -> dict[str, str]:
+def _numbers(row: Row) -> dict[str, str]:
     """Return the numbers of a row by name, both as a person reads them."""
     return {
         _short(name): _number(name, value)

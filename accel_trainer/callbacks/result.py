@@ -21,7 +21,7 @@ from ..core.run_dir import writes_to
 from ..distributed.machine import peak_memory_bytes
 from ..training.evaluation_file import EVALUATION_FILE, as_tensor_if_long
 from .metric_logger import MetricLogger
-from .metrics_file import MetricsFile
+from .metrics_file import MetricsFile, Row
 
 _MAX_RESULT_BYTES = 2**26
 
@@ -82,7 +82,7 @@ class ResultWriter(Callback):
         with writes_to(self.folder):
             filesystem.write_file_atomic(path, data)
 
-    def _append(self, event: str, trainer: TrainerView, values: Mapping[str, Any]) -> None:
+    def _append(self, event: str, trainer: TrainerView, values: Row) -> None:
         if self._is_attempt:
             row = {
                 "event": event,

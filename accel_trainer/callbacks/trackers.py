@@ -19,6 +19,7 @@ from ..core.callback import Callback, RunResult, TrainerView
 from ..core.config import flatten_config
 from ..core.errors import ConfigError
 from ..core.history import read_history
+from .metrics_file import Row
 
 _logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Trackers(Callback):
         for row in read_history(self.run):
             self.show(row)
 
-    def show(self, row: Mapping[str, Any]) -> None:
+    def show(self, row: Row) -> None:
         """Log the numbers of a row in every tracker. A sink of `MetricLogger`."""
         values = {
             name: float(value)

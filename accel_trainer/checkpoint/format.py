@@ -29,7 +29,7 @@ from ..core import filesystem
 from ..core.errors import CheckpointError
 from ..core.json_files import MAX_BYTES, dump_json, parse_json
 from ..core.train_state import TrainState, checkpoint_name
-from ..distributed.collectives import SINGLE_PROCESS, Peers
+from ..distributed.collectives import SINGLE_PROCESS, Files, Peers
 from ..distributed.machine import free_memory_bytes
 from .serialization import Encoded, decode, pack_tensors, unpack_tensors
 from .sharded import (
@@ -49,8 +49,6 @@ FROZEN = "model.frozen"
 FROZEN_FILE = f"{FROZEN}.safetensors"
 FROZEN_ORDER = f"{FROZEN}.json"
 CHECKPOINT_NAME = re.compile(r"step-\d{10}-epoch-\d{5}")
-
-Files = dict[str, bytes | bytearray]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 
 from ..core import filesystem
 from ..core.errors import CheckpointError, DivergedError
+from ..core.registry import Pieces
 from ..core.run_dir import free_bytes, writes_to
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.wording import counted
@@ -76,7 +77,7 @@ class Checkpointer:
         """The folder of the run, in which `directory` lies."""
         return self.directory.parent
 
-    def prepare(self, pieces: Mapping[str, object], unstepped: Collection[str] = ()) -> None:
+    def prepare(self, pieces: Pieces, unstepped: Collection[str] = ()) -> None:
         """Create and clean the directory; `pieces` and `unstepped` as for `save`.
 
         Call it on main before the first step, under the run lock. Raises OutputError if the
@@ -89,7 +90,7 @@ class Checkpointer:
         self._unstepped = unstepped
         self.check_room(pieces)
 
-    def check_room(self, pieces: Mapping[str, object]) -> None:
+    def check_room(self, pieces: Pieces) -> None:
         """Raise CheckpointError if `pieces` cannot be stored, or the disk lacks room for them.
 
         Two checkpoints must fit, as an old one is deleted after a new one is written; one more is
@@ -144,7 +145,7 @@ class Checkpointer:
     def save(
         self,
         position: TrainState,
-        pieces: Mapping[str, object],
+        pieces: Pieces,
         *,
         best: BestCheckpoint | None = None,
         metadata: Mapping[str, Any] | None = None,

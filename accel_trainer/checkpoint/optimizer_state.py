@@ -26,6 +26,8 @@ _KEEP_ORDER = (
     "order of a set differs between processes"
 )
 
+Group = Mapping[str, Any]
+"""A parameter group: its settings by name, and its parameters or their names as `params`."""
 
 # What torch's own optimizers store.
 _TORCHS = ("state", "param_groups")
@@ -97,10 +99,10 @@ class OptimizerState(Stateful):
             if isinstance(one, Optimizer)
         ]
 
-    def _names_in(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+    def _names_in(self, group: Group) -> tuple[str, ...]:
         return tuple(sorted(self._names[parameter] for parameter in group["params"]))
 
-    def _named(self, groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def _named(self, groups: Sequence[Group]) -> list[dict[str, Any]]:
         """Return the optimizer's groups, given by their settings, sorted by the sorted names."""
         named = [
             {**group, "params": [*self._names_in(mine)]}
@@ -142,7 +144,7 @@ class OptimizerState(Stateful):
         return loaded
 
     def _fitted_groups(
-        self, stored: Sequence[Mapping[str, Any]], initial: Sequence[Mapping[str, Any]]
+        self, stored: Sequence[Group], initial: Sequence[Group]
     ) -> list[dict[str, Any]]:
         """Return the parameter groups to load; `initial` are the settings that the run began with.
 

@@ -14,10 +14,10 @@ from ..core import filesystem
 from ..core.errors import CheckpointError
 from ..core.json_files import read_json_object, write_json
 from ..core.train_state import BestCheckpoint
+from ..distributed.collectives import Files
 from .config import CheckpointConfig
 from .format import (
     CHECKPOINT_NAME,
-    Files,
     LoadedCheckpoint,
     commit_mark,
     decode_files,

@@ -11,6 +11,9 @@ from .errors import CheckpointError
 
 _logger = logging.getLogger(__name__)
 
+Pieces = Mapping[str, Any]
+"""The states of the parts of a run by name, as a checkpoint holds them."""
+
 
 class Stateful:
     """A part of a run with state, such as the model.
@@ -66,7 +69,7 @@ class Registry:
             if state or not self.parts[name].is_optional
         }
 
-    def load_state_dict(self, stored: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:
+    def load_state_dict(self, stored: Pieces, *, changes: Collection[str] = ()) -> None:
         """Restore all parts; `changes` are the settings that were changed on purpose.
 
         States whose part is gone are a warning.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +23,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 from ..core import errors
 from ..core.errors import OneLineError
 from ..core.pairwise import sum_rows
+
+Files = dict[str, bytes | bytearray]
+"""The contents of files by name."""
 
 _TEXT_BYTES = 200
 # Up to this many elements, over all processes, one exchange is faster than two (gloo).
@@ -135,14 +138,12 @@ def _reraise(captured: list[Any]) -> Any:
     return result
 
 
-def broadcast_files(
-    read: Callable[[], Mapping[str, bytes | bytearray]], accelerator: Accelerator
-) -> dict[str, bytes | bytearray]:
+def broadcast_files(read: Callable[[], Files], accelerator: Accelerator) -> Files:
     """Return the files that `read` finds on the main process, contents by name, on every process.
 
     **Collective.** No shared disk is needed. Errors are raised as by `run_on_main`.
     """
-    files: dict[str, bytes | bytearray] = {}
+    files: Files = {}
 
     def read_names() -> list[str]:
         files.update(read())

@@ -31,6 +31,7 @@ from ..core.callback import Callback
 from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError, listed
 from ..core.parameters import Optimizers, named_parts, parameters_of, preserved_parameters
+from ..core.registry import Pieces
 from ..core.shards import is_shard, local_part
 from ..core.tensor_memory import sum_of_bits
 from ..core.user_code import describe_error
@@ -251,7 +252,7 @@ class Rehearsal:
         return {name: digest_of(state.state_dict()) for name, state in self.states.items()}
 
     @contextmanager
-    def watching_save(self, read_state: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    def watching_save(self, read_state: Callable[[], Pieces]) -> Iterator[None]:
         """Check that the first hooks before a save, in the block, change nothing that is saved.
 
         **Collective** with shards. **Host sync.**
@@ -267,7 +268,7 @@ class Rehearsal:
         fix = "change it in on_step_end, since a run that is killed saves more often"
         _refuse_changes("before_save", before, _digests(read_state()), fix)
 
-    def after_step(self, read_state: Callable[[], Mapping[str, Any]]) -> None:
+    def after_step(self, read_state: Callable[[], Pieces]) -> None:
         """Check the state that a checkpoint would hold, perhaps with this process's shards.
 
         **Collective.**

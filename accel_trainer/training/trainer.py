@@ -18,6 +18,7 @@ from ..core.errors import ConfigError, DataError
 from ..core.learning_rate import Schedule, set_learning_rate
 from ..core.log import Log
 from ..core.parameters import preserved_weights, unstepped_parameters
+from ..core.registry import Pieces
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.training_mode import set_training_mode
 from ..core.types import Gradients, Loader, Position, StepBatch, StepReport
@@ -382,7 +383,7 @@ class Trainer:
                 )
         self._notify("on_checkpoint", checkpoint_name(self.state))
 
-    def restore(self, pieces: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:
+    def restore(self, pieces: Pieces, *, changes: Collection[str] = ()) -> None:
         """Restore a checkpoint's `pieces`, the same on every process.
 
         `changes` are the settings that were changed on purpose. If there are any, callbacks decide

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accel_trainer.checkpoint.format import COMMIT, MANIFEST, Files
+from accel_trainer.checkpoint.format import COMMIT, MANIFEST
+from accel_trainer.distributed.collectives import Files
 
 BAD_NAMES = [
     "../../x",

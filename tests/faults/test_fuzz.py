@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from accel_trainer.checkpoint import format, retention
-from accel_trainer.checkpoint.format import Files, LoadedCheckpoint
+from accel_trainer.checkpoint.format import LoadedCheckpoint
+from accel_trainer.distributed.collectives import Files
 from tests.faults.fuzz import run_campaign
 
 pytestmark = pytest.mark.fuzz

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...core.buffers import BufferHistory, Place, buffer_places, buffers_at
 from ...core.parameters import Optimizers, stepped_parameters
+from ...core.registry import Pieces
 from ...core.rng import fold_in, seed_generators
 from ...core.tensor_memory import copy_model
 from ...core.types import StepSums
@@ -81,7 +82,7 @@ class Strategy:
         self._shared_buffers = [*buffer_places(model).values()]
         return model
 
-    def gather(self, pieces: Mapping[str, Any]) -> dict[str, Any]:
+    def gather(self, pieces: Pieces) -> dict[str, Any]:
         """Return the state that the main process stores. **Collective** with shards."""
         return dict(pieces)
 

@@ -5,7 +5,7 @@ A forward gathers the shards, and so waits for the other processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...core.buffers import buffer_places
 from ...core.errors import ConfigError
 from ...core.parameters import Optimizers
+from ...core.registry import Pieces
 from ...distributed import fsdp
 from ...distributed.collectives import SINGLE_PROCESS, Peers, join_peers
 from ...distributed.placement import place_model
@@ -67,7 +68,7 @@ class ShardedStrategy(Strategy):
             group["fused"] = False
         return prepared  # type: ignore[no-any-return]  # accelerate is untyped
 
-    def gather(self, pieces: Mapping[str, Any]) -> dict[str, Any]:
+    def gather(self, pieces: Pieces) -> dict[str, Any]:
         """Return whole tensors on the main process, or the shards if each process stores its own.
 
         **Collective.**
