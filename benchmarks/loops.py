@@ -275,7 +275,6 @@ def ours(
             steps_per_epoch=num_steps,
         ),
         stop_flag=StopFlag(),
-        activity=activity,
         load_best=lambda trainer: "",
         callbacks=[
             MetricLogger(

@@ -216,7 +216,6 @@ def build_trainer(
         schedule=optimization.schedule,
         decay_steps=optimization.decay_steps,
         stop_flag=run.stop_flag,
-        activity=run.activity,
         callbacks=all_callbacks,
         load_best=partial(load_best_weights, run),
     )

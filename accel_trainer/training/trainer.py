@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.activity import Activity
 from ..core.callback import Callback, RunResult
 from ..core.digest import digest_of
 from ..core.errors import ConfigError, DataError
@@ -80,7 +79,6 @@ class Trainer:
         schedule: Schedule,
         decay_steps: range | None = None,
         stop_flag: StopFlag,
-        activity: Activity,
         callbacks: Sequence[Callback] = (),
         load_best: Callable[[Trainer], str],
     ) -> None:
@@ -102,9 +100,9 @@ class Trainer:
         self._run_folder = self._checkpointer.run_folder
         self._progress = Progress(config, evaluations)
         self._stop_flag = stop_flag
-        self._activity = activity
+        self._activity = step.activity
         self._callback_runner = CallbackRunner(callbacks)
-        self.log = Log(self._run_folder, activity, self.accelerator.is_main_process)
+        self.log = Log(self._run_folder, step.activity, self.accelerator.is_main_process)
         loop = LoopState(self._progress, step.report, self._callback_runner, self.log)
         self._states = self._trained.extended({"trainer": loop})
         self._saved_best: BestCheckpoint | None = None

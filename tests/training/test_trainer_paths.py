@@ -91,7 +91,6 @@ def make_trainer(
 ) -> Trainer:
     """Return a trainer without a run, which evaluates nothing."""
     task = ClassificationTask()
-    activity = Activity()
     assembly = assemble(
         config,
         strategy=DataParallelStrategy(accelerator, seed=5),
@@ -101,7 +100,7 @@ def make_trainer(
         parts={"model": model},
         train_set=loader,
         checkpointer=Checkpointer(folder, config=CheckpointConfig(), header={}),
-        activity=activity,
+        activity=Activity(),
     )
     return Trainer(
         config,
@@ -110,7 +109,6 @@ def make_trainer(
         evaluations={"eval": Evaluator(loader, task=task, metrics=[], accelerator=accelerator)},
         schedule=learning_rate_at,
         stop_flag=StopFlag(),
-        activity=activity,
         load_best=lambda trainer: "",
     )
 
