@@ -6,12 +6,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
 from ..core import filesystem
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, DamagedError
 from ..core.json_files import read_json_object, write_json
 from ..core.train_state import BestCheckpoint
 from ..distributed.collectives import Files
@@ -81,9 +82,7 @@ def first_valid(
     for name in names:
         try:
             return load(name)
-        except CheckpointError as error:
-            if error.code != "CKPT_DAMAGED":
-                raise
+        except DamagedError as error:
             _logger.log(level, "%s is passed over: %s", name, error)
     return None
 
@@ -100,11 +99,8 @@ def none_valid(directory: Path) -> CheckpointError:
 def read_patiently(path: Path, *, without: str = "") -> Files:
     """Return `read_files`; the content of the files may arrive after their names."""
     for delay_s in RETRY_DELAYS_S:
-        try:
+        with suppress(DamagedError):
             return read_files(path, without=without)
-        except CheckpointError as error:
-            if error.code != "CKPT_DAMAGED":
-                raise
         time.sleep(delay_s)
     return read_files(path, without=without)
 

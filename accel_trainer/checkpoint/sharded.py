@@ -22,7 +22,7 @@ from accelerate.utils import recursively_apply
 from torch import Tensor
 
 from ..core import filesystem
-from ..core.errors import CheckpointError
+from ..core.errors import DamagedError
 from ..core.json_files import parse_json
 from ..core.shards import as_shard, is_shard, local_part, place_in_whole
 from ..distributed.collectives import Peers
@@ -259,6 +259,6 @@ def damaged_if_unreadable(path: Path) -> Iterator[None]:
         raise damaged(path, error.strerror or str(error)) from error
 
 
-def damaged(path: Path, reason: str) -> CheckpointError:
+def damaged(path: Path, reason: str) -> DamagedError:
     """Return the error for a file that is not as it was saved."""
-    return CheckpointError("CKPT_DAMAGED", f"{path}: {reason}: use another checkpoint")
+    return DamagedError("CKPT_DAMAGED", f"{path}: {reason}: use another checkpoint")

@@ -103,6 +103,10 @@ class CheckpointError(UserError):
     exit_code = ExitCode.CHECKPOINT
 
 
+class DamagedError(CheckpointError):
+    """A file of a checkpoint is not as it was saved."""
+
+
 class DivergedError(UserError):
     """A loss, gradient or weight is NaN or inf."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..checkpoint.format import FROZEN_FILE, LoadedCheckpoint, entry_of
 from ..checkpoint.serialization import pack_tensors
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, DamagedError
 from ..core.user_code import describe_error
 from ..data.fingerprint import is_same_data
 from ..training.trainer import Trainer
@@ -31,7 +31,7 @@ def complete_frozen(checkpoint: LoadedCheckpoint, trainer: Trainer) -> None:
     found = {name: built[name].cpu().contiguous() for name in checkpoint.missing}
     where = f"{checkpoint.name}/{FROZEN_FILE}"
     if entry_of(pack_tensors(found)) != checkpoint.manifest["files"][FROZEN_FILE]:
-        raise CheckpointError(
+        raise DamagedError(
             "CKPT_DAMAGED", f"{where}: the model was built with different values: restore the file"
         )
     if trainer.accelerator.is_main_process:
