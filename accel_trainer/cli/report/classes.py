@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,19 +77,17 @@ def class_rows(run: RunReader) -> list[ClassRow]:
     found = read_classes(run)
     if found is None:
         return []
-    predicted = found.confusion.predictions()
-    samples = found.confusion.samples()
-    hits = found.confusion.hits()
-    order = [number for number, count in enumerate(samples) if count]
-    order.sort(key=lambda number: hits[number] / samples[number])
+    confusion = found.confusion
+    counts = zip(confusion.samples(), confusion.predictions(), confusion.hits(), strict=True)
+    rows = [
+        (hits / samples, name, samples, f"{hits / predicted:.1%}" if predicted else "–")
+        for name, (samples, predicted, hits) in zip(found.names, counts, strict=True)
+        if samples
+    ]
+    rows.sort(key=itemgetter(0))
     return [
-        ClassRow(
-            found.names[number],
-            f"{samples[number]:,}",
-            f"{hits[number] / predicted[number]:.1%}" if predicted[number] else "–",
-            f"{hits[number] / samples[number]:.1%}",
-        )
-        for number in order
+        ClassRow(name, f"{samples:,}", precision, f"{recall:.1%}")
+        for recall, name, samples, precision in rows
     ]
 
 

@@ -79,9 +79,7 @@ def _run(run: RunReader, number: int, limit: int) -> dict[str, Any]:
 def _thin_out(values: Sequence[Any], limit: int) -> list[Any]:
     """Return every n-th value, and the last, where n keeps at most `limit` values and the last."""
     every = math.ceil(len(values) / limit) or 1
-    kept = list(values[::every])
-    is_last_kept = (len(values) - 1) % every == 0
-    return kept if not values or is_last_kept else [*kept, values[-1]]
+    return [*values[:-1:every], *values[-1:]]
 
 
 def _short(value: float) -> float | None:

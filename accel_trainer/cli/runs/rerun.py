@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -63,12 +64,8 @@ def main(argv: Sequence[str]) -> int:
 def _free_folder(run: Path) -> Path:
     """Return `RUN-rerun`, or `RUN-rerun-N` with the first free number if it exists."""
     first = run.resolve().with_name(f"{run.resolve().name}-rerun")
-    folder = first
-    number = 2
-    while folder.exists():
-        folder = first.with_name(f"{first.name}-{number}")
-        number += 1
-    return folder
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([first], others) if not each.exists())
 
 
 def _flags(run: RunReader, folder: Path) -> list[str]:

@@ -188,13 +188,6 @@ def _class_rows(metrics: Mapping[str, Any], names: Sequence[str]) -> list[list[s
     """Return a row per class with images, the worst first; of many only the worst and the best."""
     confusion = read_confusion(metrics)
     assert confusion is not None
-    counts = confusion.samples()
-    seen = [
-        (accuracy, names[label], label)
-        for label, accuracy in enumerate(confusion.accuracy.tolist())
-        if counts[label]
-    ]
-    rows = [
-        [name, f"{counts[label]:,}", f"{accuracy:.1%}"] for accuracy, name, label in sorted(seen)
-    ]
-    return both_ends(rows)
+    classes = zip(confusion.accuracy.tolist(), names, confusion.samples(), strict=True)
+    seen = sorted(each for each in classes if each[2])
+    return both_ends([[name, f"{count:,}", f"{accuracy:.1%}"] for accuracy, name, count in seen])

@@ -144,8 +144,8 @@ def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[dict[s
     groups: dict[tuple[tuple[str, str], ...], list[RunReader]] = {}
     for trial in trials:
         if trial.folder in by_folder:
-            choices = [(choice.name, choice.value) for choice in trial.choices]
-            key = tuple(choice for choice in choices if choice[0] != "seed")
+            others = [each for each in trial.choices if each.name != "seed"]
+            key = tuple((each.name, each.value) for each in others)
             groups.setdefault(key, []).append(by_folder[trial.folder])
     rows = []
     for key, members in groups.items():
