@@ -151,6 +151,7 @@ def evaluate(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the metrics, and a description of the data they were measured on."""
     settings = stored.evaluation
+    seed = settings.get("seed")
     runtime = _runtime(stored)
     task = {name: settings[name] for name in ("tta", "ignore_index") if name in settings}
     accelerator = start_accelerator(runtime)
@@ -167,7 +168,7 @@ def evaluate(
         task=ImageClassificationTask(ImageClassificationConfig(**task)),
         metrics=classification_metrics(len(stored.config.class_names)),
         accelerator=accelerator,
-        seed=seed if isinstance(seed := settings.get("seed"), int) else 0,
+        seed=seed if isinstance(seed, int) else 0,
     )
     results = run_evaluation(evaluator, model, accelerator)
     return results, {

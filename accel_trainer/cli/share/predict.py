@@ -165,7 +165,8 @@ def predict(
         )
         predicted = iter(top_classes(logits, config.class_names, top=top))
         for path, image in batch:
-            yield path, image if isinstance(image, DataError) else next(predicted)
+            found = image if isinstance(image, DataError) else next(predicted)
+            yield path, found
 
 
 def read_image(path: Path, config: ExportConfig) -> Tensor:

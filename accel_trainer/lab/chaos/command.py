@@ -50,7 +50,7 @@ from .start import Recipe
 
 _EXAMPLE = "example: accel-trainer chaos recipes/minimal.py --runs 2"
 _OF_RECIPES = {"steps": 24, "num_processes": 1, "faults": None}
-_OF_SCRIPTS = ("resume", "saves", "compare")
+_OF_SCRIPTS = {"resume": None, "saves": None, "compare": None}
 _DIFFERENT = 1
 _MIN_STEPS = 8
 _START_S = 4.0  # of a small recipe
@@ -109,13 +109,9 @@ def _check(options: Namespace) -> None:
     """Raise ConfigError for options that cannot work."""
     if (options.recipe is None) == (options.script is None):
         raise ConfigError("CHAOS", "give either the path of a recipe, or a command with --script")
-    if options.script is not None:
-        useless = [name for name, default in _OF_RECIPES.items() if vars(options)[name] != default]
-        where = "a recipe"
-    else:
-        useless = [name for name in _OF_SCRIPTS if vars(options)[name] is not None]
-        where = "--script"
-    if useless:
+    is_script = options.script is not None
+    others, where = (_OF_RECIPES, "a recipe") if is_script else (_OF_SCRIPTS, "--script")
+    if useless := [name for name, default in others.items() if vars(options)[name] != default]:
         flag = f"--{useless[0].replace('_', '-')}"
         raise ConfigError("CHAOS", f"{flag} has no effect without {where}: leave it out")
     if options.recipe is not None and not options.recipe.is_file():

@@ -293,7 +293,7 @@ class Trace(Observer):
         written = _written_tensors(function, arguments, named)
         outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
         self._note_memory(function, outputs, written)
-        changed = [*{id(each): each for each in (*outputs, *written)}.values()]
+        changed = [*{id(each): each for each in (*outputs, *written)}.values()]  # each once
         self.record(
             "operator",
             str(function),
