@@ -73,17 +73,18 @@ def main(argv: Sequence[str]) -> int:
             folder = Path(scratch) / "export"
             export(run, folder)
         reported = read_reported(folder)
+        place = find_export(folder)
         data = Path(scratch) / "images"
         filesystem.make_directory(data)
         _write_test_images(
             data,
-            find_export(folder),
+            place,
             dataset or reported["dataset"],
             reported["fingerprint"],
             options.cache_dir,
         )
-        measured = evaluate_apart(find_export(folder), data, python=options.python)
-        are_files_intact = _check_hashes(folder)
+        measured = evaluate_apart(place, data, python=options.python)
+        are_files_intact = _check_hashes(place)
     are_equal = _compare(reported["metrics"], measured, options.tolerance)
     return ExitCode.DONE if are_equal and are_files_intact else _FAILED
 
@@ -155,17 +156,16 @@ def evaluate_apart(
     return dict(json.loads(done.stdout))
 
 
-def _check_hashes(folder: Path) -> bool:
+def _check_hashes(export: Path) -> bool:
     """Print and return whether the files have their recorded hashes; old exports recorded none."""
-    place = find_export(folder)
-    config = read_export_content(place)
+    config = read_export_content(export)
     recorded = {"model.safetensors": config.get("sha256")}
     recorded |= {name: config.get(key) for name, key in ONNX_FILES.items()}
     are_same = True
     for name, expected in recorded.items():
-        if not (place / name).exists():
+        if not (export / name).exists():
             continue
-        found = filesystem.sha256_of(place / name)
+        found = filesystem.sha256_of(export / name)
         are_same &= expected in (None, found)
         mismatch = "CHANGED" if expected else "no hash was recorded"
         verdict = "ok" if expected == found else mismatch

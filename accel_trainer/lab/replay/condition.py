@@ -120,17 +120,23 @@ class _Parser:
 
     def either(self) -> Holds:
         """Read what `or` joins."""
-        left = self.both()
-        while self.takes("or"):
-            left = _joined(left, self.both(), decides=True)
-        return left
+        return self.joined_by("or", self.both, decides=True)
 
     def both(self) -> Holds:
         """Read what `and` joins."""
-        left = self.negation()
-        while self.takes("and"):
-            left = _joined(left, self.negation(), decides=False)
-        return left
+        return self.joined_by("and", self.negation, decides=False)
+
+    def joined_by(self, word: str, part: Callable[[], Holds], *, decides: bool) -> Holds:
+        """Read parts with a word between them: one that is `decides` decides."""
+        parts = [part()]
+        while self.takes(word):
+            parts.append(part())
+
+        def holds(row: Row) -> bool | None:
+            found = [each(row) for each in parts]
+            return decides if decides in found else None if None in found else not decides
+
+        return holds
 
     def negation(self) -> Holds:
         """Read a comparison, perhaps after `not`."""
@@ -170,16 +176,6 @@ class _Parser:
             self.fail(f"no row has it{f', perhaps {near[0]}' if near else ''}")
         self.names.add(self.take().text)
         return lambda row: row.get(text)
-
-
-def _joined(left: Holds, right: Holds, *, decides: bool) -> Holds:
-    """Return what is `decides` if one of both is, and unknown if one is unknown."""
-
-    def holds(row: Row) -> bool | None:
-        found = (left(row), right(row))
-        return decides if decides in found else None if None in found else not decides
-
-    return holds
 
 
 def _known(function: Callable[..., bool], *values: Value) -> Holds:
