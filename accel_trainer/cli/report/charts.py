@@ -44,12 +44,12 @@ class Kind(NamedTuple):
 
 _TRAINING = Kind("training", "muted", {"linewidth": 1.0, "alpha": 0.75})
 _LABELS = {"eval": "evaluation", "eval_ema": "averaged weights"}
-_PHASES = {"training": "training", "evaluation": "evaluation", "save": "saves", "start": "start"}
-_PHASE_COLORS = {
-    "training": "series-9",
-    "evaluation": "series-12",
-    "save": "series-13",
-    "start": "line",
+# The label and the colour of each phase.
+_PHASES = {
+    "training": ("training", "series-9"),
+    "evaluation": ("evaluation", "series-12"),
+    "save": ("saves", "series-13"),
+    "start": ("start", "line"),
 }
 _SHOWN_SHARE = 0.98  # of the values of a line, if the others are far higher
 _NEVER_CUT = ("perf/", "optim/learning_rate")
@@ -256,13 +256,13 @@ def draw_time(runs: Sequence[RunReader]) -> Chart | None:
     def draw(axes: Axes) -> None:
         totals = [sum(run.phase_s.get(phase, 0.0) for phase in phases) for run in timed]
         before = np.zeros(len(timed))
+        colors = LIGHT.variables()
         for phase in phases:
             seconds = np.array([run.phase_s.get(phase, 0.0) for run in timed])
-            label = _PHASES[phase]
+            label, color = _PHASES[phase]
             if is_alone:
                 label += f" {format_duration(seconds[0])}, {seconds[0] / (totals[0] or 1):.0%}"
-            color = LIGHT.variables()[_PHASE_COLORS[phase]]
-            axes.barh(range(len(timed)), seconds, _BAR, left=before, color=color, label=label)
+            axes.barh(range(len(timed)), seconds, _BAR, before, color=colors[color], label=label)
             before = before + seconds
         names = [""] if is_alone else [run.name for run in timed]
         bars = zip(names, totals, map(format_duration, totals), strict=True)
