@@ -1749,8 +1749,8 @@ MUTANTS = [
     Mutant(
         "a metric of torchmetrics adds up all batches so far",
         "accel_trainer/training/metric_adapters.py",
-        "            metric.to(sums.device).reset()\n            metric.update(*arguments)",
-        "            metric.to(sums.device)\n            metric.update(*arguments)",
+        "                metric.to(sums.device).reset()\n                metric.update(",
+        "                metric.to(sums.device)\n                metric.update(",
         ("tests/training/test_metric_adapters.py",),
     ),
     Mutant(
