@@ -19,12 +19,12 @@ NOTHING = torch.empty(0)
 """Stands for a buffer that is None."""
 
 
-def buffer_places(model: nn.Module) -> dict[str, Place]:
-    """Return the places of all buffers by full name."""
-    places: dict[str, Place] = {}
+def buffer_places(model: nn.Module) -> list[Place]:
+    """Return the places of all buffers, in the order of `named_buffers`."""
+    places = []
     for name, _ in model.named_buffers():
         path, _, short_name = name.rpartition(".")
-        places[name] = (model.get_submodule(path), short_name)
+        places.append((model.get_submodule(path), short_name))
     return places
 
 
@@ -89,7 +89,7 @@ class BufferHistory:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = list(buffer_places(model).values())
+        self._places = buffer_places(model)
         # The newer one is first.
         self._copies = deque([BufferCopy(self._places), BufferCopy(self._places)])
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from ..core.errors import ExitCode, ProcessError
+from ..core.errors import ExitCode, ProcessError, reason_of
 
 # Served by this process, and kept: the others may already be forming the next group with them.
 _stores: dict[tuple[str, int], Store] = {}
@@ -48,11 +48,10 @@ def init_process_group(
         )
     except (RuntimeError, OSError) as error:
         where = f"at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {timeout_s:g} s"
-        reason = str(error).splitlines()[0]
         message = (
-            f"process {rank} of {num_processes} did not meet the others {where} ({reason}): "
-            "start all, with the address of process 0's machine and a free port there, "
-            "open between the machines"
+            f"process {rank} of {num_processes} did not meet the others {where} "
+            f"({reason_of(error)}): start all, with the address of process 0's machine and a free "
+            "port there, open between the machines"
         )
         raise ProcessError("RENDEZVOUS", message, rank, ExitCode.INTERNAL) from error
 

@@ -49,8 +49,8 @@ class Ema:
         self.model = copied.eval().requires_grad_(False)
         self._parameters = list(zip(self.model.parameters(), source.parameters(), strict=True))
         self._has_shards = any(is_shard(average) for average, _ in self._parameters)
-        self._average_places = list(buffer_places(self.model).values())
-        self._source_places = list(buffer_places(source).values())
+        self._average_places = buffer_places(self.model)
+        self._source_places = buffer_places(source)
         self._look_up()
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from ..core.errors import ConfigError, listed
+from ..core.errors import ConfigError, listed, reason_of
 from ..core.parameters import Optimizers, parameters_of
 from ..core.tensor_memory import is_dense
 from ..distributed.streams import has_streams
@@ -53,10 +53,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     try:
         return optimizer_class(groups, **known)
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
         raise ConfigError(
             "CONFIG",
-            f"torch.optim.{config.name} rejects this model or these settings ({reason}): "
+            f"torch.optim.{config.name} rejects this model or these settings ({reason_of(error)}): "
             "choose a different --optimizer.name",
         ) from error
 

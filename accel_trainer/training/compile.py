@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, reason_of
 from ..core.timing import Stopwatch
 
 # Of one forward. torch's default of 8 is too few for batches that are cut to their longest sample.
@@ -62,8 +62,7 @@ def compile_errors_explained() -> Iterator[None]:
                 "or leave out --compile",
             ) from error
         if "BackendCompilerFailed" in names:
-            reason = str(error).splitlines()[0]
             raise ConfigError(
-                "COMPILE", f"--compile cannot compile this model ({reason}): leave it out"
+                "COMPILE", f"--compile cannot compile this model ({reason_of(error)}): leave it out"
             ) from error
         raise

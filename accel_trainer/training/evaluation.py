@@ -92,7 +92,7 @@ def run_evaluation(
     limited = {} if limit is None else {"limit": limit}
     # Running statistics differ between processes where norms are not synchronised.
     broadcast_from_main([*model.buffers()], accelerator)
-    buffers = BufferCopy([*buffer_places(model).values()])
+    buffers = BufferCopy(buffer_places(model))
     was_training = model.training
     model.eval()
     # Not inference mode: tensors that a forward caches there, or FSDP gathers, cannot be trained on

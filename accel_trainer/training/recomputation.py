@@ -19,7 +19,7 @@ class Recomputation:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._unknown = [*buffer_places(model).values()]
+        self._unknown = buffer_places(model)
         self.copies = [BufferCopy([place]) for place in self._unknown]
 
     @contextmanager

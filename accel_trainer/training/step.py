@@ -307,7 +307,7 @@ class OptimizerStep:
                     f"the gradient of {name} does not fit ({error}): "
                     "keep its shape, dtype and device",
                 ) from error
-        others = {*out_of_turn(self.optimizers, gradients.step_batch.turn)}
+        others = out_of_turn(self.optimizers, gradients.step_batch.turn)
         named = self._parameters.items()
         if found := [name for name, each in named if each in others and each.grad is not None]:
             raise ConfigError(

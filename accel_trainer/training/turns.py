@@ -49,10 +49,10 @@ def in_turn(optimizers: Optimizers, turn: Turn) -> Optimizers:
     return {name: each for name, each in optimizers.items() if name in names or not turn}
 
 
-def out_of_turn(optimizers: Optimizers, turn: Turn) -> list[Tensor]:
+def out_of_turn(optimizers: Optimizers, turn: Turn) -> set[Tensor]:
     """Return the parameters of the optimizers that do not have the turn."""
     others = optimizers.keys() - in_turn(optimizers, turn).keys()
-    return [each for name in others for each in parameters_of(optimizers[name])]
+    return {each for name in others for each in parameters_of(optimizers[name])}
 
 
 @contextmanager

@@ -79,7 +79,7 @@ class Strategy:
             broadcast_from_main([parameter], self.accelerator)
         broadcast_from_main([*model.buffers()], self.accelerator)
         self._parameters = [*stepped_parameters(model, optimizers).values()]
-        self._shared_buffers = [*buffer_places(model).values()]
+        self._shared_buffers = buffer_places(model)
         return model
 
     def gather(self, pieces: Pieces) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class ExactStrategy(Strategy):
         # copy does not change yet.
         self._num_checks_left = 2
         self._places = buffer_places(model)
+        self._names = [name for name, _ in model.named_buffers()]
         buffers = self._buffers()
         self._counters = [
             name
@@ -166,10 +167,10 @@ class ExactStrategy(Strategy):
         return sums, num_items
 
     def _buffers(self) -> dict[str, Tensor]:
-        return self._by_name(buffers_at([*self._places.values()]))
+        return self._by_name(buffers_at(self._places))
 
     def _by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        return dict(zip(self._places, tensors, strict=True))
+        return dict(zip(self._names, tensors, strict=True))
 
     def _watched_copies(self) -> dict[str, Tensor]:
         """Return copies of the parameters and the extra state, by name.
@@ -177,7 +178,7 @@ class ExactStrategy(Strategy):
         After the first steps of a start there are none: changes are then no longer looked for.
         """
         state = self._model.state_dict() if self._num_checks_left > 0 else {}
-        return {name: value.clone() for name, value in state.items() if name not in self._places}
+        return {name: value.clone() for name, value in state.items() if name not in self._names}
 
     def _refuse_unmerged_changes(self) -> None:
         now = self._watched_copies()

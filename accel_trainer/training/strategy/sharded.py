@@ -60,7 +60,7 @@ class ShardedStrategy(Strategy):
         """
         optimizer = optimizers[""]
         fsdp.reject_optimizer(optimizer)
-        self._shared_buffers = list(buffer_places(model).values())
+        self._shared_buffers = buffer_places(model)
         with fsdp.own_units(model):
             prepared, _ = self.accelerator.prepare(model, optimizer)
         # "_fused_sgd_ does not have a sharding strategy" (torch 2.13).
