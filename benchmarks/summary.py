@@ -140,7 +140,7 @@ _ON_GPU: Sequence[tuple[str, str, str, str, Sequence[str | int], str]] = (
         "resnet50, bf16, 224 pixels, batch 256",
         "waiting for data %",
         (16,),
-        " %",
+        "%",
     ),
     (
         "`recipes/configs/cifar10_94.yaml`, not compiled, training",
@@ -164,7 +164,7 @@ _ON_GPU: Sequence[tuple[str, str, str, str, Sequence[str | int], str]] = (
         "Whole trainings on the images of --dataset",
         "accuracy %",
         (0,),
-        " %",
+        "%",
     ),
 )
 

@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_number("--num-processes", "default: 1", default=1)
     options, recipe, flags = parser.parse_recipe(argv)
     if recipe is None:
-        raise ConfigError("LR_FIND", f"name the recipe first; {_EXAMPLE}")
+        raise ConfigError("LR_FIND", f"the recipe comes first; {_EXAMPLE}")
     if not 0 < options.lowest < options.highest < math.inf or not 10 <= options.steps <= _MAX_STEPS:
         raise ConfigError(
             "LR_FIND",

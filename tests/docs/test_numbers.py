@@ -32,7 +32,7 @@ def test_the_tables_of_costs_are_those_of_the_benchmarks() -> None:
 def test_the_results_are_those_of_the_runs() -> None:
     runs = result("cifar10_cpu")["runs"]
     accuracies = [100 * run["accuracy"] for run in runs]
-    shown = f"{statistics.mean(accuracies):.1f} % +- {statistics.stdev(accuracies):.2f} without TTA"
+    shown = f"{statistics.mean(accuracies):.1f}% +- {statistics.stdev(accuracies):.2f} without TTA"
     line = row("cifar10_cpu.yaml`, narrow")
     assert shown in line
     assert f"; {min(run['wall_s'] for run in runs):.0f} s for the seed" in line
@@ -50,7 +50,7 @@ def test_the_page_of_large_batches_is_that_of_the_runs() -> None:
     page = (ROOT / "docs" / "large_batches.md").read_text()
     for batch, warmup, named in ((128, 1, "1 epoch"), (1024, 1, "1 epoch"), (1024, 0, "none")):
         runs = [(16, 0), (16, 1), (8, 0)]
-        cells = [f"{accuracy(epochs=e, batch=batch, warmup=warmup, seed=s):.2f} %" for e, s in runs]
+        cells = [f"{accuracy(epochs=e, batch=batch, warmup=warmup, seed=s):.2f}%" for e, s in runs]
         assert f"| {' | '.join([str(batch), named, *cells])} |" in page
     losses = [
         accuracy(epochs=16, batch=128, warmup=1, seed=seed)
@@ -65,7 +65,7 @@ def test_the_accuracy_of_an_exact_reduction_is_that_of_the_runs() -> None:
     for name in ("cifar10_exact", "cifar10_cpu"):
         accuracies = [100 * run["accuracy"] for run in result(name)["runs"]]
         assert len(accuracies) == 3
-        assert f"{statistics.mean(accuracies):.1f} % +- {statistics.stdev(accuracies):.2f}" in page
+        assert f"{statistics.mean(accuracies):.1f}% +- {statistics.stdev(accuracies):.2f}" in page
 
 
 def test_no_number_with_a_unit_stands_in_the_prose_without_a_result() -> None:

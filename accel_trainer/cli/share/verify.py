@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         "--tolerance",
         type=at_least(0, float),
         default=5e-4,
-        help="allowed difference; 0.0005 is 5 of 10,000 images, or 0.05 %% of a loss",
+        help="allowed difference; 0.0005 is 5 of 10,000 images, or 0.05%% of a loss",
     )
     parser.add_argument(
         "--python",

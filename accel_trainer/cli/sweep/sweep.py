@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     )
     options, recipe, flags = parser.parse_recipe(argv)
     if recipe is None:
-        raise ConfigError("SWEEP", f"name the recipe first; {_EXAMPLE}")
+        raise ConfigError("SWEEP", f"the recipe comes first; {_EXAMPLE}")
     refuse_below_one("--num-processes", options.num_processes, code="SWEEP")
     folder = (options.output_dir or Path("runs") / f"sweep-{recipe.stem}").resolve()
     trials = plan_trials(find_config_class(recipe), flags, values=options.values, folder=folder)

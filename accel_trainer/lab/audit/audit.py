@@ -40,7 +40,7 @@ def audit(
     stretches = find_stretches(evidence)
     chosen = choose(stretches, count=count, seed=seed, max_steps=max_steps)
     if not chosen:
-        fact = "no two checkpoints of one attempt, nor the start of the run, are there"
+        fact = "the run has neither two checkpoints of one attempt nor its start"
         fix = "next time, keep more with --checkpoint.keep-for-replay 5"
         return [*verdicts, Verdict("training", "not checked", f"{fact}: {fix}")], None
     try:
@@ -53,7 +53,7 @@ def audit(
         say(f"the same bits cannot be expected: {', '.join(doubts)}")
     num_steps = sum(each.until - each.after for each in chosen)
     say(
-        f"training {num_steps} steps again, {len(chosen)} of {len(stretches)} stretches, "
+        f"training {num_steps} steps again, {len(chosen)} of {len(stretches)} segments, "
         f"with {replay.recipe}"
     )
     filesystem.make_directory(folder)
@@ -71,7 +71,7 @@ def _find_doubts(run: RunReader, recipe: Path) -> list[str]:
     code = run.environment.get("code")
     recorded = code.get("sha256") if isinstance(code, dict) else None
     if recorded != filesystem.sha256_of(recipe):
-        doubts.append(f"{recipe.name} is not the one that the run recorded")
+        doubts.append(f"{recipe.name} is not the recipe that the run recorded")
     if operations := run.result.get("nondeterministic_operations"):
         doubts.append(f"without deterministic kernels: {', '.join(map(str, operations))}")
     return doubts

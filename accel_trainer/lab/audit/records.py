@@ -20,14 +20,14 @@ _INTERVALS = ("num_epochs", "num_steps", "log_every_n_steps", "evaluate_every")
 def _check_config(evidence: Evidence) -> Found:
     """Compare config.yaml with the settings that the newest checkpoint was trained with."""
     if evidence.newest is None:
-        return "not checked", "there is no checkpoint that has the settings"
+        return "not checked", "no checkpoint contains the settings"
     settings = evidence.manifests[evidence.newest].get("settings")
     if not isinstance(settings, Mapping):
-        fact = f"{evidence.newest} is of an older version, and has no settings"
+        fact = f"{evidence.newest} is from an older version, and contains no settings"
         return "not checked", fact
     config = evidence.run.settings
     changed = [
-        f"{name} is {config[name]}, and {evidence.newest} was trained with {value}"
+        f"{name} is {config[name]}, but {evidence.newest} was trained with {value}"
         for name, value in settings.items()
         if name in config and config[name] != value
     ]
@@ -53,7 +53,7 @@ def _find_repeats(evidence: Evidence) -> Iterator[str]:
             yield f"{place} comes after step {step}"
         step = row["optimizer_step"]
         if (row["event"], step) in seen:
-            yield f"{place} is there twice"
+            yield f"{place} occurs twice"
         seen.add((row["event"], step))
 
 
@@ -70,7 +70,7 @@ def _find_disorder(evidence: Evidence) -> Iterator[str]:
     for row in rows:
         if row["optimizer_step"] and row["epoch"] != -(-row["optimizer_step"] // per_epoch):
             step = row["optimizer_step"]
-            yield f"the row {row['event']} of step {step} says epoch {row['epoch']}"
+            yield f"the row {row['event']} of step {step} has epoch {row['epoch']}"
     last = rows[-1]["optimizer_step"] if rows else 0
     if evidence.newest is not None:
         last = max(last, step_named(evidence.newest))
@@ -99,14 +99,14 @@ def _check_ends_of_rows(evidence: Evidence) -> Found:
         compared += 1
         size = state["history_bytes"]
         if size not in ends:
-            fact = f"at {name} the rows had {size} bytes, and no row ends there"
+            fact = f"at {name}, the rows had {size} bytes, but no row ends there"
             return "DIFFERS", f"{fact} now: rows before it were changed"
         before, after = evidence.rows[: ends[size]], evidence.rows[ends[size] :]
         step = step_named(name)
         if before and before[-1]["optimizer_step"] > step:
-            return "DIFFERS", f"at {name} there was a row of a later step"
+            return "DIFFERS", f"at {name}, there was a row of a later step"
         if after and after[0]["optimizer_step"] < step:
-            return "DIFFERS", f"after {name} there is a row of an earlier step"
+            return "DIFFERS", f"after {name}, there is a row of an earlier step"
     return "equal", f"their length at {compared} checkpoints"
 
 
@@ -136,7 +136,7 @@ def _check_result(evidence: Evidence) -> Found:
     if not result:
         return "not checked", "there is none: the run has not ended"
     if not evidence.is_result_current:
-        return "not checked", "it is of an earlier end: the run was continued"
+        return "not checked", "it is from an earlier end: the run was continued"
     step = result["optimizer_step"]
     row = {**evidence.evaluation_until(step)}
     for each in evidence.rows:
@@ -149,7 +149,8 @@ def _check_result(evidence: Evidence) -> Found:
         difference = _find_better(evidence, best)
         kept = evidence.best
         if kept is not None and kept != best and best.get("name") in evidence.manifests:
-            difference = f"its best is {best.get('name')}, in best.json it is {kept.get('name')}"
+            names = best.get("name"), kept.get("name")
+            difference = "its best is {}, but in best.json it is {}".format(*names)
     return judge(difference, compared=f"{len(metrics)} numbers and the best, to step {step}")
 
 
@@ -158,7 +159,7 @@ def _find_better(evidence: Evidence, best: Mapping[str, Any]) -> str | None:
     name, metric = str(best.get("name")), str(best.get("metric"))
     value = best.get("value")
     if StoredCheckpoint.of(Path(name)) is None:
-        return f"it names {name[:40]!r}, which is no checkpoint"
+        return f"it refers to {name[:40]!r}, which is not a checkpoint"
     values = {
         row["optimizer_step"]: row[metric]
         for row in evidence.rows
@@ -166,7 +167,7 @@ def _find_better(evidence: Evidence, best: Mapping[str, Any]) -> str | None:
     }
     step = step_named(name)
     if values.get(step) != value:
-        return f"{metric} of {name} is {value}, and in its row {values.get(step)}"
+        return f"{metric} of {name} is {value}, but {values.get(step)} in its row"
     sign = -1 if best.get("mode") == "min" else 1
     better = [each for each in values if sign * values[each] > sign * values[step]]
     if better and not has_changed(evidence):
@@ -178,7 +179,7 @@ def _differing(metrics: Mapping[str, Any], row: Mapping[str, Any], where: str) -
     """Return the first number that is not the one in a row."""
     for name, value in metrics.items():
         if is_number(value) and as_in_rows(value) != row.get(name):
-            return f"{name} is {value}, and in {where} {row.get(name)}"
+            return f"{name} is {value}, but {row.get(name)} in {where}"
     return None
 
 

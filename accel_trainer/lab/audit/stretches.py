@@ -132,7 +132,7 @@ def _compare_rows(run: Path, folder: Path, stretch: Stretch) -> str | None:
     values = "{} in the run, {} trained again".format(*found.values(name))
     fact = f"the {found.event} row of step {found.step}: {name} is {values}"
     is_same = name != _SAMPLES and _SAMPLES in found.one
-    return fact + ", of samples with the same numbers" * is_same
+    return fact + ", for samples with the same indices" * is_same
 
 
 def _compare_checkpoints(one: LoadedCheckpoint, folder: Path) -> str | None:

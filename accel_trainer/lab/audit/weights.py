@@ -44,11 +44,11 @@ def _check_digests(evidence: Evidence) -> Found:
         pieces = evidence.load(name).pieces if expected else {}
         for piece, (part, digest) in expected.items():
             if piece in pieces and (found := digest_of(pieces[piece])) != digest:
-                fact = f"{piece} of {name} has the digest {found}, and its row has {digest}"
+                fact = f"{piece} of {name} has the digest {found}, but its row has {digest}"
                 return "DIFFERS", f"{part}: {fact}"
             compared += piece in pieces
     if not compared:
-        return "not checked", "no row with digests has a checkpoint"
+        return "not checked", "no row with digests is at a checkpoint"
     return "equal", f"{compared} in rows, with the checkpoints of their steps"
 
 
@@ -61,14 +61,14 @@ def _check_export(evidence: Evidence) -> Found:
     config = read_json_object(folder / "config.json")
     found = _SOURCE.fullmatch(str(config.get("weights")))
     if found is None:
-        return "DIFFERS", "its config.json does not say where it is from"
+        return "DIFFERS", "its config.json does not record which weights it has"
     best = (evidence.run.result.get("best") or {}).get("name")
     is_best_kept = best in evidence.manifests
     if evidence.is_result_current and is_best_kept and found["name"] != best:
-        fact = f"it is of {found['weights']} {found['name'] or found['step']}"
-        return "DIFFERS", f"{fact}, and the best is {best}"
+        fact = f"it has {found['weights']} of {found['name'] or found['step']}"
+        return "DIFFERS", f"{fact}, but the best is {best}"
     if config.get("sha256") != filesystem.sha256_of(path):
-        return "DIFFERS", "model.safetensors has not the hash in its config.json"
+        return "DIFFERS", "model.safetensors does not match the hash in its config.json"
     sources = [
         name
         for name in evidence.manifests
@@ -79,7 +79,7 @@ def _check_export(evidence: Evidence) -> Found:
     pieces = evidence.load(sources[-1]).pieces
     stored = load_file(path)
     tensor = first_difference(pieces[found["weights"]], stored)
-    fact = f"{tensor} is not that of {found['weights']} in {sources[-1]}"
+    fact = f"{tensor} differs from {found['weights']} in {sources[-1]}"
     compared = f"{len(stored)} tensors of {found['weights']} in {sources[-1]}"
     return judge(None if tensor is None else fact, compared=compared)
 

@@ -7,10 +7,10 @@ workers and processes. All runs must end with the same tensors, optimizer state,
 one does not, the shortest plan of faults that makes it differ is found, and the first difference is
 reported. The exit code is 1 if a run differs, or the recipe's own if it fails without any fault.
 
-With `--script`, any training program is tested, through its command: it is run twice without
-interruption, and if that gives the same files, it is killed twice in each further run and resumed.
-Kills come in turn right after a checkpoint and at random moments. No file is unpickled. Paths may
-have `{out}`, a new folder, and in `--resume` also `{newest}`, the newest checkpoint.
+With `--script`, it tests any training program: two runs without interruption must end with the same
+files; each further run is killed and resumed twice, alternately right after a checkpoint and at
+random moments. Files are compared without unpickling. `{out}` stands for a new output folder, and
+in `--resume`, `{newest}` stands for the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _OF_SCRIPTS = {"resume": None, "saves": None, "compare": None}
 _DIFFERENT = 1
 _MIN_STEPS = 8
 _START_S = 4.0  # of a small recipe
-_NOT_TRIED = (
-    "not tried: a disk that is really full (the writes of the run's own folder fail instead), "
-    "and a power loss"
+_NOT_TESTED = (
+    "not tested: a disk that is really full (only writes to the run's own folder fail), and a "
+    "power loss"
 )
 
 
@@ -91,16 +91,16 @@ def _parser() -> CommandParser:
     parser.add_number("--runs", "number of runs with faults; default: 4", default=4)
     parser.add_number("--steps", "steps per run; default: 24", default=24)
     add("--seed", type=int, default=0, help="selects the faults; default: 0")
-    add("--faults", metavar="PLAN", help="train only one run, with these faults: 'kill@7 term@12'")
+    add("--faults", metavar="PLAN", help="one run with these faults, such as 'kill@7 term@12'")
     parser.add_number("--num-processes", "processes; default: 1", default=1)
     parser.add_json_option()
     parser.add_path("--keep", "FOLDER", "keep all runs in this new folder")
-    add("--script", metavar="COMMAND", help="instead of a recipe: 'python train.py --to {out}'")
-    add("--resume", metavar="FLAGS", help="what resumes the script: '--from {newest}'")
-    files = "files of tensors in {out}"
-    saves_help = f"its checkpoints, files or folders: '{{out}}/step_*'; default: {files}"
+    add("--script", metavar="COMMAND", help="test this program: 'python train.py --to {out}'")
+    add("--resume", metavar="ARGS", help="arguments that resume the script: '--from {newest}'")
+    files = "files with tensors in {out}"
+    saves_help = f"its checkpoints (files or folders): '{{out}}/step_*'; default: {files}"
     add("--saves", nargs="+", metavar="PATTERN", help=saves_help)
-    compare_help = f"what must be the same; default: {files}"
+    compare_help = f"files that must be the same; default: {files}"
     add("--compare", nargs="+", metavar="PATTERN", help=compare_help)
     return parser
 
@@ -160,7 +160,7 @@ def _campaign(recipe: Recipe, plan: Plan | None, options: Namespace) -> int:
         say(_line(verdict))
     failed = verdicts[-1] if verdicts[-1].has_failed else None
     if failed is not None and failed.ending.plan:
-        say("looking for the shortest plan of faults that does the same")
+        say("looking for the shortest plan of faults that still fails")
         failed = shrink(failed, recipe, undisturbed)
     closer = [] if failed is None else look_closer(failed, recipe, undisturbed.reference)
     if options.json:
@@ -191,7 +191,7 @@ def _line(verdict: Verdict) -> str:
         return f"{line}: {ending.refused}"
     if verdict.has_failed or len(ending.reached) == len(ending.plan):
         return line
-    return f"{line} (it was done before {ending.plan[len(ending.reached)]})"
+    return f"{line} (it ended before {ending.plan[len(ending.reached)]})"
 
 
 def _own_failure(recipe: Recipe, reference: Ending) -> int:
@@ -241,7 +241,7 @@ def _draw(recipe: Recipe, undisturbed: Undisturbed, options: Namespace) -> list[
     )
 
 
-# --- what is said in the end ---
+# --- the last lines ---
 
 
 def _survived(undisturbed: Undisturbed, verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -253,10 +253,10 @@ def _survived(undisturbed: Undisturbed, verdicts: Sequence[Verdict]) -> Iterator
     )
     if any(each.outcome == "resumed" for each in verdicts):
         yield (
-            "on other numbers of processes the run goes on, but rounds differently: only "
-            "--reduce exact can be compared"
+            "on a different number of processes, the run continues but rounds differently: results "
+            "can only be compared with --reduce exact"
         )
-    yield _NOT_TRIED
+    yield _NOT_TESTED
 
 
 def _failure(recipe: Recipe, failed: Verdict, closer: Sequence[str]) -> Iterator[str]:

@@ -64,7 +64,7 @@ def explain(
     if not ending.plan:
         cause = _why_not_repeated(one, other, lost, touched)
     elif touched and not lost:
-        cause = f"{_changed(touched)}, and no resume takes that back"
+        cause = f"{_changed(touched)}, and a resume does not undo that"
     elif not lost and ending.plan[-1].kind in _CAUSES:
         cause = _CAUSES[ending.plan[-1].kind]
     else:
@@ -75,11 +75,11 @@ def explain(
 
 _CAUSES = {
     "workers": (
-        "the usual cause is a sample that depends on its data worker, by get_worker_info or a "
-        "generator of the dataset: draw with a global generator"
+        "the usual cause is a sample that depends on its data worker, through get_worker_info or "
+        "a generator of the dataset: draw with a global generator"
     ),
     "processes": (
-        "the usual cause is a part that depends on the process: on its rank, or on the samples "
+        "the usual cause is code that depends on the process: on its rank, or on the samples "
         "that it has seen"
     ),
 }
@@ -93,18 +93,18 @@ def _first_lost(one: Path, other: Path) -> list[str]:
 
 def _why_not_repeated(one: Path, other: Path, lost: list[str], touched: Collection[str]) -> str:
     """Return why two runs without faults differ."""
-    fact = "the same start does not give the same again"
-    clock = "a clock, a process id, the hash of a text, the order of a set"
+    fact = "the same command does not give the same result again"
+    clock = "the time, a process id, the hash of a string, the order of a set"
     if touched:
         return f"{fact}: {_changed(touched)}"
     if read_run(one).data_fingerprint != read_run(other).data_fingerprint:
-        return f"{fact}: the samples are others, as by {clock}: build the dataset without them"
+        return f"{fact}: the samples differ, as with {clock}: build the dataset without them"
     if operations := read_json_object(one / "result.json").get("nondeterministic_operations"):
         return f"{fact}: torch has no deterministic kernel for {', '.join(operations)}"
     if lost:
         return f"{fact}, and {shortened(sorted(lost))} differs: the usual causes are {clock}"
     return (
-        f"{fact}: the usual causes are a model made before start_run, which seeds the generators, "
+        f"{fact}: the usual causes are a model built before start_run, which seeds the generators, "
         f"{clock}"
     )
 

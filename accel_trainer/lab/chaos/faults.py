@@ -59,11 +59,12 @@ def parse_plan(text: str) -> Plan:
         found = _WORD.fullmatch(word)
         if found is None or found["kind"] not in KINDS:
             fix = f"write KIND@STEP or KIND@STEP:VALUE; the kinds are {', '.join(KINDS)}"
-            raise ConfigError("CHAOS", f"--faults has {word!r}: {fix}")
+            raise ConfigError("CHAOS", f"--faults {word!r}: {fix}")
         faults.append(Fault(found["kind"], int(found["step"]), float(found["value"] or 0)))
     steps = [fault.step for fault in faults]
     if steps != sorted(set(steps)):
-        raise ConfigError("CHAOS", f"--faults has the steps {steps}: order them, each once")
+        fact = f"--faults has the steps {steps}"
+        raise ConfigError("CHAOS", f"{fact}: put them in ascending order, each once")
     return tuple(faults)
 
 

@@ -39,9 +39,9 @@ def differences(one: Mapping[str, Path], other: Mapping[str, Path]) -> list[str]
     paths = {**other, **one}
     for name in sorted(paths, key=lambda name: (paths[name].stat().st_mtime_ns, name)):
         if name not in other:
-            lines.append(f"{name}: only the first run has it")
+            lines.append(f"{name}: only in the first run")
         elif name not in one:
-            lines.append(f"{name}: the first run does not have it")
+            lines.append(f"{name}: not in the first run")
         elif filesystem.sha256_of(one[name]) != filesystem.sha256_of(other[name]):
             parts = [_parts(path) for path in (one[name], other[name])]
             difference = first_difference(*parts)

@@ -166,7 +166,7 @@ def run_script(
 
 
 def _problem(trial: Trial, log: Path) -> str:
-    kind = "resumed" if trial.resumed[-1] else "from the beginning"
+    kind = "a resume" if trial.resumed[-1] else "from the beginning"
     late = trial.code == _LATE
     how = "took too long" if late else f"ended with exit code {trial.code}"
     said = log.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
@@ -190,7 +190,7 @@ def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
             )
         except OSError as error:
             fact = f"--script cannot start {words[0]!r}: {error.strerror}"
-            raise ConfigError("CHAOS", f"{fact}: give a program that this shell finds") from None
+            raise ConfigError("CHAOS", f"{fact}: check the path of the program") from None
     try:
         yield process
     finally:

@@ -1,4 +1,4 @@
-"""`--script` of the command: tests any training program, and says what came of it."""
+"""`--script` of the command: tests any training program, and reports the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TENSORS = [
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What a run showed: `lines` say which files differ; none if it ended as the first one."""
+    """The result of a run: `lines` list the files that differ from those of the first run."""
 
     trial: Trial
     lines: Sequence[str]
@@ -45,12 +45,12 @@ class _Verdict:
 
 
 def crash_test(options: Namespace, folder: Path, stops: Sequence[int]) -> int:
-    """Run the script undisturbed, then with kills; return 0 if all ended the same, else 1.
+    """Run the script without interruption, then with kills; return 0 if all results agree, else 1.
 
-    If it fails undisturbed, its exit code is returned.
+    If it fails without interruption, its exit code is returned.
 
     Raises:
-        ConfigError: it cannot be started, saves nothing, or is done before any kill.
+        ConfigError: it cannot be started, saves nothing, or ends before any kill.
         KeyboardInterrupt: a signal was noted in `stops`.
     """
     say = say_unless(options.json)
@@ -64,9 +64,9 @@ def crash_test(options: Namespace, folder: Path, stops: Sequence[int]) -> int:
     _check_reference(reference, wanted, options)
     took = format_duration(reference.seconds * (1 + 2 * options.runs))
     say(
-        f"chaos: it took {format_duration(reference.seconds)}, saved "
-        f"{counted(reference.num_saves, 'time')} and left {counted(len(wanted), 'file')} to "
-        f"compare; 1 run again and {options.runs} with kills: about {took}"
+        f"chaos: the script took {format_duration(reference.seconds)}, saved "
+        f"{counted(reference.num_saves, 'time')} and wrote {counted(len(wanted), 'file')} to "
+        f"compare; 1 more run without a kill and {options.runs} with kills take about {took}"
     )
 
     def judge(kills: Sequence[Kill], name: str) -> _Verdict:
@@ -100,26 +100,29 @@ def crash_test(options: Namespace, folder: Path, stops: Sequence[int]) -> int:
 
 def _script(options: Namespace, folder: Path) -> Script:
     if "{out}" not in options.script:
-        fact = "--script has no {out}, so nothing says where its files go"
-        raise ConfigError("CHAOS", f"{fact}: write {{out}} in place of its output folder")
+        fact = f"--script {options.script!r} does not contain {{out}}"
+        raise ConfigError("CHAOS", f"{fact}: write {{out}} in place of the output folder")
     words = []
     for name in ("script", "resume"):
         try:
             words.append(shlex.split(getattr(options, name) or ""))
         except ValueError as error:
             given = getattr(options, name)
-            raise ConfigError("CHAOS", f"--{name} is {given!r}: {error}: close it") from None
+            fact = f"--{name} {given!r} cannot be split into words ({error})"
+            raise ConfigError("CHAOS", f"{fact}: correct its quotes") from None
     return Script(words[0], words[1], options.saves or _TENSORS, folder)
 
 
 def _check_reference(reference: Trial, wanted: dict[str, Path], options: Namespace) -> None:
     if not wanted:
         given = " ".join(options.compare or _TENSORS)
-        raise ConfigError("CHAOS", f"--compare {given} matches no file: give what the script saves")
+        fact = f"no file that the script wrote matches --compare {given}"
+        raise ConfigError("CHAOS", f"{fact}: give a pattern that matches its results")
     if not reference.num_saves:
         given = " ".join(options.saves or _TENSORS)
-        fact = f"--saves {given}: no checkpoint was seen before the end of the script"
-        raise ConfigError("CHAOS", f"{fact}: give its checkpoints, or let it save more often")
+        fact = f"the script ended before any checkpoint that matches --saves {given}"
+        fix = "give a pattern that matches its checkpoints, or let it save more often"
+        raise ConfigError("CHAOS", f"{fact}: {fix}")
 
 
 def _story(trial: Trial) -> str:
@@ -130,11 +133,11 @@ def _story(trial: Trial) -> str:
     for kill, is_resumed in zip(trial.reached, trial.resumed[1:], strict=False):
         words += [f"killed {kill}", "resumed" if is_resumed else "started over (nothing saved)"]
     if len(trial.reached) < len(trial.kills) and not trial.problem:
-        words.append(f"done before a kill {trial.kills[len(trial.reached)]}")
+        words.append(f"ended before the kill {trial.kills[len(trial.reached)]}")
     return ", ".join(words)
 
 
-# --- what is said in the end ---
+# --- the last lines ---
 
 
 def _survived(verdicts: Sequence[_Verdict]) -> str:
@@ -144,26 +147,27 @@ def _survived(verdicts: Sequence[_Verdict]) -> str:
     if not num_resumes:
         fact = "no kill came between a checkpoint and the end, so no resume was tested"
         raise ConfigError("CHAOS", f"{fact}: let the script train longer or save more often")
+    twice = f" ({counted(num_twice, 'run')} {'was' if num_twice == 1 else 'were'} resumed twice)"
     return (
-        f"survived {counted(num_kills, 'kill')}: {counted(num_resumes, 'resume')}, in "
-        f"{counted(num_twice, 'run')} a second one; all files ended the same"
+        f"survived {counted(num_kills, 'kill')} and {counted(num_resumes, 'resume')}"
+        f"{twice if num_twice else ''}: all runs ended with the same files"
     )
 
 
 def _failure(failed: _Verdict, once: _Verdict | None) -> Iterator[str]:
     if not failed.trial.kills:
-        yield "the same command does not give the same files again:"
+        yield "the same command did not give the same files again:"
     yield from (f"  {line}" for line in failed.lines[:_SHOWN])
     if (more := len(failed.lines) - _SHOWN) > 0:
         yield f"  and {counted(more, 'more file')}"
     if not failed.trial.kills and not failed.trial.problem:
         yield (
-            "nothing can be said of its resumes: the usual causes are no seed, a clock, and "
-            "operations without a deterministic kernel"
+            "resumes cannot be tested until it does: the usual causes are a missing seed, the "
+            "time of day, and operations without a deterministic kernel"
         )
     if once is not None and once.outcome == "equal":
-        yield "only after the second resume: the first kill alone is survived"
-    yield "--keep FOLDER keeps what each run left and said"
+        yield "only the second resume loses state: after one kill, the files are equal"
+    yield "to keep the files and the output of every run, add --keep FOLDER"
 
 
 def _as_json(

@@ -68,8 +68,8 @@ class Branches:
         self._train(flags, folder, received)
         if self._checkpoint(seed) is None:
             state = read_run(folder).state
-            fact = f"{folder} ended before step {self.step}, and is {state}"
-            raise OutputError("COMPARE", f"{fact}: give an earlier --at, or look at the run")
+            fact = f"{folder} ended before step {self.step} ({state})"
+            raise OutputError("COMPARE", f"{fact}: give an earlier --at, or inspect the run")
 
     def train_arm(
         self,
@@ -112,8 +112,8 @@ class Branches:
             return
         self._train(flags, folder, received)
         if finished(folder) is None:
-            fact = f"{folder} was stopped before its end, and is {read_run(folder).state}"
-            raise OutputError("COMPARE", f"{fact}: the same command continues")
+            fact = f"{folder} was stopped before its end ({read_run(folder).state})"
+            raise OutputError("COMPARE", f"{fact}: run the same command again to continue it")
 
     def _train(self, flags: Sequence[str], folder: Path, received: list[int] | None) -> None:
         prepare_directory(folder.parent)

@@ -45,10 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     recipe = words.pop(0) if words and not words[0].startswith("-") else None
     options, flags = _parser().parse_known_args(_with_b_in_one_word(words))
     if recipe is None:
-        raise ConfigError("COMPARE", f"name the recipe first; {_EXAMPLE}")
+        raise ConfigError("COMPARE", f"the recipe comes first; {_EXAMPLE}")
     if options.null and options.page is not None:
         raise ConfigError(
-            "COMPARE", "--page shows pairs of A and B, which --null has not: leave it out"
+            "COMPARE", "--page shows pairs of A and B, and --null has none: leave it out"
         )
     if options.page is not None:
         refuse_other_file(options.page, "--page")
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrialFailed as failure:
         return failure.exit_code
     except KeyboardInterrupt:
-        fact = f"stopped: what is finished is kept in {output_dir}, and the same command continues"
+        fact = f"stopped: finished runs are kept in {output_dir}; the same command continues"
         tell(fact, file=sys.stderr)
         raise
 
@@ -76,17 +76,17 @@ def _parser() -> CommandParser:
     )
     add = parser.add_argument
     asked = parser.add_mutually_exclusive_group(required=True)
-    b_help = "the flags of B, in quotes, which follow those of A"
+    b_help = "the flags to add for B, in quotes"
     asked.add_argument("--b", metavar="FLAGS", help=b_help)
-    null_help = "how much the seed alone moves the number of A, and what a difference costs"
+    null_help = "measure the noise: how much the number of A varies with the seed alone"
     asked.add_argument("--null", action="store_true", help=null_help)
-    at_help = "where the arms part, at the end of the nearest epoch: 75%%, a step, or 0 for whole "
+    at_help = "where the arms part, rounded to the end of an epoch: 75%%, a step, or 0 for whole "
     add("--at", type=At.parse, default=At.parse("75%"), help=f"{at_help}runs; default: 75%%")
-    parser.add_number("--pairs", "seeds; default: 8", default=8, lowest=2)
-    parser.add_number("--jobs", "pairs at once; default: 1", default=1, lowest=1)
-    processes_help = "processes of each run; default: 1"
+    parser.add_number("--pairs", "pairs (seeds); default: 8", default=8, lowest=2)
+    parser.add_number("--jobs", "pairs at a time; default: 1", default=1, lowest=1)
+    processes_help = "processes per run; default: 1"
     parser.add_number("--num-processes", processes_help, default=1, lowest=1)
-    dir_help = "where the runs are kept; default: runs/compare-RECIPE"
+    dir_help = "the folder for the runs; default: runs/compare-RECIPE"
     parser.add_path("--output-dir", "DIR", dir_help)
     parser.add_path("--page", "FILE", "also write an HTML page, which works offline")
     parser.add_json_option()

@@ -104,7 +104,7 @@ def make_plan(question: Question, at: At, num_pairs: int, output_dir: Path, *, s
     if (b := question.b) is not None:
         num_steps = Length.of(b.config, price.num_samples, question.num_processes).num_steps
         if num_steps <= step:
-            fact = f"B has {counted(num_steps, 'step')}, and --at {at.text} is step {step}"
+            fact = f"B has only {counted(num_steps, 'step')}, but --at {at.text} is step {step}"
             raise ConfigError("COMPARE", f"{fact}: give an earlier --at")
 
         def try_b() -> dict[str, Any]:
@@ -161,7 +161,7 @@ def say_price(plan: Plan, arms: Sequence[Path], *, jobs: int, say: Say) -> None:
     is_checked = repeats_mark(plan).exists()
     num_endings = len(missing) + (not is_checked)
     if not missing and is_checked:
-        say(f"all {len(arms)} runs are there")
+        say(f"all {len(arms)} runs exist already")
         return
     steps = num_beginnings * plan.step + num_endings * ending
     seconds = num_beginnings * plan.price.seconds(plan.step) if plan.step else 0.0
@@ -171,9 +171,9 @@ def say_price(plan: Plan, arms: Sequence[Path], *, jobs: int, say: Say) -> None:
         parts = [f"{counted(num_endings, 'whole run')} of {counted(ending, 'step')}"]
     elif num_beginnings:
         parts.insert(0, f"{counted(num_beginnings, 'beginning')} of {counted(plan.step, 'step')}")
-    once_more = "" if is_checked else ", one of them to see whether A repeats itself"
+    once_more = "" if is_checked else ", one of them to check that A repeats itself"
     there = len(arms) - len(missing)
-    kept = f" ({there} of {len(arms)} are there)" if there else ""
+    kept = f" ({there} of {len(arms)} exist already)" if there else ""
     at_once = f", {jobs} at a time" if jobs > 1 else ""
     say(
         f"to train{kept}: {' and '.join(parts)}{once_more}; {steps:,} steps, about "
@@ -206,9 +206,9 @@ def check_same_arms(plan: Plan, say: Say) -> None:
     if difference is not None:
         fact = f"A does not repeat itself with seed {seed} ({difference} differs)"
         fix = f"first accel-trainer why {folder}"
-        raise OutputError("COMPARE", f"{fact}, so no difference could be put down to B: {fix}")
+        raise OutputError("COMPARE", f"{fact}, so a difference could not be attributed to B: {fix}")
     _remembered(mark, lambda: {"seed": seed})
-    say(f"A repeats itself with seed {seed}: equal to the bit")
+    say(f"A repeats itself with seed {seed}, bit for bit")
 
 
 def check_same_data(folders: Sequence[Path]) -> None:
@@ -235,7 +235,8 @@ def number_of(folder: Path) -> Number | None:
     metric = run.headline()
     rows = [row for row in run.evaluations() if metric in row]
     if metric is None or not rows:
-        raise OutputError("COMPARE", f"{folder} has no number to compare: evaluate, or monitor one")
+        fix = "pass eval_sets= to build_trainer, or set --trainer.monitor"
+        raise OutputError("COMPARE", f"{folder} has no number to compare: {fix}")
     return Number(_plain(metric), float(rows[-1][metric]), run.is_lower_better(metric))
 
 

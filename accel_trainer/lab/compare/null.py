@@ -22,7 +22,7 @@ _MOST_ROWS = 6
 
 
 class Spread(NamedTuple):
-    """A standard deviation, and where it lies with 95 %, by chi-squared."""
+    """A standard deviation, and where it lies with 95%, by chi-squared."""
 
     value: float
     interval: Interval
@@ -114,8 +114,8 @@ def _numbers(runs: Sequence[Path]) -> tuple[str, list[float]]:
     metric, _ = common_metric(found)
     for run, number in zip(runs, found, strict=True):
         if number is None or not math.isfinite(number.value):
-            fact = f"{run} has no number, or it is not finite"
-            raise OutputError("COMPARE", f"{fact}: lower the learning rate, or look at the run")
+            fact = f"{run} has no finite number to compare"
+            raise OutputError("COMPARE", f"{fact}: lower the learning rate, or inspect the run")
     return metric, [number.value for number in found if number is not None]
 
 
@@ -123,17 +123,17 @@ def lines_of(found: NoiseFloor) -> Iterator[str]:
     """Yield the noise floor, and a table of what a difference costs."""
     plan, metric, whole = found.plan, found.metric, found.whole
     yield (
-        f"the seed alone moves {metric} of a whole run by {_spread(metric, whole)} "
+        f"the seed alone changes {metric} of a whole run by {_spread(metric, whole)} "
         f"(standard deviation of {counted(len(plan.seeds), 'run')}, {_between(metric, whole)})"
     )
     if found.shared is not None:
         yield (
-            f"two ends of one beginning of {counted(plan.step, 'step')} differ by "
+            f"two endings that share their first {counted(plan.step, 'step')} differ by "
             f"{_spread(metric, found.shared)} ({_between(metric, found.shared)})"
         )
     if not whole.value:
         return
-    yield "pairs that see a difference, if it is there, in 8 of 10 comparisons:"
+    yield "pairs needed to detect a difference in 8 of 10 comparisons:"
     heads = ["difference", "whole pairs"]
     if found.shared is not None:
         heads.append(f"with --at {plan.at.text}")
@@ -177,4 +177,4 @@ def _between(metric: str, spread: Spread) -> str:
     if not spread.value:
         return "all are equal"
     low, high = (size(metric, each, (0, 2 * spread.value)) for each in spread.interval)
-    return f"95 % interval {low.removesuffix(' points')} to {high}"
+    return f"95% interval {low.removesuffix(' points')} to {high}"

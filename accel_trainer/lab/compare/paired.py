@@ -61,7 +61,7 @@ class Paired:
 
     @cached_property
     def interval(self) -> Interval | None:
-        """Where the gain lies with 95 %, by Student's t.
+        """Where the gain lies with 95%, by Student's t.
 
         None: an arm has diverged, or all gains are equal, which says nothing of their spread.
         """
@@ -108,7 +108,7 @@ class Paired:
 
     @property
     def rho_interval(self) -> Interval | None:
-        """Where the correlation lies with 95 %, by Fisher's transformation."""
+        """Where the correlation lies with 95%, by Fisher's transformation."""
         if self.rho is None or len(self.pairs) < 4 or abs(self.rho) >= 1:
             return None
         half = _NORMAL / math.sqrt(len(self.pairs) - 3)

@@ -132,11 +132,11 @@ class Question:
         before, after = (config_values(arm.config) for arm in (self.a, b))
         for name in _SAME_IN_BOTH:
             if before.get(name) != after.get(name):
-                fact = f"--b changes {name}, which both arms of a pair must share"
+                fact = f"--b changes {name}, which must be the same in both arms of a pair"
                 raise ConfigError("COMPARE", f"{fact}: give it to both, before --b")
         if not self.changed:
-            fact = f"--b {shlex.quote(self.b_flags)} changes no setting that decides the training"
-            raise ConfigError("COMPARE", f"{fact}: give the flags in which B differs")
+            fact = f"--b {shlex.quote(self.b_flags)} changes no setting that affects the training"
+            raise ConfigError("COMPARE", f"{fact}: give the flags that make B different")
 
     @property
     def seed(self) -> int:

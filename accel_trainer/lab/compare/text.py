@@ -44,21 +44,21 @@ def verdict_line(found: Comparison) -> str:
     if found.is_equal:
         changes = "changes nothing" + f" after step {found.plan.step}" * (found.plan.step > 0)
         advice = ": --at 0 compares whole runs" if found.plan.step else ""
-        return f"no difference seen: B {changes}, all weights are equal to the bit{advice}"
+        return f"no difference: B {changes}, all weights are bit-identical{advice}"
     if paired.is_finite and not any(paired.gains):
-        return f"no difference seen: both arms have the same {metric} in all {num_pairs}"
+        return f"no difference: both arms have the same {metric} in all {num_pairs}"
     if paired.interval is None:
         return _without_interval(paired, metric, num_pairs)
     low, high = paired.interval
     if paired.verdict == "undecided":
         between = f"between {size(metric, -low, paired.interval)} worse"
         better = f"{size(metric, high, paired.interval)} better"
-        return f"undecided: B is {between} and {better} in {metric} (95 % interval, {num_pairs})"
+        return f"undecided: B is {between} and {better} in {metric} (95% interval, {num_pairs})"
     if paired.verdict == "worse":
         low, high = -high, -low
     mean = size(metric, abs(paired.mean), paired.interval)
     numbers = " to ".join(_number(metric, each, paired.interval) for each in (low, high))
-    fact = f"{mean} of {metric} (95 % interval {numbers}, {num_pairs})"
+    fact = f"{mean} of {metric} (95% interval {numbers}, {num_pairs})"
     return f"B is {paired.verdict} by {fact}"
 
 
@@ -132,15 +132,15 @@ def _sharing_lines(found: Comparison) -> Iterator[str]:
         return
     shared = f"the first {plan.step} steps" if plan.step else "the seed alone"
     interval = paired.rho_interval
-    between = "" if interval is None else f" (95 % interval {interval[0]:.2f} to {interval[1]:.2f})"
-    yield f"rho {paired.rho:.2f}{between}: how far the arms move together when they share {shared}"
+    between = "" if interval is None else f" (95% interval {interval[0]:.2f} to {interval[1]:.2f})"
+    yield f"rho {paired.rho:.2f}{between}: the correlation of the two arms, which share {shared}"
     needed = whole_runs(paired)
     if needed is None:
         return
     about = float(f"{needed:.2g}")  # two digits
     yield (
-        f"whole runs that share nothing would be as precise with about {about:,.0f}; "
-        f"this took the steps of {plan.work:.3g}"
+        f"as precise as about {about:,.0f} whole runs that share nothing, for the steps of "
+        f"{plan.work:.3g}"
     )
 
 

@@ -110,7 +110,8 @@ def find_effects(
         all_trials.append(trials)
         rest = _without(tried, effects)
         if rest and (end := _trials_of_end(first, trials)) is not None:
-            say(f"training steps {end.begin + 1} to {end.until} again with what changed nothing")
+            steps = f"steps {end.begin + 1} to {end.until}"
+            say(f"retraining {steps} with the settings that changed nothing")
             all_trials.append(end)
             if not end([frozenset(rest)])[0].refused:
                 tail = (end.begin, end.until)
@@ -138,14 +139,14 @@ def _announce(trials: Trials, tried: Sequence[str], say: Say) -> None:
     """Say what is trained. Raises ConfigError if that is no step."""
     run = trials.replay.run
     if trials.until <= trials.begin:
-        fact = f"{run.folder} begins at step {trials.begin}, and --until is {trials.until}"
+        fact = f"{run.folder} starts at step {trials.begin}, but --until is {trials.until}"
         raise ConfigError("STEP", f"{fact}: give a later step")
     if changes := environment_changes(run):
         say(f"note: differs from the run, so only approximate: {', '.join(changes)}")
     num_most = 3 + 2 * len(tried)
     say(
         f"{len(tried)} settings differ: training A up to step {trials.until} with A's and with B's "
-        f"values, then with some of B's (at most {num_most} times, less if few of them matter)"
+        f"values, then with some of B's (at most {num_most} times, fewer if few of them matter)"
     )
 
 

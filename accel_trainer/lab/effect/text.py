@@ -32,19 +32,19 @@ def lines_of(found: Effects, first: RunReader, second: RunReader) -> Iterator[st
 
     num_all = len(found.nothing) + sum(len(each.names) for each in found.effects)
     if not num_all:
-        yield "no setting that decides the training differs"
+        yield "no setting that affects the training differs"
     now = [each for each in found.effects if each.step <= found.until]
     if now:
         yield f"of {num_all} settings, these change the result:"
         yield from table(now)
     if later := [each for each in found.effects if each.step > found.until]:
-        yield f"changes nothing up to step {found.until}, and acts later:"
+        yield f"changes nothing up to step {found.until}, but later:"
         yield from table(later)
     if found.nothing:
         end = f", nor in steps {found.tail[0] + 1} to {found.tail[1]}" if found.tail else ""
         yield f"changes nothing up to step {found.until}{end}: {', '.join(found.nothing)}"
     if found.no_part:
-        yield f"decides no training: {', '.join(found.no_part)}"
+        yield f"does not affect training: {', '.join(found.no_part)}"
     yield from _others(found)
     yield f"trained: {found.num_trainings} times, {found.num_steps:,} steps"
 
@@ -60,9 +60,9 @@ def _others(found: Effects) -> Iterator[str]:
     names = ", ".join(found.not_tried)
     if found.repeats_second:
         also = f", so the rest changes nothing: {names}" if names else ""
-        yield f"with all of B's settings, A gives what B has recorded{also}"
+        yield f"with all of B's settings, A gives the numbers that B recorded{also}"
     elif found.repeats_second is False:
-        what = f"what was not tried: {names}" if names else "nothing that is recorded"
-        yield f"with all of B's settings, A is still not as B has recorded it, by {what}"
+        rest = f"not tried: {names}" if names else "no other difference is known"
+        yield f"with all of B's settings, A still differs from what B recorded; {rest}"
     elif names:
         yield f"not tried: {names}"

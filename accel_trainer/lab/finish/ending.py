@@ -70,7 +70,7 @@ class Ending:
         settings = self.trunk.settings
         name = self.trunk.folder
         if (decay_at := settings.get("schedule.decay_at")) is not None and self.at > decay_at:
-            fact = f"{name} decays after step {decay_at}, and --at is {self.at}"
+            fact = f"{name} decays after step {decay_at}, but --at is {self.at}"
             raise ConfigError("FINISH", f"{fact}: give a step up to {decay_at}")
         schedule = ScheduleConfig(
             shape="trunk",
@@ -81,7 +81,7 @@ class Ending:
             total_steps=self.end, steps_per_epoch=self.trunk.steps_per_epoch or 0
         )
         if self.at < warmup:
-            fact = f"{name} warms up until step {warmup}, and --at is {self.at}"
+            fact = f"{name} warms up until step {warmup}, but --at is {self.at}"
             raise ConfigError("FINISH", f"{fact}: give a step from {warmup} on")
 
     def check_origin(self) -> None:
@@ -100,7 +100,7 @@ class Ending:
         if proof.first_difference is not None:
             found.append(proof.first_difference)
         if found:
-            fact = f"{self.folder} has left a different {self.trunk.name} ({found[0]})"
+            fact = f"{self.folder} branched off a different {self.trunk.name} ({found[0]})"
             raise OutputError("FINISH", f"{fact}: move it away, and run the command again")
 
     def begin(self, replay: Replay) -> Proof | None:

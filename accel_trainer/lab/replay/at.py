@@ -96,7 +96,7 @@ def check_step(run: RunReader, step: int) -> None:
 def _check_new(folder: Path) -> None:
     """Raise OutputError if `folder` exists and is not empty."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise OutputError("RUN_EXISTS", f"{folder} is not empty: move it away, or name a new one")
+        raise OutputError("RUN_EXISTS", f"{folder} is not empty: move it, or give a new folder")
 
 
 @contextmanager

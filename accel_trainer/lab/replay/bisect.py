@@ -132,7 +132,8 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
         say=say,
     )
     if found is None:
-        more = "" if is_every_step else ", which are means of several steps (--every-step: of each)"
+        means = ", which are means over several steps; --every-step checks each step"
+        more = "" if is_every_step else means
         say(f"{options.where} holds in none of {len(rows)} rows{more}")
         return None
     say(f"{options.where} holds first at step {found.step}: {tell_numbers(found.values)}")

@@ -73,7 +73,7 @@ def find_first_step(
     if row - before == 1 or not condition.names & measured:
         return FirstStep(row, row, values, {}, Proof())
     mean = f"step {row}, the mean of the steps {before + 1} to {row}"
-    say(f"the first row in which it holds is that of {mean}: {tell(values)}")
+    say(f"it holds first in the row of {mean}: {tell(values)}")
     stretch = Stretch(replay.begin if from_start else before, row)
     say(f"training {num_steps(replay, stretch)} steps again, with a row for each")
     note_changes(replay.run)

@@ -30,7 +30,7 @@ class Proof:
         if self.first_difference is not None:
             return f"DIFFERENT from the run: {self.first_difference}"
         if not self.num_rows:
-            return "the run has no row on the way, so nothing could be compared"
+            return "the run has no row in these steps, so nothing could be compared"
         equal = f"{self.num_rows} of {self.num_rows} rows on the way are equal"
         if not self.num_digests:
             return equal

@@ -193,7 +193,7 @@ def replay_folder(keep: Path | None) -> Iterator[Path]:
         with scratch_folder("replays") as temporary:
             yield temporary
     elif keep.exists():
-        raise OutputError("OUT_DIR", f"--keep {keep} exists: name a new folder")
+        raise OutputError("OUT_DIR", f"--keep {keep} exists: give a new folder")
     else:
         yield prepare_directory(keep)
 
@@ -224,5 +224,5 @@ def environment_changes(run: RunReader) -> list[str]:
 def note_changes(run: RunReader) -> None:
     """Say so on stderr if what is here makes a replay only approximate."""
     if changes := environment_changes(run):
-        text = "note: differs from the run, so what is trained again is only approximate: %s"
+        text = "note: these differ from the run, so retraining is only approximate: %s"
         tell(text % ", ".join(changes), file=sys.stderr)

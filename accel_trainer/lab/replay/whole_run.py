@@ -133,9 +133,9 @@ def _intention(
     stretches: Sequence[Stretch], missing: Sequence[Stretch], *, steps: int, jobs: int
 ) -> str:
     if not missing:
-        return f"all {len(stretches)} stretches are stored"
+        return f"all {len(stretches)} segments are stored"
     stored = len(stretches) - len(missing)
-    parts = f"{len(missing)} {'stretch' if len(missing) == 1 else 'stretches'}"
+    parts = f"{len(missing)} {'segment' if len(missing) == 1 else 'segments'}"
     at_once = f", {min(jobs, len(missing))} at a time" if len(missing) > 1 else ""
     rest = f"; {stored} stored" if stored else ""
     return f"training {steps} steps again, in {parts}{at_once}{rest}"

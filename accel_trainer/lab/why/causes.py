@@ -94,9 +94,9 @@ def _seen(pair: Pair, traced: Traced) -> Cause | None:
     """Return the cause if the trace alone shows it."""
     row = traced.difference.rows[0] if traced.difference is not None else {}
     if pair.kind == "one run twice" and traced.is_of_operator and row["is_random"]:
-        whose = "a generator of its own" if "Generator" in row["plain"] else "torch's generator"
+        whose = "a separate generator" if "Generator" in row["plain"] else "torch's generator"
         text = (
-            f"random numbers from {whose}, which nothing has seeded for this step: draw them with "
+            f"random numbers from {whose}, which is not seeded for this step: draw them with "
             "a global generator, which is seeded for each forward and each sample"
         )
         return Cause("a generator that is not seeded", text)
@@ -125,13 +125,13 @@ def _experiments(pair: Pair, traced: Traced) -> Iterator[Experiment]:
     if run.environment["hardware"].get("num_threads", 1) > 1:
         yield Experiment(
             "--runtime.num-threads 1",
-            Cause("threads", "an operator whose threads add up in the order in which they end"),
+            Cause("threads", "an operator whose threads add up in the order in which they finish"),
             flags=["--runtime.num-threads", "1"],
         )
     if run.settings.get("runtime.deterministic") is False and not is_in_python:
         yield Experiment(
             "--runtime.deterministic True",
-            Cause("not deterministic", "--runtime.deterministic False took a faster kernel"),
+            Cause("not deterministic", "--runtime.deterministic False selected a faster kernel"),
             flags=["--runtime.deterministic", "True"],
         )
 
@@ -187,11 +187,11 @@ def _by_elimination(pair: Pair, traced: Traced) -> Cause:
     found = traced.difference
     data = traced.data
     if data.has_other_ids:
-        return Cause("order of samples", "the order of the samples: nothing has seeded it")
+        return Cause("order of samples", "the order of the samples is not seeded")
     if data.samples or (found is not None and found.rows[0]["phase"] == "data"):
         return _of_data(data, is_twice=is_twice)
     if found is None:
-        return Cause(None, "it did not happen again while the step was watched")
+        return Cause(None, "it did not happen again while the step was recorded")
     row = found.rows[0]
     if row["kind"] == "state":
         return _of_state(row["name"], traced.step)
@@ -205,8 +205,8 @@ def _by_elimination(pair: Pair, traced: Traced) -> Cause:
         text = f"a callback{where} changes it after the update"
         return Cause("callback", text if where else "the average of the weights")
     if not is_twice:
-        return _of_code(pair, "what comes from Python differs")
-    text = "a number or tensor made in Python, such as from the time, a file or a different library"
+        return _of_code(pair, "a value from Python differs")
+    text = "a number or tensor made in Python, for example from the time, a file or another library"
     return Cause("made in Python", text)
 
 
@@ -214,22 +214,22 @@ def _of_state(name: str, step: int) -> Cause:
     if step == 1:
         text = f"the initial {name}: the model is built before start_run, which seeds torch"
         return Cause("initial weights", f"{text}, or its weights come from elsewhere")
-    text = f"{name} changed between the steps: in an evaluation, or in a callback after it"
+    text = f"{name} changed between the steps: in an evaluation, or in a callback after one"
     return Cause("between the steps", text)
 
 
 def _of_data(data: DataDifference, *, is_twice: bool) -> Cause:
     again = " each time it is read" if is_twice else ""
     if data.was_read_apart is False:
-        text = f"the samples are equal, and the collate function makes a different batch{again}"
+        text = f"the samples are equal, but the collate function makes a different batch{again}"
         return Cause("collate function", text)
     if data.was_read_apart is None:
         return Cause(
             "dataset", f"the dataset or the collate function returns different contents{again}"
         )
     if is_twice:
-        text = "the dataset returns a different sample for each read: its augmentation is not "
-        return Cause("dataset", f"{text}seeded, its threads race, or it changes itself")
+        text = "the dataset returns a different sample at each read: its augmentation is not "
+        return Cause("dataset", f"{text}seeded, its threads race, or it modifies itself")
     return Cause(
         "dataset", "the dataset returns different contents: different files, or different code"
     )
@@ -240,7 +240,7 @@ def _of_code(pair: Pair, fact: str) -> Cause:
     names = [name for name, _, _ in pair.changes.decisive]
     code = [name for name in names if name.startswith("code.")]
     if code:
-        return Cause("code", f"{fact}, and the recipes are not the same file")
+        return Cause("code", f"{fact}, and the recipes differ")
     if names:
-        return Cause(None, f"{fact}; what differs is {', '.join(names[:3])}")
-    return Cause(None, f"{fact}, and no recorded setting differs")
+        return Cause(None, f"{fact}, and the runs differ in {', '.join(names[:3])}")
+    return Cause(None, f"{fact}, but no recorded setting differs")

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the finding as JSON")
     options = parser.parse_args(argv)
     if len(options.run) > 2:
-        parser.error(f"{len(options.run)} runs are given, and two can be compared")
+        parser.error(f"{len(options.run)} runs are given, but only two can be compared")
     if options.page is not None:
         refuse_other_file(options.page, "--page")
 

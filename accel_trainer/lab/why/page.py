@@ -28,7 +28,7 @@ thead th:first-child { padding-left: 0; } .other { color: var(--b); }
 def draw_page(finding: Finding, runs: Sequence[RunReader]) -> str:
     """Return the page as HTML, without scripts and links."""
     names = " and ".join(run.name for run in runs)
-    title = f"{names}: {'equal' if finding.is_equal else 'where they begin to differ'}"
+    title = f"{names}: {'equal' if finding.is_equal else 'where they start to differ'}"
     parts = [_lead(finding), _curves(finding, runs)]
     if finding.modules:
         parts.append(_modules(finding.modules))

@@ -69,7 +69,7 @@ def why(
     runs = [read_run(run) for run in (run_a, run_b) if run is not None]
     if len(recipes) > len(runs):
         fact = f"--recipe is given {len(recipes)} times for {counted(len(runs), 'run')}"
-        raise ConfigError("RECIPE", f"{fact}: give it once for each, or once for all")
+        raise ConfigError("RECIPE", f"{fact}: give it once, or once for each run")
     with replay_folder(keep) as folder:
         if len(runs) == 1:
             return _repeats_itself(story, runs[0], recipes, until, folder)
@@ -110,15 +110,15 @@ def _differ(
 def _tell_differences(story: Story, first: RunReader, second: RunReader) -> Differences:
     found = differences(first, second)
     story(
-        "nothing that decides the training differs"
+        "nothing that affects the training differs"
         if not found.decisive
-        else "what decides the training differs in"
+        else "these differences affect the training:"
     )
     _tell_changes(story, found.decisive)
     if found.order_of_sums:
-        story("the order of sums, and so the rounding, differs by")
+        story("these only change the order of sums, and so the rounding:")
         _tell_changes(story, found.order_of_sums)
-    story(f"{found.num_equal} settings that decide the training are equal")
+    story(f"{found.num_equal} settings that affect the training are equal")
     return found
 
 
@@ -156,12 +156,12 @@ def _from_files(
 
 def _tell_row(found: Difference) -> str:
     if found.event == CHECKPOINT:
-        return f"other tensors in the checkpoints of step {found.step}"
+        return f"different tensors in the checkpoints of step {found.step}"
     by_weight = names_by_weight(found)
     names = shortened(by_weight, most=_MAX_NAMES)
     first, second = found.values(by_weight[0])
     values = "" if isinstance(first, str) else f" ({first} and {second})"
-    return f"other {names}{values} in the {found.event} row of step {found.step}"
+    return f"different {names}{values} in the {found.event} row of step {found.step}"
 
 
 def _tell_equal(first: RunReader, second: RunReader, limit: int, checkpoint: int) -> str:
@@ -170,8 +170,8 @@ def _tell_equal(first: RunReader, second: RunReader, limit: int, checkpoint: int
         num_tensors = count_tensors(complete_by_step(first.folder)[checkpoint])
         text = f"equal: {limit} steps, {num_tensors} tensors"
     else:
-        text = f"equal: {limit} steps, by all numbers in rows; no checkpoint of both to compare"
-    return text if len(ends) == 1 else f"{text}; one run goes on after step {limit}"
+        text = f"equal: all numbers in the rows of {limit} steps; there is no common checkpoint"
+    return text if len(ends) == 1 else f"{text}; one run continues after step {limit}"
 
 
 def _tell_approximate(story: Story, name: str, run: RunReader) -> None:
@@ -234,14 +234,14 @@ def _unrepeatable(story: Story, one: Retrained, until: int, folder: Path) -> Fin
     _tell_cost(story, [start], until)
     whole = retrain(start, folder / "whole", until=until)
     if whole.from_record is not None:
-        story("nor does a replay from the start repeat it")
+        story("a replay from the start does not agree with the record either")
         return _outside(story, side, whole.folder)
-    story("a replay from the start does: the run has state that no checkpoint holds")
+    story("a replay from the start does: the run has state that is in no checkpoint")
     return _within(story, Pair("start and checkpoint", whole, one), folder)
 
 
 def _outside(story: Story, side: Side, again: Path) -> Finding:
-    """Tell what is another here than when the run was trained."""
+    """Tell what differs from when the run was trained."""
     found = differences(side.replay.run, read_run(again))
     # The callbacks that a replay has are its own.
     changes = [
@@ -277,7 +277,7 @@ def _past_rounding(story: Story, pair: Pair, until: int, folder: Path) -> tuple[
     if pair.one.difference_to(alike) is None:
         story(f"with {experiment.title}, both agree")
         return pair, experiment.cause
-    story(f"with {experiment.title}, both still differ: compared like that from here on")
+    story(f"with {experiment.title}, both still differ; they are compared in this way from here on")
     return replace(pair, other=alike, changes=replace(pair.changes, order_of_sums=[])), None
 
 
@@ -289,8 +289,8 @@ def _within(story: Story, pair: Pair, folder: Path, *, known: Cause | None = Non
         return Finding(is_equal=False, cause="evaluation", text=story.text)
     step, parts = found.step, found.names
     equal = [name for name in found.one if name not in parts]
-    also = f", {', '.join(equal)} not" if equal else ""
-    story(f"the first difference is after step {step}: {', '.join(parts)} differ{also}")
+    also = f", but not in {', '.join(equal)}" if equal else ""
+    story(f"the first difference is after step {step}, in {', '.join(parts)}{also}")
     if known is not None and not pair.has_equal_batches:
         return _conclude(story, Finding(is_equal=False, step=step, parts=parts), known)
     for number in range(_MAX_TRACES):

@@ -77,7 +77,7 @@ class Traced:
         step = self.step
         if self.attributes:
             names = ", ".join(self.attributes[:_MAX_SAMPLES])
-            say(f"before step {step}, these attributes differ, which no checkpoint holds: {names}")
+            say(f"before step {step}, these attributes differ, and are in no checkpoint: {names}")
         if found is None:
             return Finding(is_equal=False, step=step, parts=parts, modules=self.modules)
         row, other = found.rows
@@ -85,12 +85,12 @@ class Traced:
         at = f" ({line})" if line else ""
         say(f"step {step}, {found.where()}: {row['name']}{at}")
         if found.place == "name":
-            say(f"  the other side has {other['name']} in the {other['phase']} there")
+            say(f"  the other run has {other['name']} there, in the {other['phase']}")
         if found.plain_values is not None:
             say(f"  a different argument from Python: {' and '.join(found.plain_values)}")
         inputs_equal = found.place == "outputs" if row["kind"] == "operator" else None
         if row["kind"] == "operator" and found.place in ("inputs", "outputs"):
-            say("  its inputs were equal" if inputs_equal else "  its inputs differed already")
+            say("  its inputs were equal" if inputs_equal else "  its inputs already differed")
         element = self.element or Element("")
         if element.text:
             say(f"  {element.text}")
@@ -116,10 +116,10 @@ class Traced:
             say("  the batch has different samples, or a different order")
         elif data.samples:
             names = shortened(data.samples, most=_MAX_SAMPLES)
-            say(f"  the batch has the same samples, with different contents of {names}")
+            say(f"  the batch has the same samples, but with different contents of {names}")
             if data.was_read_apart is not None:
-                read = "different ones, too" if data.was_read_apart else "equal ones"
-                say(f"  the dataset returned {read}")
+                read = "different" if data.was_read_apart else "equal"
+                say(f"  the samples that the dataset returned are {read}")
 
 
 def trace_step(sides: tuple[Side, Side], step: int, folder: Path) -> Traced:

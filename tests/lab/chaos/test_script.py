@@ -109,11 +109,11 @@ def test_an_interrupt_ends_the_program_and_leaves_nothing(
         ([], 64, "give either the path of a recipe, or a command with --script"),
         ([PROGRAM, "--resume", "a"], 64, "--resume has no effect without --script"),
         (["--script", "a {out}", "--steps", "8"], 64, "--steps has no effect without a recipe"),
-        (["--script", "train.py"], 64, "--script has no {out}"),
+        (["--script", "train.py"], 64, "does not contain {out}"),
         (["--script", "train.py '{out}"], 64, "No closing quotation"),
         (["--script", "no-such-program {out}"], 64, "no-such-program"),
-        (["--script", "true {out}"], 64, "matches no file"),
-        (["--script", "touch {out}/a.pt"], 64, "no checkpoint was seen"),
+        (["--script", "true {out}"], 64, "matches --compare"),
+        (["--script", "touch {out}/a.pt"], 64, "matches --saves"),
     ],
 )
 def test_a_wrong_command_is_one_line(
@@ -152,9 +152,9 @@ def test_files_are_compared_by_parts_the_earliest_first(tmp_path: Path) -> None:
     assert differences(*files) == [
         "optimizer.pt: tensor 1",
         "cut.safetensors: its bytes",
-        "gone.pt: only the first run has it",
+        "gone.pt: only in the first run",
         "model.safetensors: b",
-        "new.pt: the first run does not have it",
+        "new.pt: not in the first run",
         "scheduler.pt: the values beside its tensors",
     ]
 

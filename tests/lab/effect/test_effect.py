@@ -58,4 +58,4 @@ def test_runs_with_the_same_settings_need_no_training(
 ) -> None:
     code, out, _ = run_command(capsys, ["diff", pair[0], pair[0], "--effect"])
     assert code == 0
-    assert out.startswith("no setting that decides the training differs\n")
+    assert out.startswith("no setting that affects the training differs\n")

@@ -58,7 +58,7 @@ def test_a_probe_logs_the_bits_that_it_would_have_logged_live(
     code, out, err = run_command(capsys, argv)
     assert code == 0, err
     assert err == NAMED
-    assert "stretches, 2 at a time" in out
+    assert "segments, 2 at a time" in out
     assert "DIFFERENT" not in out
     rows = rows_in(tmp_path / "probed")
     assert rows == logged_in(read_history(live)) != []
