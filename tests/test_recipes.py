@@ -92,7 +92,11 @@ def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Pat
     [
         (["--epoch", "3"], ExitCode.USAGE, "unknown flag --epoch: did you mean --epochs?"),
         (["--model", "resnet21"], ExitCode.USAGE, "no model 'resnet21': did you mean resnet"),
-        (["--dataset", "digitz"], ExitCode.USAGE, "no dataset 'digitz': did you mean digits?"),
+        (
+            ["--dataset", "digitz"],
+            ExitCode.USAGE,
+            "no dataset or folder 'digitz': did you mean digits?",
+        ),
         (["--dataset", "cifar10"], ExitCode.DATA, "it cannot be loaded from the Hugging Face hub"),
         (
             ["--batch-size", "0"],

@@ -150,4 +150,4 @@ def _unpack(data: bytes) -> dict[str, Tensor]:
         if not data.startswith(_TORCH_SAVES):
             raise
         fix = "docs/models.md shows how to convert it in three lines"
-        raise ValueError(f"a file of torch.save, whose pickles can run code: {fix}") from None
+        raise ValueError(f"it is a torch.save file, which can run code: {fix}") from None

@@ -102,8 +102,8 @@ def _find(name: str) -> Any:
         fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(commands)}"
         if name in _DONE_BY_RECIPES:
             fix = (
-                "recipes do that: python recipes/images.py --dataset PHOTOS (the same command "
-                "resumes), or create a project with accel-trainer new"
+                "to train, run a recipe, such as python recipes/images.py --dataset PHOTOS, or "
+                "create one with accel-trainer new FOLDER; the same command resumes"
             )
         raise ConfigError("USAGE", f"{name[:40]!r} is not a command: {fix}")
     return importlib.import_module(commands[name][0])

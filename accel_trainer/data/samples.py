@@ -18,8 +18,8 @@ def check_dataset(dataset: Any, name: str) -> None:
     if isinstance(dataset, type):
         fix = "give an instance of it"
     elif isinstance(dataset, DataLoader):
-        why = "the batches, their order and the workers follow the flags"
-        fix = f"give its dataset: {why}"
+        why = "--batch-size, --batch.order and --batch.num-workers replace its settings"
+        fix = f"give its dataset, as loader.dataset; {why}"
     elif isinstance(dataset, Mapping) and 0 not in dataset:
         fix = f"give one of its parts, {', '.join(map(repr, dataset))}"
     elif isinstance(dataset, list | tuple) and any(isinstance(each, Dataset) for each in dataset):

@@ -50,13 +50,13 @@ def check_part(name: str, part: Any) -> None:
     if isinstance(part, type):
         raise ConfigError(
             "CONFIG",
-            f"{name}= has the class {part.__name__}: give an instance of it, {part.__name__}()",
+            f"{name}= is the class {part.__name__}: give an instance of it, {part.__name__}()",
         )
     if name == "task" and isinstance(part, nn.Module) and not hasattr(part, "step"):
         raise ConfigError(
             "CONFIG",
-            f"task= has a {type(part).__name__}: a task turns a batch into losses: give "
-            "ClassificationTask(), or an object with step(model, batch), which may call your loss",
+            f"task= is a {type(part).__name__}, which is not a task: give "
+            "ClassificationTask(), or an object with step(model, batch) that calls your loss",
         )
     missing = [
         needed
@@ -68,8 +68,8 @@ def check_part(name: str, part: Any) -> None:
     if missing:
         raise ConfigError(
             "CONFIG",
-            f"{name}= has an object of type {type(part).__name__}, without "
-            f"{' and '.join(missing)}: see the documentation of build_trainer for what it can be",
+            f"{name}= is an object of type {type(part).__name__}, which has no "
+            f"{' and '.join(missing)}: see help(build_trainer) for what it can be",
         )
     if name == "task" and hasattr(part, "train_step"):
         # A subclass of a built-in task would train with the loss of that.

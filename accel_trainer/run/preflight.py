@@ -66,7 +66,8 @@ def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict
         )
     if not config.trainer.with_defaults().total_steps(1) and config.run.init_from is None:
         found["UNTRAINED"] = (
-            "no step is trained: the weights that the model starts with are evaluated and exported"
+            "this run has no steps (--epochs 0), so it evaluates and exports the initial weights: "
+            "train, or give weights with --init-from"
         )
     precision = runtime.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     is_float32 = precision == "no" and not runtime.tf32

@@ -67,8 +67,8 @@ class NonfiniteReport:
         if not self.may_skip:
             raise DivergedError(
                 "NONFINITE",
-                f"{fact}: fix the data, lower the learning rate, "
-                "or skip such steps with --on-nonfinite skip",
+                f"{fact}: lower the learning rate, correct the "
+                "data, or skip such steps with --on-nonfinite skip",
             )
         if skips_too_often(self.skipped_steps):
             raise DivergedError(
@@ -88,8 +88,8 @@ class NonfiniteReport:
             samples = f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}"
         return (
             f"step {record['optimizer_step']}, epoch {record['position']['epoch'] + 1}: the "
-            "gradient is NaN or inf and is not applied "
-            f"(loss sum {record['loss_sum']}, {samples}, see {path.name})"
+            "gradient is NaN or inf, so it was not applied "
+            f"(loss sum {record['loss_sum']:.4}, {samples}; see {path.name})"
         )
 
     def _build_record(self, update: PendingUpdate) -> dict[str, Any]:

@@ -128,9 +128,10 @@ def find_export(folder: Path | str) -> Path:
             return place
     if not Path(folder).exists() and _HUB_NAME.fullmatch(str(folder)):
         return _download(str(folder))
-    raise CheckpointError(
-        "EXPORT", f"{folder} has no model.safetensors: give a finished run or an exported model"
-    )
+    fix = "give a finished run or an exported model"
+    if runs := sorted(Path(folder).glob("*/export/model.safetensors")):
+        fix = f"give one of its runs, such as {runs[0].parents[1]}"
+    raise CheckpointError("EXPORT", f"{folder} has no model.safetensors: {fix}")
 
 
 def file_in(folder: Path, name: str) -> Path:

@@ -123,7 +123,7 @@ def test_the_help_of_the_doctor_is_its_own_and_keeps_its_paragraphs(
             "the following arguments are required: --step: see accel-trainer replay --help",
         ),
         (["sweep", "recipes/minimal.py", "--vlues", "x"], "unknown flag --vlues"),
-        (["train"], "recipes do that: python recipes/images.py"),
+        (["train"], "run a recipe, such as python recipes/images.py"),
     ],
 )
 def test_a_misspelt_flag_is_one_line_that_names_the_nearest(

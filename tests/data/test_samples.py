@@ -31,7 +31,7 @@ def test_anything_with_a_length_and_an_index_is_a_dataset(dataset: Any) -> None:
         (TensorDataset, "train is TensorDataset: give an instance of it"),
         (
             DataLoader(TensorDataset(torch.ones(3))),
-            "train is DataLoader: give its dataset: the batches",
+            "train is DataLoader: give its dataset, as loader.dataset",
         ),
         ({"train": ROWS, "test": ROWS}, "train is dict: give one of its parts, 'train', 'test'"),
         (

@@ -157,8 +157,11 @@ VAL = points(5)
         ({"sets": {"val": VAL, "hard": points(0)}}, "eval_sets= has a set without samples: add"),
         ({"test_set": points(0)}, "test_set= has a set without samples: add some"),
         ({"sets": [VAL, VAL]}, "an evaluation set is list: join them, .* give a dict of them"),
-        ({"options": {"num_classes": 3}}, "options= has an object of type dict, without collate"),
-        ({"options": DatasetOptions}, "options= has the class DatasetOptions: give an instance"),
+        (
+            {"options": {"num_classes": 3}},
+            "options= is an object of type dict, which has no collate",
+        ),
+        ({"options": DatasetOptions}, "options= is the class DatasetOptions: give an instance"),
         ({"test_set": 3}, r"is int: give an object with len\(\) and \[index\]"),
         ({"metrics": {"val": [MeanLoss()]}}, r"metrics= has \['val'\], and the sets are \[''\]"),
         (

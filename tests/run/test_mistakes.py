@@ -237,22 +237,22 @@ FITS_NOT = [
     (
         having(task=ClassificationTask),
         "CONFIG",
-        "task= has the class ClassificationTask: give an instance of it, ...",
+        "task= is the class ClassificationTask: give an instance of it, ...",
     ),
     (
         having(task=F.cross_entropy),
         "CONFIG",
-        "task= has an object of type function, without step: ...",
+        "task= is an object of type function, which has no step: ...",
     ),
     (
         having(task=None),
         "CONFIG",
-        "task= has an object of type NoneType, without step: ...",
+        "task= is an object of type NoneType, which has no step: ...",
     ),
     (
         having(task=m.HasANumberAsStep()),
         "CONFIG",
-        "task= has an object of type HasANumberAsStep, without step: ...",
+        "task= is an object of type HasANumberAsStep, which has no step: ...",
     ),
     (
         having(task=m.OverridesTrainStep()),
@@ -282,12 +282,12 @@ FITS_NOT = [
     (
         having(model=m.MisspellsALayer),
         "CONFIG",
-        "model= has the class MisspellsALayer: give an instance of it, ...",
+        "model= is the class MisspellsALayer: give an instance of it, ...",
     ),
     (
         having(model=None),
         "CONFIG",
-        "model= has an object of type NoneType, without forward and named_parameters: ...",
+        "model= is an object of type NoneType, which has no forward and named_parameters: ...",
     ),
     (
         having(task=nn.CrossEntropyLoss()),
@@ -297,18 +297,18 @@ FITS_NOT = [
     (
         having(metrics=[MeanLoss, TopKAccuracy]),
         "CONFIG",
-        "metrics= has the class MeanLoss: give an instance of it, ...",
+        "metrics= is the class MeanLoss: give an instance of it, ...",
     ),
     (having(metrics=MeanLoss()), "CONFIG", "metrics= is no list: put it in brackets"),
     (
         having(metrics=["accuracy"]),
         "CONFIG",
-        "metrics= has an object of type str, without empty and update and ...",
+        "metrics= is an object of type str, which has no empty and update and ...",
     ),
     (
         having(metrics=[m.NotAMetric()]),
         "CONFIG",
-        "metrics= has an object of type NotAMetric, without empty and ...",
+        "metrics= is an object of type NotAMetric, which has no empty and ...",
     ),
     (
         having(metrics=[m.WithoutItsKey()]),
@@ -323,7 +323,7 @@ FITS_NOT = [
     (
         having(callbacks=[m.FailsAtStep]),
         "CONFIG",
-        "callbacks= has the class FailsAtStep: give an instance of it, ...",
+        "callbacks= is the class FailsAtStep: give an instance of it, ...",
     ),
     (
         having(callbacks=m.FailsAtStep()),
@@ -333,7 +333,7 @@ FITS_NOT = [
     (
         having(callbacks=[m.OfAnotherToolkit()]),
         "CONFIG",
-        "callbacks= has an object of type OfAnotherToolkit, without on_fit_start and ...",
+        "callbacks= is an object of type OfAnotherToolkit, which has no on_fit_start and ...",
     ),
     (
         having(callbacks=[m.AssignsToTheTrainer("log")]),
@@ -353,7 +353,7 @@ FITS_NOT = [
     (
         m.forgets_with,
         "CONFIG",
-        "run= has an object of type _GeneratorContextManager, without config: ...",
+        "run= is an object of type _GeneratorContextManager, which has no config: ...",
     ),
     (
         lambda config: m.train(replace(config, batch={"per_device_batch_size": 8})),  # type: ignore[arg-type]
@@ -403,7 +403,7 @@ FITS_NOT = [
     (
         having(train_set=m.HasNoPlan()),
         "CONFIG",
-        "train_set= has an object of type HasNoPlan, without plan: ...",
+        "train_set= is an object of type HasNoPlan, which has no plan: ...",
     ),
     (
         m.forgets_to_return,
@@ -475,7 +475,7 @@ FITS_NOT = [
     (
         on(m.batches),
         "DATASET",
-        "the training set is DataLoader: give its dataset: the batches, ...",
+        "the training set is DataLoader: give its dataset, as loader.dataset; ...",
     ),
     (
         on(lambda: datasets.DatasetDict(train=m.table())),

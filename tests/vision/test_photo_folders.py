@@ -357,7 +357,7 @@ FOLDERS = {
         tars("a.tar", jpg=jpg, cls=label), Loaded(None, None, CLASSES_0_1), 0.5, "a.tar"
     ),
     # --- refused ---
-    "nothing there": Folder(lambda root: root.mkdir(), "no folder", path="nowhere"),
+    "nothing there": Folder(lambda root: root.mkdir(), "is not a folder here", path="nowhere"),
     "an empty folder": Folder(lambda root: root.mkdir(), "no photos in"),
     "only other files": Folder(
         texts({"a.txt": "", "b.csv": "x,y\n1,2\n"}), "only .csv, .txt files: expected train/"
@@ -374,7 +374,7 @@ FOLDERS = {
     ),
     "val without train": Folder(splits("val"), "has val/ but no train/"),
     "no classes": Folder(
-        files("1.jpg", "2.jpg"), "are in one class folder (.), so there is nothing", 0.1
+        files("1.jpg", "2.jpg"), "are in no class folder: make a folder per class", 0.1
     ),
     "no classes in the splits": Folder(
         files("train/1.jpg", "train/2.jpg", "val/3.jpg"), "no class folders", 0.1
@@ -389,11 +389,11 @@ FOLDERS = {
     ),
     "a csv of another form": Folder(
         both(files("images/1.jpg", "images/2.jpg"), texts({"labels.csv": "id,label\n1,ant\n"})),
-        "are in one class folder",
+        "are in the same class folder (images): if ",
         0.1,
     ),
     "a single class": Folder(
-        splits("train", "val", classes=("ant",)), "are in one class folder", 0.0
+        splits("train", "val", classes=("ant",)), "are in the same class folder", 0.0
     ),
     "different depths": Folder(
         files("ant/1.jpg", "bee/small/2.jpg"), "at different depths (ant/1.jpg and bee/", 0.1

@@ -20,7 +20,8 @@ def find_config_class(path: Path) -> type[RecipeConfig]:
     name = f"planned_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError("RECIPE", f"{path} is not a recipe: give the path of a Python file")
+        fact = "is not a recipe" if path.exists() else "does not exist"
+        raise ConfigError("RECIPE", f"{path} {fact}: give the path of a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their types there
     try:

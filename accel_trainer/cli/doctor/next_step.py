@@ -15,8 +15,8 @@ _FIXES: Mapping[int, str] = {
     ExitCode.DATA: "correct the data, and start the same command again; {resumes}",
     ExitCode.OUTPUT: "free some space, or choose a different --output-dir, and start again",
     ExitCode.CHECKPOINT: "`accel-trainer inspect {run}` shows the contents of the checkpoints",
-    ExitCode.DIVERGED: "choose a different --output-dir and a lower learning rate; "
-    "`accel-trainer replay {run} --step N` lists the samples of step N",
+    ExitCode.DIVERGED: "train with a lower learning rate in a different --output-dir; "
+    "`accel-trainer replay {run} --step {step}` lists the samples of that step",
     ExitCode.USER_CODE: "correct that code, and start the same command again; {resumes}",
 }
 _AGAIN = "start the same command again, with --debug for the whole traceback; {resumes}"
@@ -32,6 +32,8 @@ def advise(run: Path, status: Mapping[str, Any]) -> list[Finding]:
         if commit
         else "there is no checkpoint, so it starts from scratch"
     )
-    fix = _FIXES.get(status["exit_code"] or 0, _AGAIN).format(run=run, resumes=resumes)
+    fix = _FIXES.get(status["exit_code"] or 0, _AGAIN).format(
+        run=run, resumes=resumes, step=(status.get("optimizer_step") or 0) + 1
+    )
     unknown = "" if status.get("error") else "its error was not recorded; "
     return [Finding("FAILED", "warning", f"the last attempt ended with an error: {unknown}{fix}")]

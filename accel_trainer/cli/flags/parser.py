@@ -24,6 +24,7 @@ from .typed_words import refuse_misread_words
 C = TypeVar("C")
 
 FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
+_NONE: Mapping[str, str] = {}
 
 
 def parse_config(
@@ -47,20 +48,24 @@ def parse_config(
     from_files: dict[str, Any] = {}
     from_flags: dict[str, Any] = {}
     unknown: dict[str, str] = {}
+    typed: dict[str, str] = {}
     for first, *rest in split_at_flags(argv):
         flag, *words = [*first.split("=", 1), *rest]
         if flag == "--config":
             from_files |= _read_file(config_class, words)
         elif field := by_flag.get(flag.replace("_", "-")):
             from_flags[field.name] = _read_flag(field, flag, words)
+            typed[field.name] = flag
         else:
             unknown[flag] = suggest(flag, [*by_flag, "--config"])
     if unknown:
-        flags = "flag" if len(unknown) == 1 else "flags"
-        hints = "; ".join(f"{flag}: {hint}" for flag, hint in unknown.items())
-        raise ConfigError("CONFIG", f"unknown {flags} {hints}")
+        if len(unknown) == 1:
+            raise ConfigError("CONFIG", "unknown flag {}: {}".format(*unknown.popitem()))
+        hints = "; ".join(f"{flag} ({hint})" for flag, hint in unknown.items())
+        raise ConfigError("CONFIG", f"unknown flags: {hints}")
     known = config_fields(config_class)
-    return _build(config_class, _with_length(from_files, known) | _with_length(from_flags, known))
+    values = _with_length(from_files, known) | _with_length(from_flags, known)
+    return _build(config_class, values, typed=typed)
 
 
 def load_config(config_class: type[C], text: str, *, source: str = "config") -> C:
@@ -126,7 +131,8 @@ def _parse_file(config_class: Any, text: str, *, source: str) -> dict[str, Any]:
     try:
         content = parse_yaml(text)
     except ValueError as error:
-        raise ConfigError("CONFIG", f"{source}: {error}") from None
+        fix = ": indent with spaces" if "'\\t'" in str(error) else ""
+        raise ConfigError("CONFIG", f"{source}: {error}{fix}") from None
     refuse_misread_words(text, source=source)
     known = config_fields(config_class)
     values = {}
@@ -139,12 +145,18 @@ def _parse_file(config_class: Any, text: str, *, source: str) -> dict[str, Any]:
     return values
 
 
-def _build(config_class: type[C], values: Mapping[str, Any]) -> C:
+def _build(
+    config_class: type[C], values: Mapping[str, Any], *, typed: Mapping[str, str] = _NONE
+) -> C:
+    """Return the config; an error starts with the flag that was `typed` for its field."""
     try:
         config: C = _with_values(unchecked_defaults(config_class), values)
         return config
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        name, _, rest = error.message.partition(" ")
+        if name not in typed:
+            raise
+        raise ConfigError(error.code, f"{typed[name]} {rest}") from None
     except ValueError as error:  # of a config class
         raise ConfigError("CONFIG", str(error)) from None
 

@@ -79,12 +79,11 @@ class ModelConfig:
             self._check_timm()
         elif self.name not in MODEL_NAMES:
             near = get_close_matches(self.name, MODEL_NAMES, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(
-                "MODEL_NAME",
-                f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}, or "
-                f"{PREFIX}NAME for a net of timm",
+            hint = (
+                f"did you mean {near[0]}?" if near else f"for a model of timm, {PREFIX}{self.name}"
             )
+            names = ", ".join(MODEL_NAMES)
+            raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint} (ours: {names})")
         if self.width is not None and self.width < 1:
             raise ConfigError("MODEL_WIDTH", f"--model.width is {self.width}: set it to 1 or more")
         if self.stem not in ("auto", "cifar", "imagenet"):

@@ -62,7 +62,9 @@ def find_image_source(name_or_path: str) -> ImageSource:
     near = get_close_matches(name_or_path, DATASET_NAMES, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(
-        "DATA_NAME", f"no dataset {name_or_path!r}: {hint}--dataset is {_choices()}, or a folder"
+        "DATA_NAME",
+        f"no dataset or folder {name_or_path!r}: {hint}--dataset is {_choices()}, or a folder; "
+        "recipes/images.py also takes OWNER/NAME on the hub",
     )
 
 

@@ -79,12 +79,12 @@ def load_from_hub(repository: str) -> Any:
         return load_dataset(repository)
     except Exception as error:  # the hub and its HTTP library raise errors of any type
         where = "it cannot be loaded from the Hugging Face hub"
-        fact = f"no folder {repository}, and {where} ({reason_of(error)})"
+        fact = f"{repository} is not a folder here, and {where} ({reason_of(error)})"
         fix = "set HF_HUB_OFFLINE=1 if it was downloaded"
         if constants.HF_HUB_OFFLINE:
             fix = "unset HF_HUB_OFFLINE"
         raise DataError(
-            "DATA_HUB", f"{fact}: check the name, give a local folder, or {fix}"
+            "DATA_HUB", f"{fact}: check the name, give a folder or a different --dataset, or {fix}"
         ) from error
 
 

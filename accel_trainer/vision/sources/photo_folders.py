@@ -59,7 +59,7 @@ def list_splits(root: Path, *, val_names: Sequence[str] = VAL_NAMES) -> SplitFol
     if not any(listing.photos for listing in splits.values()):
         others = [path for listing in splits.values() for path in _other_files(listing)]
         kinds = sorted({os.path.splitext(path)[1].lower() or path for path in others})
-        found = f"only {', '.join(kinds[:5])} files" if kinds else "no files"
+        found = f"only {', '.join(kinds[:5])} files" if kinds else "which has no files"
         raise DataError("DATA_NOT_RECOGNISED", f"no photos in {root}, {found}: expected {EXPECTED}")
     return SplitFolders(root=root, splits=splits, beside=tuple(_beside(root, folders)))
 
@@ -236,15 +236,15 @@ def _refuse_two_classes(paths: Sequence[str]) -> None:
 
 def _refuse_single_class(found: SplitFolders, folder: str, num_photos: int) -> None:
     """Raise DataError for photos in one folder, where there is nothing to tell apart."""
-    fact = f"all {num_photos} photos of {found.root} are in one class folder ({folder})"
+    kind = "no class folder" if folder == "." else f"the same class folder ({folder})"
+    fact = f"all {num_photos} photos of {found.root} are in {kind}"
     files = [each.path for listing in found.splits.values() for each in listing.left_out]
     table = find_table([*files, *(each.path for each in found.beside)])
     if table is None:
-        raise DataError(
-            "DATA_NO_CLASSES", f"{fact}, so there is nothing to tell apart: expected {EXPECTED}"
-        )
-    fix = "move it beside the photos as metadata.csv, with the columns file_name and label"
-    raise DataError("DATA_NO_CLASSES", f"{fact}: if {table} has their classes, {fix}")
+        fix = "make a folder per class, or add metadata.csv with columns file_name and label"
+        raise DataError("DATA_NO_CLASSES", f"{fact}: {fix}")
+    fix = "save it beside them as metadata.csv, with the columns file_name and label"
+    raise DataError("DATA_NO_CLASSES", f"{fact}: if {table} lists their classes, {fix}")
 
 
 def _refuse_archives(found: SplitFolders) -> None:

@@ -156,9 +156,9 @@ def load_photos(
 
 def _check_fraction(val_fraction: float) -> None:
     if not 0 <= val_fraction < 1:
-        raise ConfigError(
-            "VAL_FRACTION", f"--val-fraction is {val_fraction}: set it to at least 0 and below 1"
-        )
+        percent = f"; {val_fraction:g}% is {val_fraction / 100:g}" if 1 < val_fraction < 100 else ""
+        fact = f"--val-fraction is {val_fraction}"
+        raise ConfigError("VAL_FRACTION", f"{fact}: set it to at least 0 and below 1{percent}")
 
 
 def train_and_val(splits: Mapping[str, Split], name: str) -> tuple[Split, Split | None]:

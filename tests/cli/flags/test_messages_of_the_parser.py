@@ -37,7 +37,7 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--no-lr"], "unknown flag --no-lr: see --help"),
     (
         ["--lrr", "1", "--sead=1"],
-        "unknown flags --lrr: did you mean --lr?; --sead: did you mean --seed?",
+        "unknown flags: --lrr (did you mean --lr?); --sead (did you mean --seed?)",
     ),
     (["--trainer.no-ema"], "unknown flag --trainer.no-ema: did you mean --trainer.no-use-ema?"),
     (["--trainer.lr", "1"], "unknown flag --trainer.lr: see --help"),
@@ -192,7 +192,7 @@ FILES: list[tuple[str, str]] = [
     ("seed: [", "line 1: expected the node content, but found '<stream end>'"),
     (
         "\tseed: 1",
-        "line 1: found character '\\t' that cannot start any token",
+        "line 1: found character '\\t' that cannot start any token: indent with spaces",
     ),
     ("? [a]\n: 1", "line 1: found unhashable key"),
     ("--- 1\n--- 2", "line 2: but found another document"),

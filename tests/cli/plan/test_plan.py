@@ -318,7 +318,7 @@ def test_a_run_of_no_epochs_evaluates_and_saves_once(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["absent.py"], "absent.py is not a recipe: give the path of a Python file"),
+        (["absent.py"], "absent.py does not exist: give the path of a Python file"),
         ([], "a plan without a recipe does not know the data: add --num-samples"),
         (["--num-samples", "9", "--hours", "2"], "leave one of them out"),
         ([RECIPES / "minimal.py", "--hours", "0"], "--hours is 0.0: set it above 0"),
