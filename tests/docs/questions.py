@@ -58,7 +58,7 @@ QUESTIONS = {
     "ctrl-c": "stop-with-ctrl-c-without-losing-work",
     "spot instance": "survive-preemption-spot-instances-time-limits",
     "preemption": "survive-preemption-spot-instances-time-limits",
-    "disk full": "go-on-after-the-disk-was-full",
+    "disk full": "continue-after-the-disk-was-full",
     "verify checkpoint": "verify-a-checkpoint-corrupt-damaged",
     "out of memory": "fix-cuda-out-of-memory-oom",
     "gradient accumulation": "accumulate-gradients-gradient-accumulation",

@@ -69,11 +69,16 @@ class CommandParser(argparse.ArgumentParser):
 
     def add_data_options(self) -> None:
         """Add the flags of commands that read labelled photos."""
-        self.add_argument("--image-column", help="the image column, if there are several")
-        self.add_argument("--label-column", help="the class column, if there are several")
+        self.add_argument(
+            "--image-column", metavar="NAME", help="the image column, if there are several"
+        )
+        self.add_argument(
+            "--label-column", metavar="NAME", help="the class column, if there are several"
+        )
         self.add_argument(
             "--num-workers",
             type=int,
+            metavar="N",
             help="decoding threads; default: one per CPU",
         )
         self.add_cache_option()
@@ -82,7 +87,11 @@ class CommandParser(argparse.ArgumentParser):
         """Add the flag of commands that read a dataset."""
         cache_help = "the cache for decoded images and the files of `datasets`"
         self.add_argument(
-            "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help=cache_help
+            "--cache-dir",
+            type=Path,
+            default=Path("~/.cache/accel_trainer"),
+            metavar="DIR",
+            help=cache_help,
         )
 
     def add_recipe_option(self) -> None:

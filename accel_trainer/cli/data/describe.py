@@ -65,14 +65,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "source", help="photos, parquet or tar files, the output of save_to_disk, or OWNER/NAME"
     )
-    parser.add_argument("--val-fraction", type=float, default=0.0, help="as in the run")
+    fraction_help = "set this fraction of the photos aside, as the run will"
+    parser.add_argument("--val-fraction", type=float, default=0.0, metavar="F", help=fraction_help)
     parser.add_argument(
-        "--html", type=Path, help="write an offline page of photos as the model sees them"
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write an offline page of photos as the model sees them",
     )
     parser.add_argument(
         "--image-size",
         type=int,
         default=224,
+        metavar="N",
         help="the size of the photos on that page; default: 224",
     )
     parser.add_data_options()

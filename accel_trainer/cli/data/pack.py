@@ -52,13 +52,17 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("out", type=Path, help="the folder to write")
     parser.add_argument(
-        "--short-side", type=int, default=256, help="shorter side in pixels; default: 256"
+        "--short-side",
+        type=int,
+        default=256,
+        metavar="N",
+        help="shorter side in pixels; default: 256",
     )
     parser.add_argument(
-        "--quality", type=int, default=92, help="JPEG quality, 1 to 100; default: 92"
+        "--quality", type=int, default=92, metavar="N", help="JPEG quality, 1 to 100; default: 92"
     )
     parser.add_argument(
-        "--shard-size", type=int, default=4096, help="photos per file; default: 4096"
+        "--shard-size", type=int, default=4096, metavar="N", help="photos per file; default: 4096"
     )
     parser.add_argument(
         "--on-bad-image",

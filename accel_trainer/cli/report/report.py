@@ -42,7 +42,9 @@ def main(argv: Sequence[str]) -> int:
         default=Path("report.html"),
         help="the file to write; default: report.html",
     )
-    parser.add_argument("--dataset", help="show training images of this dataset; default: none")
+    parser.add_argument(
+        "--dataset", metavar="DATA", help="show training images of this dataset; default: none"
+    )
     parser.add_cache_option()
     options = parser.parse_args(argv)
     path = options.to

@@ -68,16 +68,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub"
     )
-    parser.add_argument("--dataset", help="name or folder; default: the data of the run")
     parser.add_argument(
-        "--split", help="default: the split that a run evaluates on, or the only one"
+        "--dataset", metavar="DATA", help="name or folder; default: the data of the run"
+    )
+    parser.add_argument(
+        "--split",
+        metavar="NAME",
+        help="default: the split that a run evaluates on, or the only one",
     )
     parser.add_argument(
         "--weights",
         choices=("model", "ema"),
         help="which weights of a checkpoint; default: ema if it has them",
     )
-    parser.add_argument("--batch-size", type=int, help="default: the run's batch size")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="default: the run's batch size")
     parser.add_data_options()
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object, with the confusion matrix"

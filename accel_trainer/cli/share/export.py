@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("run", type=Path, help="a run folder; the run may still be unfinished")
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--to", type=Path, help="the folder to write")
+    target.add_argument("--to", type=Path, metavar="DIR", help="the folder to write")
     target.add_argument(
         "--hub",
         metavar="ORG/NAME",

@@ -61,12 +61,21 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("image", type=Path, nargs="+", help="an image, or a folder of images")
     parser.add_argument(
-        "--top", type=at_least(1), default=1, help="classes to print per image; default: 1"
+        "--top",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="classes to print per image; default: 1",
     )
     parser.add_argument(
-        "--batch-size", type=int, default=64, help="images per forward pass; default: 64"
+        "--batch-size",
+        type=int,
+        default=64,
+        metavar="N",
+        help="images per forward pass; default: 64",
     )
-    parser.add_argument("--num-workers", type=int, help="decoding threads; default: one per CPU")
+    workers_help = "decoding threads; default: one per CPU"
+    parser.add_argument("--num-workers", type=int, metavar="N", help=workers_help)
     parser.add_argument("--jsonl", action="store_true", help="print a JSON object per image")
     options = parser.parse_args(argv)
     refuse_below_one("--batch-size", options.batch_size)

@@ -44,7 +44,9 @@ def main(argv: Sequence[str]) -> int:
     """Print each reported and measured number; return 1 if one differs or a file was changed."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("folder", type=Path, help="an export, or a finished run")
-    parser.add_argument("--dataset", help="name or folder; default: the data of the run")
+    parser.add_argument(
+        "--dataset", metavar="DATA", help="name or folder; default: the data of the run"
+    )
     parser.add_cache_option()
     parser.add_argument(
         "--tolerance",

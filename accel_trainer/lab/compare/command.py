@@ -1,15 +1,15 @@
 """`accel-trainer compare RECIPE.py [its flags] --b FLAGS`: is B better, or is it the seed?
 
-A is the recipe with its flags, B the same with those of `--b` after them. Both train with the same
-seeds, and share the beginning of each: it is trained once, up to `--at`, and the arms branch off
-from its checkpoint. The number is that of the last evaluation, with averaged weights where an arm
-has them. Before anything is trained, the steps and the time are printed. What is finished is kept:
-asked again, with more pairs or a different B, only what is missing is trained.
+A is the recipe with its flags, and B adds the flags of `--b`. For each seed, the beginning of the
+run is trained once, as A, up to `--at`; both arms then continue from that checkpoint. They are
+compared by their last evaluation, with averaged weights if an arm has them. The number of steps and
+the estimated time are printed before anything is trained. Finished runs are kept: with more pairs
+or a different B, the same command trains only what is missing.
 
-With `--null` in place of `--b`, it trains A alone, with a second end of each seed, and says how
-much the seed moves the number, and how many pairs it takes to see a difference.
+With `--null` instead of `--b`, it trains only A, with two different endings for each seed. It
+reports how much the result varies with the seed, and how many pairs detect a given difference.
 
-The exit code is 0 if B is better, 10 if it is worse, and 11 if that is undecided.
+The exit code is 0 if B is better, 10 if it is worse, and 11 if it is undecided.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _parser() -> CommandParser:
     asked = parser.add_mutually_exclusive_group(required=True)
     b_help = "the flags to add for B, in quotes"
     asked.add_argument("--b", metavar="FLAGS", help=b_help)
-    null_help = "measure the noise: how much the number of A varies with the seed alone"
+    null_help = "instead of B, measure how much the result of A varies with the seed"
     asked.add_argument("--null", action="store_true", help=null_help)
     at_help = "where the arms part, rounded to the end of an epoch: 75%%, a step, or 0 for whole "
     add("--at", type=At.parse, default=At.parse("75%"), help=f"{at_help}runs; default: 75%%")

@@ -1,12 +1,11 @@
 """`accel-trainer finish RUN --at STEP`: get a finished model from any step of a trunk.
 
-A trunk is a run with `--schedule.shape trunk`: after the warmup, its learning rate is constant. For
-each step, a branch in a folder beside the trunk continues from that step and lowers the learning
-rate to its end. Its weights, their average and the optimizer are bit for bit those of a run with
-`--schedule.decay-at` and `--steps` from the start. If the trunk has no checkpoint of the step, the
-steps since the last one before are trained again. The trunk may still be training. After Ctrl-C,
-the same command continues the branch. A table lists all branches of the trunk with their steps and
-results.
+A trunk is a run with `--schedule.shape trunk`: its learning rate is constant after the warmup. For
+each STEP, a branch continues the trunk from there in a folder beside it, while its learning rate
+decays. The weights, their average and the optimizer state are bit-identical to a run that was
+started with this `--schedule.decay-at` and `--steps`. If the trunk has no checkpoint of STEP, the
+steps since the previous one are retrained. The trunk may still be training. After Ctrl-C, the same
+command continues. At the end, a table lists all branches of the trunk with their results.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ def main(argv: Sequence[str]) -> int:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()
-    at_help = "the steps after which to decay, a branch for each"
+    at_help = "the steps after which to decay, one branch each"
     parser.add_argument("--at", type=int, nargs="+", default=[], metavar="STEP", help=at_help)
-    over_help = "over how many steps: 600, or a fraction of STEP, such as the default 10%%"
+    over_help = "length of the decay: 600 steps, or a fraction of STEP; default: 10%%"
     parser.add_argument("--over", type=_length, default="10%", metavar="LENGTH", help=over_help)
     parser.add_recipe_option()
     parser.add_json_option()
