@@ -66,11 +66,15 @@ BAD_FLAGS = [
         "--optimizer.name is LBFGS, but it needs several forwards for a step",
     ),
     ("--freeze [", 64, "--freeze is '[', which is not a regular expression"),
-    ("--optimizer.weight-decays bias", 64, "optimizer.weight_decays has 'bias' (could not convert"),
+    (
+        "--optimizer.weight-decays bias",
+        64,
+        "--optimizer.weight-decays has 'bias' (could not convert",
+    ),
     (
         "--optimizer.learning-rate-scales [=1",
         64,
-        "optimizer.learning_rate_scales has '[=1' (unterminated",
+        "--optimizer.learning-rate-scales has '[=1' (unterminated",
     ),
     (
         "--optimizer.learning-rate-scales head=-1",

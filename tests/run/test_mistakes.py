@@ -292,7 +292,7 @@ FITS_NOT = [
     (
         having(task=nn.CrossEntropyLoss()),
         "CONFIG",
-        "task= has a CrossEntropyLoss: a task turns a batch into losses: give ...",
+        "task= is a CrossEntropyLoss, which is not a task: give ...",
     ),
     (
         having(metrics=[MeanLoss, TopKAccuracy]),

@@ -166,7 +166,7 @@ def test_of_two_processes_both_stop_before_the_update_and_name_the_sample(tmp_pa
     for rank in (0, 1):
         (line,) = [text for text in job.output(rank).splitlines() if "NONFINITE" in text]
         assert line.startswith(f"79 True error[NONFINITE]: step {step}, epoch 1: ")
-        assert f"sample ids {BAD}, see" in line
+        assert f"sample ids {BAD}; see" in line
     assert record["nonfinite_sample_ids"] == [BAD]
     assert (record["loss_sum"], record["position"]["optimizer_step"]) == ("nan", step - 1)
     assert newest_and_finite(tmp_path / "run") == f"step-{step - 1:010d}-epoch-00000"

@@ -4,7 +4,7 @@ It prints the batches, steps and learning rates, and the steps after which the r
 saves. It also trains the recipe for a few seconds to estimate how much memory and time the whole
 run will need on this machine, and deletes the result.
 
-With `--start`, it then trains a run that fits into `--hours`. The number of epochs (of steps, if the
+With `--start`, it then trains a run that fits into `--hours`. The number of epochs (of steps if the
 time is too short for one epoch) is decided and recorded before the first step, so the same command
 continues the run up to that number, however fast the machine is then.
 """
