@@ -79,11 +79,9 @@ class ModelConfig:
             self._check_timm()
         elif self.name not in MODEL_NAMES:
             near = get_close_matches(self.name, MODEL_NAMES, n=1)
-            hint = (
-                f"did you mean {near[0]}?" if near else f"for a model of timm, {PREFIX}{self.name}"
-            )
-            names = ", ".join(MODEL_NAMES)
-            raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint} (ours: {names})")
+            name = near[0] if near else f"{PREFIX}{self.name}, a model of timm"
+            hint = f"did you mean {name}? Ours are {', '.join(MODEL_NAMES)}"
+            raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint}")
         if self.width is not None and self.width < 1:
             raise ConfigError("MODEL_WIDTH", f"--model.width is {self.width}: set it to 1 or more")
         if self.stem not in ("auto", "cifar", "imagenet"):

@@ -63,8 +63,10 @@ def is_hub_name(source: str) -> bool:
     return bool(_HUB_NAME.fullmatch(source)) and not expand_home(Path(source)).exists()
 
 
-def load_from_hub(repository: str) -> Any:
+def load_from_hub(repository: str, *, instead: str = "a different --dataset") -> Any:
     """Return a dataset of the hub, or from the Hugging Face cache if it was downloaded before.
+
+    `instead` is what an error suggests to give.
 
     Raises:
         DataError: it is neither on the hub nor in the cache.
@@ -84,7 +86,7 @@ def load_from_hub(repository: str) -> Any:
         if constants.HF_HUB_OFFLINE:
             fix = "unset HF_HUB_OFFLINE"
         raise DataError(
-            "DATA_HUB", f"{fact}: check the name, give a folder or a different --dataset, or {fix}"
+            "DATA_HUB", f"{fact}: check the name, give a folder or {instead}, or {fix}"
         ) from error
 
 
