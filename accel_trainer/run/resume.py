@@ -206,10 +206,10 @@ def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Sourc
     if refused:
         listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
         flags = " ".join(name for name, _, _ in refused)
-        same_shapes = ", if the weights have the same shapes" * ("model." in flags)
         raise ConfigError(
             "CONFIG_CHANGED",
             f"{source.run} was made with a different config ({listed}): set it back, choose a "
             f"different --output-dir (--init-from {source.run} starts from these weights), or "
-            f"continue with --allow-change {flags}{same_shapes}",
+            f"continue with --allow-change {flags}"
+            f"{', if the weights have the same shapes' * ('model.' in flags)}",
         )
