@@ -674,7 +674,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_line_stands_in_its_rooms_and_each_has_one(rule: Rule) -> None:
+def test_a_line_stands_in_its_room(rule: Rule) -> None:
     places = rule.places(read_modules())
     assert rule.broken_by(places) == []
     assert {*rule.rooms} <= {name for source, _ in places for name in (source.folder, source.name)}
