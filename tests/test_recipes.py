@@ -101,10 +101,10 @@ def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Pat
         (
             ["--batch-size", "0"],
             ExitCode.USAGE,
-            "batch.per_device_batch_size is 0: set it to 1 or more",
+            "--batch-size is 0: set it to 1 or more",
         ),
         (["--batch-size", "5000"], ExitCode.USAGE, "larger than the 1438 training samples"),
-        (["--lr", "-0.1"], ExitCode.USAGE, "learning_rate is -0.1: set it to at least 0"),
+        (["--lr", "-0.1"], ExitCode.USAGE, "--lr is -0.1: set it to at least 0"),
         (["--lr", "fast"], ExitCode.USAGE, "--lr fast: expected float"),
         (["--mixed-precision", "fp16"], ExitCode.USAGE, "needs a GPU"),
         (["--resume", "nowhere"], ExitCode.CHECKPOINT, "neither a checkpoint nor a run"),

@@ -235,7 +235,7 @@ def test_float32_without_tf32_on_a_gpu_with_tensor_cores(pretend: Callable[..., 
 
 def test_a_run_that_trains_nothing_says_whose_weights_it_exports() -> None:
     untrained = RecipeConfig(trainer=TrainerConfig(num_epochs=0))
-    assert "weights that the model starts with" in str(warning("UNTRAINED", untrained))
+    assert "--epochs 0" in str(warning("UNTRAINED", untrained))
     assert warning("UNTRAINED") is None
     given = replace(untrained, run=RunConfig(init_from=Path("weights.safetensors")))
     assert warning("UNTRAINED", given) is None
