@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _memory() -> str | None:
     """Return a folder in memory with room for what the tests write, or None: containers have 64 MB.
 
-    The files of the last three test runs stay; those of one take about 60 MB.
+    pytest keeps the files of the last three runs, about 60 MB each.
     """
     folder = "/dev/shm"
     has_room = os.path.isdir(folder) and shutil.disk_usage(folder).free > 2**32

@@ -252,7 +252,7 @@ def stream_tensors(tensors: Mapping[str, Tensor | StoredTensor]) -> Iterator[fil
 
 @contextmanager
 def damaged_if_unreadable(path: Path) -> Iterator[None]:
-    """Raise CheckpointError for an OSError of the block."""
+    """Raise DamagedError if the block fails with an OSError."""
     try:
         yield
     except OSError as error:

@@ -26,7 +26,7 @@ _TENSORS = [
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The result of a run: `lines` list the files that differ from those of the first run."""
+    """The result of a run, with a line for each file that differs from that of the first run."""
 
     trial: Trial
     lines: Sequence[str]

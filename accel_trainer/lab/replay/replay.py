@@ -115,8 +115,8 @@ class Replay:
         """Train in the new `folder` up to step `until`.
 
         It begins at the newest checkpoint at or before step `after`, or at the start of the run.
-        `callbacks` are those of the `Start`. `errors` receives stderr, and
-        `received` is for several threads: see `train`.
+        `callbacks` become those of the `Start`. `errors` receives stderr. Threads that train at
+        the same time pass the list of signals that they share as `received`.
 
         Raises:
             RecipeError: the recipe failed; it has said why.
