@@ -1,4 +1,10 @@
-"""Public names that are gone, and what to use instead; docs/releases.md has the same table."""
+"""Public names and flags that are gone, and what to use instead, as docs/releases.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .core.errors import ConfigError
 
 REMOVED = {
     "DatasetLoader": "TrainLoader",
@@ -19,3 +25,17 @@ def refuse_removed(name: str) -> None:
         raise ImportError(
             f"accel_trainer.{name} is gone: use accel_trainer.{REMOVED[name]}, see docs/releases.md"
         )
+
+
+REMOVED_FLAGS = {
+    "plan --hours": "--within; or --hours with --schedule.shape trunk",
+    "plan --start": "--hours of the recipe, with --schedule.shape trunk",
+}
+
+
+def refuse_removed_flags(command: str, flags: Iterable[str]) -> None:
+    """Raise ConfigError if a command had one of these flags once."""
+    for flag in flags:
+        if (old := f"{command} {flag}") in REMOVED_FLAGS:
+            fact = f"{old} is gone: use {REMOVED_FLAGS[old]}"
+            raise ConfigError("CONFIG", f"{fact}, see docs/releases.md")

@@ -147,8 +147,8 @@ MUTANTS = [
     Mutant(
         "the progress of a trunk depends on its length",
         "accel_trainer/training/trainer.py",
-        "if (decay := self._decay_steps) is not None:",
-        "if (decay := self._decay_steps):",
+        "if self._decay is not None:",
+        "if self._decay is not None and self._decay.start < self._decay.end:",
         ("tests/training/test_position.py",),
     ),
     # --- what a run shows ---

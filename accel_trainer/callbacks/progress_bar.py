@@ -15,6 +15,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ..checkpoint.format import is_committed, list_checkpoints, step_of
+from ..core.batch_plan import ENDLESS
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.console import say, terminal_columns, wrap_lines
 from ..core.errors import UserError
@@ -64,6 +65,7 @@ class ProgressBar(Callback):
         self._first_step = trainer.state.optimizer_step
         self._start_s = time.monotonic()
         self._num_steps = self.config.last_step(trainer.loader.plan.steps_per_epoch)
+        self._of = "" if self._num_steps == ENDLESS else f"/{self._num_steps}"
         self.write(self.banner)
         if trainer.is_finished and self._first_step:
             self.write(f"this run is finished: nothing left to train after step {self._first_step}")
@@ -81,7 +83,7 @@ class ProgressBar(Callback):
             self._terminal.enter_context(logging_redirect_tqdm())
             self._bar = tqdm(
                 desc=self._epoch(trainer.state.epoch + 1),
-                total=self._num_steps,
+                total=self._num_steps if self._of else None,
                 initial=self._first_step,
                 unit="step",
                 smoothing=0,
@@ -120,11 +122,12 @@ class ProgressBar(Callback):
                 self._loss = numbers.get("loss", "")
                 self._bar.set_postfix_str(f"loss {self._loss}")
                 return
-            left = f"{tqdm.format_interval(self._step_s * (self._num_steps - step))} left"
+            left_s = self._step_s * (self._num_steps - step)
+            left = f"{tqdm.format_interval(left_s)} left" if self._of else ""
         elif row["event"] == "eval" and not self._bar.disable:
             self._add_row(numbers)
             return
-        line = f"{self._epoch(row['epoch'])}  step {step}/{self._num_steps}  {_join(numbers)}"
+        line = f"{self._epoch(row['epoch'])}  step {step}{self._of}  {_join(numbers)}"
         self.write(f"{line}  {left}".rstrip())
 
     def _add_row(self, evaluation: Mapping[str, str]) -> None:
@@ -167,6 +170,7 @@ class ProgressBar(Callback):
             "num_epochs reached": counted(position.epoch, "epoch"),
             "num_steps reached": "--steps",
             "max_steps reached": "--max-steps",
+            "hours reached": "--hours",
         }
         self.write(
             f"{reason}: saved step {position.optimizer_step}: run the same command to continue"

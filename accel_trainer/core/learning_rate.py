@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 Schedule = Callable[[int], float]
 """Maps the completed optimizer steps (0 before the first) to the learning rate of the next one."""
+
+
+@dataclass
+class Decay:
+    """Where a learning rate decays: in the steps after `start`, up to step `end`.
+
+    With `--hours`, the run itself decides both while it trains.
+    """
+
+    start: int
+    end: int
+
+    def fraction_done(self, optimizer_step: int) -> float:
+        """Return 0 until the decay begins, and 1 at its end."""
+        return max(0, optimizer_step - self.start) / (self.end - self.start or 1)
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:

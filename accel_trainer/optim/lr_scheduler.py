@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LRSc
 
 from ..core.config import FRACTION, INSIDE_ONE, NOT_NEGATIVE
 from ..core.errors import ConfigError
-from ..core.learning_rate import Schedule
+from ..core.learning_rate import Decay, Schedule
 from ..core.user_code import describe_error
 
 _CYCLIC = (CosineAnnealingWarmRestarts, CyclicLR)
@@ -86,20 +86,24 @@ class ScheduleConfig:
             return round(self.peak_fraction * total_steps)
         return self.warmup_steps or round(self.warmup_epochs * steps_per_epoch)
 
-    def decay_steps(self, *, total_steps: int) -> range | None:
-        """Return the steps in which a trunk decays, as the steps completed before each of them.
-
-        None: the shape is a different one, which changes all along.
-        """
+    def decay(self, *, total_steps: int) -> Decay | None:
+        """Return where a trunk decays. None: the rate of the shape changes all along."""
         if self.shape != "trunk":
             return None
-        return range(total_steps if self.decay_at is None else self.decay_at, total_steps)
+        return Decay(total_steps if self.decay_at is None else self.decay_at, total_steps)
 
 
 def build_schedule(
-    config: ScheduleConfig, *, peak_learning_rate: float, total_steps: int, steps_per_epoch: int
+    config: ScheduleConfig,
+    *,
+    peak_learning_rate: float,
+    total_steps: int,
+    steps_per_epoch: int,
+    decay: Decay | None = None,
 ) -> Schedule:
     """Return the learning rate as a function of the completed optimizer steps.
+
+    `decay` is where a trunk decays, which may change; None: as the config says.
 
     Raises:
         ConfigError: the warmup is longer than the run, or a trunk decays in its warmup or after the
@@ -119,26 +123,25 @@ def build_schedule(
             f"schedule.decay_at is {decay_at}, but the run has {total_steps} steps and a warmup of "
             f"{warmup_steps}: set it from {warmup_steps} to {total_steps - 1}",
         )
-    decay = config.decay_steps(total_steps=total_steps)
-    if decay is None:
-        decay = range(warmup_steps, total_steps)
+    decay = decay or config.decay(total_steps=total_steps) or Decay(warmup_steps, total_steps)
     floor = config.min_fraction
 
     def learning_rate_at(optimizer_step: int) -> float:
         if optimizer_step < warmup_steps:
             return peak_learning_rate * (optimizer_step + 1) / warmup_steps
-        factor = _decay(config, max(0, optimizer_step - decay.start), max(1, len(decay)))
+        done = max(0, optimizer_step - decay.start)
+        factor = _factor(config, done, decay.end - decay.start)
         return peak_learning_rate * (floor + (1 - floor) * factor)
 
     return learning_rate_at
 
 
-def _decay(config: ScheduleConfig, step: int, num_steps: int) -> float:
+def _factor(config: ScheduleConfig, step: int, num_steps: int) -> float:
     """Return the factor of `config.shape` after `step` of its `num_steps`.
 
     The factor falls from 1 to 0, except for `exponential` and `step`.
     """
-    progress = min(1.0, step / num_steps)
+    progress = min(1.0, step / max(1, num_steps))
     if config.shape == "exponential":
         return float(config.gamma**step)
     if config.shape == "step":
@@ -146,7 +149,7 @@ def _decay(config: ScheduleConfig, step: int, num_steps: int) -> float:
     if config.shape == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
     if config.shape == "trunk":
-        if config.decay_at is None:
+        if not num_steps:
             return 1.0
         return 1 - (progress if config.decay_shape == "linear" else math.sqrt(progress))
     powers = {"constant": 0.0, "linear": 1.0, "triangular": 1.0, "polynomial": config.power}

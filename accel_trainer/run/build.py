@@ -134,6 +134,7 @@ def build_trainer(
     export_config = copy_metadata(export_config, "export_config")
     extra = extra_callbacks()
     observers = [each for each in extra if isinstance(each, Observer)]
+    _refuse_endless(run, observers)
     build: Callable[..., RunData] = build_data
     for each in observers:
         build = partial(each.build_data, build)
@@ -181,7 +182,7 @@ def build_trainer(
     parts |= {"schedule": schedule, "collate": options.collate}
     parts |= named([*callbacks, *own])
     for each in observers:
-        each.see_parts(parts)
+        each.see_parts({**parts, "decay": optimization.decay})
     if run.config.run.dry_run:
         data = data.limited()
     all_callbacks = build_callbacks(
@@ -214,7 +215,7 @@ def build_trainer(
         loader=data.train,
         evaluations=_build_evaluations(run, data, task, metrics_of, strategy),
         schedule=optimization.schedule,
-        decay_steps=optimization.decay_steps,
+        decay=optimization.decay,
         stop_flag=run.stop_flag,
         callbacks=all_callbacks,
         load_best=partial(load_best_weights, run),
@@ -258,6 +259,19 @@ def _check_arguments(run: Run, model: nn.Module, task: Task) -> None:
             "MODEL",
             f"the model is a {type(model).__name__}, which cannot be called: put the networks into "
             "a Module of your own, whose forward serves each use of them",
+        )
+
+
+def _refuse_endless(run: Run, observers: Sequence[Observer]) -> None:
+    """Raise ConfigError for `--hours` if nothing decides when the run ends."""
+    trainer = run.config.trainer
+    if trainer.hours is None or trainer.max_steps is not None:
+        return
+    if not any(each.ends_run for each in observers):
+        raise ConfigError(
+            "CONFIG",
+            f"--hours {trainer.hours:g} is decided by accel_trainer.main: call it with your "
+            "function, or set --steps",
         )
 
 

@@ -23,12 +23,18 @@ _NO_ARGUMENTS: Mapping[str, Any] = {}
 class Observer(Callback):
     """A callback of a command, which also sees what the run is built from."""
 
+    ends_run = False
+    """Whether it decides when a run of `--hours` ends."""
+
     def build_data(self, build: Callable[..., RunData], *sets: Any) -> RunData:
         """Return what `build` makes of the sets of a run, or watch them."""
         return build(*sets)
 
     def see_parts(self, parts: Mapping[str, Any]) -> None:
-        """Called once with the model, the optimizer, the task and other objects by name."""
+        """Called once with the model, the optimizer, the task and other objects by name.
+
+        `decay` is where a trunk decays, which an observer may change; None: a different shape.
+        """
 
 
 def extra_callbacks() -> list[Callback]:

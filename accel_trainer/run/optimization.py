@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ..core.batch_plan import BatchPlan
 from ..core.config import config_to_dict, diff_config
 from ..core.errors import ConfigError
-from ..core.learning_rate import Schedule
+from ..core.learning_rate import Decay, Schedule
 from ..core.parameters import Optimizers
 from ..core.wording import counted
 from ..optim.config import OptimizerConfig
@@ -33,8 +33,8 @@ class Optimization:
     description: str
     """The learning rates in a few words, for the banner of the run."""
     num_steps: int
-    decay_steps: range | None
-    """Those in which a trunk decays; None: the schedule has a different shape."""
+    decay: Decay | None
+    """Where a trunk decays; None: the schedule has a different shape."""
 
 
 def plan_optimization(
@@ -58,15 +58,15 @@ def plan_optimization(
         )
         learning_rate = float(next(iter(optimizers.values())).param_groups[0]["lr"])
         config = replace(config, optimizer=OptimizerConfig(learning_rate=learning_rate))
+    total_steps = config.trainer.total_steps(plan.steps_per_epoch)
+    decay = config.schedule.decay(total_steps=total_steps)
     if schedule is None:
-        peak_learning_rate, schedule = plan_learning_rate(config, plan)
+        peak_learning_rate, schedule = plan_learning_rate(config, plan, decay)
         description = f"peak learning rate {peak_learning_rate:g}"
     else:
         schedule = checked_schedule(schedule, num_steps=num_steps)
         description = "the recipe's learning rates"
-    total_steps = config.trainer.total_steps(plan.steps_per_epoch)
-    decay_steps = config.schedule.decay_steps(total_steps=total_steps)
-    return Optimization(optimizers, schedule, description, num_steps, decay_steps)
+    return Optimization(optimizers, schedule, description, num_steps, decay)
 
 
 def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
@@ -102,8 +102,13 @@ def refuse_epochs(config: RecipeConfig, plan: BatchPlan) -> None:
             raise ConfigError("DATA_STREAM", text)
 
 
-def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
-    """Return the peak learning rate, scaled to the global batch, and the schedule with it."""
+def plan_learning_rate(
+    config: RecipeConfig, plan: BatchPlan, decay: Decay | None = None
+) -> tuple[float, Schedule]:
+    """Return the peak learning rate, scaled to the global batch, and the schedule with it.
+
+    `decay` is where a trunk decays, which may change; None: as the config says.
+    """
     peak_learning_rate = config.optimizer.peak_learning_rate(
         global_batch_size=plan.global_batch_size
     )
@@ -112,6 +117,7 @@ def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Sc
         peak_learning_rate=peak_learning_rate,
         total_steps=config.trainer.total_steps(plan.steps_per_epoch),
         steps_per_epoch=plan.steps_per_epoch,
+        decay=decay,
     )
     return peak_learning_rate, schedule
 
@@ -119,6 +125,8 @@ def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Sc
 def describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
     """Return the epochs and steps of the whole run, for its banner."""
     num_epochs = config.trainer.num_epochs
+    if config.trainer.hours is not None:
+        return f"as many steps as {config.trainer.hours:g} hours allow"
     num_steps = config.trainer.last_step(plan.steps_per_epoch)
     total_steps = config.trainer.total_steps(plan.steps_per_epoch)
     epochs = "" if num_epochs is None else f"{counted(num_epochs, 'epoch')}, "

@@ -8,7 +8,15 @@ from fractions import Fraction
 from functools import cache
 from typing import Annotated, Literal
 
-from ..core.config import ABOVE_ZERO, AT_LEAST_ONE, INSIDE_ONE, NOT_NEGATIVE, short_flag
+from ..core.batch_plan import ENDLESS
+from ..core.config import (
+    ABOVE_ZERO,
+    AT_LEAST_ONE,
+    INSIDE_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    short_flag,
+)
 from ..core.errors import ConfigError
 from ..core.train_state import TrainState, Weights
 
@@ -30,6 +38,9 @@ class TrainerConfig:
     schedule covers all of them, even if the run stops earlier."""
     num_steps: Annotated[int | None, short_flag("--steps")] = None
     """Optimizer steps of the whole run, instead of `num_epochs`; the schedule covers them."""
+    hours: Annotated[float | None, short_flag("--hours")] = None
+    """Hours of the whole run, instead of `num_epochs`, with `--schedule.shape trunk`: it decides
+    once at which step to begin its decay, so that it ends in time."""
     max_steps: Annotated[int | None, short_flag("--max-steps")] = None
     """Stop after this optimizer step, without changing the schedule; None: train to the end."""
     max_time_s: float | None = None
@@ -75,11 +86,14 @@ class TrainerConfig:
         if self.evaluate_every is not None:
             _interval(self.evaluate_every)  # raises ConfigError
         NOT_NEGATIVE.check(self, "trainer", "num_epochs", "num_steps")
-        if None not in (self.num_epochs, self.num_steps):
+        POSITIVE.check(self, "trainer", "hours")
+        lengths = {"--epochs": self.num_epochs, "--steps": self.num_steps, "--hours": self.hours}
+        given = [f"{flag} {value}" for flag, value in lengths.items() if value is not None]
+        if len(given) > 1:
             raise ConfigError(
                 "CONFIG",
-                f"--epochs {self.num_epochs} and --steps {self.num_steps} both set the length of "
-                "the run: leave one of them out, or set it to None",
+                f"{given[0]} and {given[1]} both set the length of the run: "
+                "leave one of them out, or set it to None",
             )
         INSIDE_ONE.check(self, "trainer", "ema_decay")
 
@@ -91,12 +105,15 @@ class TrainerConfig:
     def with_defaults(self) -> TrainerConfig:
         """Return the config with its length and its evaluations filled in, as a run stores it."""
         by_steps = self.num_steps is not None
-        num_epochs = 10 if self.num_epochs is None and not by_steps else self.num_epochs
+        has_length = by_steps or self.hours is not None
+        num_epochs = 10 if self.num_epochs is None and not has_length else self.num_epochs
         every = "1000steps" if by_steps else "1epoch"
         return replace(self, num_epochs=num_epochs, evaluate_every=self.evaluate_every or every)
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """Return the optimizer steps that the schedule covers."""
+        """Return the optimizer steps that the schedule covers: all that there are, with `hours`."""
+        if self.hours is not None:
+            return ENDLESS
         if self.num_steps is not None:
             return self.num_steps
         return (self.num_epochs or 0) * steps_per_epoch

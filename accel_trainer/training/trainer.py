@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ..core.callback import Callback, RunResult
 from ..core.digest import digest_of
 from ..core.errors import ConfigError, DataError
-from ..core.learning_rate import Schedule, set_learning_rate
+from ..core.learning_rate import Decay, Schedule, set_learning_rate
 from ..core.log import Log
 from ..core.parameters import preserved_weights, unstepped_parameters
 from ..core.registry import Pieces
@@ -55,7 +55,7 @@ class Trainer:
 
     `evaluations` are by name, such as `eval_hard`. The one called `TEST` runs with the weights that
     `load_best` gives the model. Everything that varies is an argument; to change the algorithm
-    itself, override `train_step`. `decay_steps` are those in which a trunk decays.
+    itself, override `train_step`. `decay` is where a trunk decays.
     """
 
     def __new__(cls, config: object = None, *_: object, **__: object) -> Trainer:
@@ -77,7 +77,7 @@ class Trainer:
         loader: Loader,
         evaluations: Mapping[str, Evaluation],
         schedule: Schedule,
-        decay_steps: range | None = None,
+        decay: Decay | None = None,
         stop_flag: StopFlag,
         callbacks: Sequence[Callback] = (),
         load_best: Callable[[Trainer], str],
@@ -86,7 +86,7 @@ class Trainer:
         self.accelerator = step.strategy.accelerator
         self.loader = loader
         self.learning_rate_at = schedule
-        self._decay_steps = decay_steps
+        self._decay = decay
         self.model = step.model
         self._config = config
         self.optimizers = step.optimizers
@@ -486,8 +486,8 @@ class Trainer:
         progress = epochs / (self._config.num_epochs or 1)
         if self._config.num_steps is not None:
             progress = state.optimizer_step / (self._config.num_steps or 1)
-        if (decay := self._decay_steps) is not None:  # until then, it is the same for any length
-            progress = max(0, state.optimizer_step - decay.start) / (len(decay) or 1)
+        if self._decay is not None:  # until then, it is the same for any length
+            progress = self._decay.fraction_done(state.optimizer_step)
         return Position(state.optimizer_step, state.epoch, progress)
 
     def _start(self) -> None:

@@ -164,10 +164,11 @@ def choose_settings(
     `stored` are settings by dotted name, which are taken where they are open here.
     """
     chosen: dict[str, Choice] = {}
+    has_other_length = (config.trainer.num_steps, config.trainer.hours) != (None, None)
     for name, rule in _RULES.items():
         if attrgetter(name)(config) is not None:
             continue
-        if name == "trainer.num_epochs" and config.trainer.num_steps is not None:
+        if name == "trainer.num_epochs" and has_other_length:
             continue  # also for a branch in steps of a run in epochs
         choice = Choice(stored[name], "") if name in stored else rule(config, facts)
         if choice.value is not None:

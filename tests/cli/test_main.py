@@ -108,7 +108,7 @@ def test_the_help_of_the_doctor_is_its_own_and_keeps_its_paragraphs(
     ("typed", "said"),
     [
         (["diff", "runs/first"], "required: RUN_B: see accel-trainer diff --help"),
-        (["plan", "--hours", "x"], "'x': see accel-trainer plan --help"),
+        (["plan", "--within", "x"], "'x': see accel-trainer plan --help"),
         (["predict", "m", "i", "--top", "0"], "it is 0, and must be 1 or more: see accel-trainer"),
         (["audit", "r", "--max-steps", "0"], "--max-steps: it is 0, and must be 1 or more"),
         (["why", "r", "--until", "0"], "--until: it is 0, and must be 1 or more"),

@@ -79,11 +79,12 @@ def save_config(config: Any) -> str:
 
 
 def _with_length(given: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return the values, of which the length in steps takes the place of that in epochs below them.
+    """Return the values, of which a length in steps takes the place of one in epochs below them.
 
-    And the other way round: what is given later counts, as for a single setting.
+    And so for all kinds of lengths: what is given later counts, as for a single setting.
     """
-    lengths = [name for name in ("trainer.num_epochs", "trainer.num_steps") if name in known]
+    kinds = ("trainer.num_epochs", "trainer.num_steps", "trainer.hours")
+    lengths = [name for name in kinds if name in known]
     replaced = (
         dict.fromkeys(lengths) if any(given.get(name) is not None for name in lengths) else {}
     )

@@ -1,18 +1,18 @@
-"""`accel-trainer plan [RECIPE.py] [its flags] [--hours H]`: estimate a run's time and memory.
+"""`accel-trainer plan [RECIPE.py] [its flags] [--within H]`: estimate a run's time and memory.
 
 It prints the batches, steps and learning rates, and the steps after which the run evaluates and
 saves. It also trains the recipe for a few seconds to estimate how much memory and time the whole
 run will need on this machine, and deletes the result.
 
-With `--start`, it then trains a run that fits into `--hours`. The number of epochs (of steps if the
-time is too short for one epoch) is decided and recorded before the first step, so the same command
-continues the run up to that number, however fast the machine is then.
+With `--schedule.shape trunk --hours H`, it shows what the run would decide at this speed: the step
+after which it decays, and its last one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,18 +21,19 @@ from ...core.errors import ConfigError
 from ...core.wording import counted
 from ...distributed.accelerator import uses_cpu
 from ...distributed.machine import available_cpus
+from ...removed import refuse_removed_flags
 from ...run.config import RecipeConfig
 from ..common.output import format_duration, show
 from ..common.parser import CommandParser, refuse_below_one
 from ..common.recipes import find_config_class
 from ..flags.parser import parse_config
-from .begin import length_begun, train
+from ..recipe.hours import DECAY, check_hours
 from .measure import Measured, TrialFailed, measure
 from .steps import RunPlan, plan_run, without_open_settings
 from .timer import NUM_FIRST_STEPS
 
 _EXAMPLE = (
-    "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --hours 0.5"
+    "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --within 0.5"
 )
 _NUM_ROWS = 10
 _HOUR_S = 3600
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         __doc__, _EXAMPLE, prog="accel-trainer plan [RECIPE.py]", allow_abbrev=False
     )
     parser.add_argument(
-        "--hours", type=float, metavar="H", help="also print how many epochs fit into this time"
+        "--within", type=float, metavar="H", help="also print how many epochs fit into some hours"
     )
     parser.add_argument(
         "--num-processes",
@@ -66,13 +67,16 @@ def main(argv: Sequence[str]) -> int:
         default=12,
         help="how long to measure, after the first steps; default: 12",
     )
-    parser.add_argument(
-        "--start", action="store_true", help="then train the run that fits into --hours"
-    )
     options, recipe, flags = parser.parse_recipe(argv)
     _check(options)
+    can_measure = options.num_processes <= _num_devices()
     config_class = RecipeConfig if recipe is None else find_config_class(recipe)
+    refuse_removed_flags("plan", set(flags) - {"--hours"})
     config = parse_config(config_class, flags, description=__doc__)
+    hours = config.trainer.hours
+    if hours is not None:
+        _check_hours(config, options, can_measure=can_measure)
+        config = replace(config, trainer=replace(config.trainer, hours=None))
     if options.num_samples is not None:
         config = without_open_settings(config, options.num_samples, options.num_processes)
         batch = config.batch.plan(options.num_samples, num_processes=options.num_processes)
@@ -82,10 +86,6 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             "PLAN", "a plan without a recipe does not know the data: add --num-samples"
         )
-    if options.start and (length := length_begun(config)):
-        show(f"{config.run.output_dir} has begun with {' '.join(length)}, which it keeps")
-        return train(recipe, [*flags, *length], num_processes=options.num_processes)
-    can_measure = options.num_processes <= _num_devices()
     try:
         measured = measure(
             recipe,
@@ -100,6 +100,8 @@ def main(argv: Sequence[str]) -> int:
     if not can_measure:
         batch = config.batch.plan(batch.num_samples, num_processes=options.num_processes)
     plan = plan_run(config, batch)
+    if can_measure and hours is not None:
+        plan = plan_run(_decided(measured, plan, hours), batch)
     lines = [*describe(plan), ""]
     if can_measure:
         lines += _describe_costs(measured, plan)
@@ -108,29 +110,35 @@ def main(argv: Sequence[str]) -> int:
             f"its time and memory are not known: {options.num_processes} processes are more than "
             f"the {_num_devices()} that this machine can run"
         )
-    if can_measure and options.hours is not None:
-        lines.append(fitting(measured, plan, options.hours))
+    if can_measure and options.within is not None:
+        lines.append(fitting(measured, plan, options.within))
     show("\n".join(lines))
-    if not options.start:
-        return 0
-    length = length_within(measured, plan, options.hours) if can_measure else []
-    if not length:
-        raise ConfigError("PLAN", f"--hours {options.hours:g} gives no run to start: see above")
-    return train(recipe, [*flags, *length], num_processes=options.num_processes)
+    return 0
 
 
 def _check(options: Any) -> None:
     """Raise ConfigError for a value that cannot work."""
     refuse_below_one("--num-processes", options.num_processes, code="PLAN")
-    if options.hours is not None and not 0 < options.hours < math.inf:
-        raise ConfigError("PLAN", f"--hours is {options.hours}: set it above 0")
-    if options.start and options.hours is None:
-        raise ConfigError("PLAN", "--start needs to know how long the run may take: add --hours")
+    if options.within is not None and not 0 < options.within < math.inf:
+        raise ConfigError("PLAN", f"--within is {options.within}: set it above 0")
     if not 0 <= options.seconds < math.inf:
         raise ConfigError("PLAN", f"--seconds is {options.seconds}: set it to 0 or more")
-    if options.hours is not None and options.num_samples is not None:
+    if options.within is not None and options.num_samples is not None:
         raise ConfigError(
-            "PLAN", "--num-samples measures nothing, which --hours needs: leave one of them out"
+            "PLAN", "--num-samples measures nothing, which --within needs: leave one of them out"
+        )
+
+
+def _check_hours(config: RecipeConfig, options: Any, *, can_measure: bool) -> None:
+    """Raise ConfigError if `--hours` of a recipe cannot be planned, as it needs measured steps."""
+    if config.schedule.shape != "trunk":
+        refuse_removed_flags("plan", ["--hours"])
+    check_hours(config)
+    if options.num_samples is not None or not can_measure:
+        raise ConfigError(
+            "PLAN",
+            "--hours decides by measured steps, and this plan measures none: leave --num-samples "
+            f"out, and plan for at most {_num_devices()} processes",
         )
 
 
@@ -190,6 +198,20 @@ def length_within(measured: Measured, plan: RunPlan, hours: float) -> list[str]:
     return ["--steps", str(int(left_s / step_s))] if left_s >= step_s else []
 
 
+def _decided(measured: Measured, plan: RunPlan, hours: float) -> RecipeConfig:
+    """Return the config with what a run of some hours decides if its steps take what was measured.
+
+    `plan` is of a run of any length.
+    """
+    left_s = hours * _HOUR_S - measured.once_s
+    num_steps = max(2, int(left_s / measured.repeated_s(plan)))
+    return replace(
+        plan.config,
+        trainer=replace(plan.config.trainer, num_epochs=None, num_steps=num_steps),
+        schedule=replace(plan.config.schedule, decay_at=int(num_steps / (1 + DECAY))),
+    )
+
+
 def _seconds(seconds: float) -> str:
     """Return a time with about three digits."""
     if seconds >= 10:
@@ -220,6 +242,8 @@ def describe(plan: RunPlan) -> list[str]:
     epochs = "" if trainer.num_epochs is None else f"{counted(trainer.num_epochs, 'epoch')}, "
     lines.append(f"{epochs}{counted(plan.num_steps, 'step')}{stop}")
     lines.append(f"peak learning rate {plan.peak_learning_rate:g}{scaling}, {_warmup(plan)}")
+    if plan.config.schedule.decay_at is not None:
+        lines[-1] += f", decays after step {plan.config.schedule.decay_at:,}"
     lines.append("")
     lines.append(f"{'step':>9}  {'epoch':>7}  {'learning rate':>13}")
     lines += _curve(plan)

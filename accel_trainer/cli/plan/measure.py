@@ -27,6 +27,7 @@ _CHANGES = {
     "run.quiet": True,
     "run.dry_run": False,
     "trainer.max_time_s": None,
+    "trainer.hours": None,
     "trainer.evaluate_every": f"{_NEVER}steps",
     "checkpoint.every_n_steps": None,
     "checkpoint.every_n_epochs": _NEVER,

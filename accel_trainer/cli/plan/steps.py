@@ -50,6 +50,12 @@ def plan_run(config: RecipeConfig, batch: BatchPlan) -> RunPlan:
     Raises:
         ConfigError: the run would refuse to start.
     """
+    if config.trainer.hours is not None:
+        raise ConfigError(
+            "PLAN",
+            f"--hours {config.trainer.hours:g} decides the length of the run while it trains: "
+            "set --epochs or --steps instead",
+        )
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, batch)
     num_steps = config.trainer.last_step(batch.steps_per_epoch)
     if num_steps > _MAX_STEPS:

@@ -51,6 +51,11 @@ def dry_run(train: Callable[[C], RunResult], config: C) -> RunResult:
         SystemExit: a part failed, and has said why.
     """
     start_s = time.perf_counter()
+    if config.trainer.hours is not None and os.environ.get("RANK", "0") == "0":
+        say(
+            f"--hours {config.trainer.hours:g}: the run will measure its steps, and decide once at "
+            "which one its learning rate begins to decay; the dry run decides nothing"
+        )
     with tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
         whole, parts = Path(folder, "whole"), Path(folder, "parts")
         result = _train_apart(train, config, _part(whole, 2 * NUM_STEPS), is_first=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ...run.extra_callbacks import START_VARIABLE
@@ -33,6 +34,13 @@ class Start:
     disk: tuple[str, Mapping[str, Any]] | None = None
     """What it writes to instead of the disk: `module:class` of a `Disk`, which is called with the
     folder of the run and these arguments."""
+
+
+def add_callbacks(file: str, arguments: Mapping[str, Any]) -> None:
+    """Add a file of callbacks to the start of this process, also to one of a user."""
+    start = this_start() or Start(recipe=sys.argv[0])
+    start = replace(start, callbacks={**start.callbacks, file: arguments})
+    os.environ[START_VARIABLE] = json.dumps(asdict(start))
 
 
 def this_start() -> Start | None:

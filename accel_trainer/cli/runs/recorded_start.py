@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...core.batch_plan import ENDLESS
 from ...core.errors import ConfigError, OutputError
 from ...core.filesystem import sha256_of
 from ...core.json_files import read_json_object
@@ -186,7 +187,16 @@ def recorded_flags(run: RunReader) -> list[str]:
         num_threads = int(run.environment["hardware"]["num_threads"])
     except (KeyError, TypeError, ValueError) as error:
         raise _not_recorded(run.folder, error) from None
-    return flags_with((run.folder / "config.yaml").resolve(), num_threads=num_threads)
+    flags = flags_with((run.folder / "config.yaml").resolve(), num_threads=num_threads)
+    if (run.config.get("trainer") or {}).get("hours") is None:
+        return flags
+    # No clock decides: until the decay, what is trained does not depend on the length.
+    undecided = {"trainer.hours": None, "trainer.num_steps": ENDLESS, "schedule.decay_at": None}
+    settings = run.decided or undecided
+    allowed = [*((run.config.get("run") or {}).get("allow_change") or []), *settings]
+    length = ["--steps", settings["trainer.num_steps"]]
+    decay = ["--schedule.decay-at", settings["schedule.decay_at"]]
+    return [*flags, *map(str, [*length, *decay, "--allow-change", *allowed])]
 
 
 def flags_with(config: Path, *, num_threads: int) -> list[str]:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ...core.batch_plan import ENDLESS
 from ...core.config import flatten_config
 from ...core.errors import CheckpointError, OutputError, UserError
 from ...core.filesystem import read_lines
@@ -76,8 +77,19 @@ class RunReader:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """The values of the config by dotted name."""
-        return dict(flatten_config(self.config))
+        """The values of the config by dotted name, with what `--hours` have decided."""
+        return {**dict(flatten_config(self.config)), **self.decided}
+
+    @cached_property
+    def decided(self) -> Mapping[str, int | None]:
+        """The settings that say instead of `--hours` what they have decided; empty before that."""
+        if (self.config.get("trainer") or {}).get("hours") is None:
+            return {}
+        match self.manifest.get("metadata"):
+            case {"hours": [_, int(start), int(end)]} if end < ENDLESS:
+                length = {"trainer.hours": None, "trainer.num_steps": end}
+                return {**length, "schedule.decay_at": start}
+        return {}
 
     @cached_property
     def state(self) -> str:

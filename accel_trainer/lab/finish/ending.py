@@ -30,7 +30,12 @@ from ..silent import RecipeError
 
 _NAME = re.compile(r"-finish-(?P<at>\d+)-(?P<end>\d+)")
 # What an ending changes: it lasts for some steps, and nothing else ends it.
-_CHANGED = ("schedule.decay_at", "trainer.num_epochs", "trainer.num_steps")
+_CHANGED = (
+    "schedule.decay_at",
+    "trainer.hours",
+    "trainer.num_epochs",
+    "trainer.num_steps",
+)
 _FLAGS = (
     *("--epochs", "None"),
     *("--max-steps", "None"),

@@ -16,7 +16,6 @@ from accel_trainer.cli.plan.command import fitting
 from accel_trainer.cli.plan.measure import Measured, measure
 from accel_trainer.cli.plan.steps import plan_run
 from accel_trainer.cli.plan.timer import Times
-from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.run.config import RecipeConfig
 from recipes import cifar
@@ -200,7 +199,7 @@ def test_all_processes_of_a_measurement_stop_at_the_same_step(own: Path) -> None
 def test_any_recipe_is_planned_with_its_time_and_memory(
     own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ["--epochs", "4", "--evaluate-every", "2epochs", "--hours", "1", "--seconds", "0"]
+    more = ["--epochs", "4", "--evaluate-every", "2epochs", "--within", "1", "--seconds", "0"]
     code, lines, _ = plan(capsys, own, *SHORT, *more)
     assert code == 0
     assert lines[0].startswith("10 per step (")
@@ -218,21 +217,19 @@ def test_any_recipe_is_planned_with_its_time_and_memory(
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_the_length_that_hours_give_is_decided_once(
-    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_plan_shows_what_hours_would_decide_at_the_measured_speed(
+    own: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "run"
-    more = ["--seconds", "0", "--output-dir", folder, "--start"]
-    code, lines, _ = plan(capsys, own, *SHORT, *more, "--hours", "1", "--max-steps", "6")
+    flags = ["--batch-size", "10", "--lr", "0.1", "--schedule.shape", "trunk", "--hours", "1"]
+    code, lines, _ = plan(capsys, own, *flags, "--seconds", "0")
     assert code == 0
-    assert read_run(folder).series("train/loss")[0][-1] == 6
-    num_epochs = read_run(folder).config["trainer"]["num_epochs"]
-    assert lines[-1].startswith(f"1 hour here is --epochs {num_epochs}, ")
-    code, lines, _ = plan(capsys, own, *SHORT, *more, "--hours", "9", "--max-steps", "12")
-    assert (code, len(lines)) == (0, 1), "nothing is measured again"
-    assert lines[0].endswith(f" has begun with --epochs {num_epochs}, which it keeps")
-    assert read_run(folder).config["trainer"]["num_epochs"] == num_epochs
-    assert read_run(folder).series("train/loss")[0][-1] == 12
+    (total,) = (line for line in lines if line.startswith("the whole run "))
+    assert "59 min" in total or " h " in total, total
+    (length,) = (line for line in lines[:3] if line.endswith(" steps"))
+    num_steps = int(length.split()[0].replace(",", ""))
+    (rates,) = (line for line in lines if line.startswith("peak learning rate 0.1, "))
+    decay_at = int(rates.rpartition("decays after step ")[2].replace(",", ""))
+    assert num_steps == pytest.approx(1.1 * decay_at, abs=2)
 
 
 @pytest.mark.usefixtures("python_is_forked")
@@ -320,10 +317,14 @@ def test_a_run_of_no_epochs_evaluates_and_saves_once(capsys: pytest.CaptureFixtu
     [
         (["absent.py"], "absent.py does not exist: give the path of a Python file"),
         ([], "a plan without a recipe does not know the data: add --num-samples"),
-        (["--num-samples", "9", "--hours", "2"], "leave one of them out"),
-        ([RECIPES / "minimal.py", "--hours", "0"], "--hours is 0.0: set it above 0"),
-        ([RECIPES / "minimal.py", "--start"], "--start needs to know how long the run may take"),
-        ([RECIPES / "minimal.py", "--start", "--hours", "1"], "--start has no --output-dir"),
+        (["--num-samples", "9", "--within", "2"], "leave one of them out"),
+        ([RECIPES / "minimal.py", "--within", "0"], "--within is 0.0: set it above 0"),
+        ([RECIPES / "minimal.py", "--start"], "plan --start is gone: use --hours of the recipe"),
+        ([RECIPES / "minimal.py", "--hours", "1"], "plan --hours is gone: use --within"),
+        (
+            ["--num-samples", "9", "--schedule.shape", "trunk", "--hours", "1"],
+            "leave --num-samples out",
+        ),
         ([RECIPES / "minimal.py", "--seconds", "-1"], "--seconds is -1.0: set it to 0 or more"),
         (["--num-samples", "0"], "0 training samples are too few for 1 processes: add data"),
         (

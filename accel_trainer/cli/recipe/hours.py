@@ -1,0 +1,137 @@
+"""`--hours`: decides, once, at which step a trunk begins to decay, so that it ends in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+from tqdm import tqdm
+
+from accel_trainer.cli.recipe.start import add_callbacks
+from accel_trainer.core.batch_plan import ENDLESS
+from accel_trainer.core.callback import RunResult, TrainerView
+from accel_trainer.core.console import say, terminal_columns, wrap_lines
+from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.learning_rate import Decay
+from accel_trainer.core.types import StepReport
+from accel_trainer.distributed.collectives import run_on_main
+from accel_trainer.run.config import RecipeConfig
+from accel_trainer.run.extra_callbacks import Observer
+
+NOTE = "hours"
+"""The entry of the metadata: the seconds spent so far, and where the decay begins and ends."""
+DECAY = 0.1
+"""The steps of the decay, as a fraction of those before it."""
+_NUM_FIRST = 3  # steps of an attempt, which allocate and compile
+_REASON = "hours reached"
+
+
+def check_hours(config: RecipeConfig) -> None:
+    """Raise ConfigError for `--hours` without a trunk, or with what it would decide itself."""
+    schedule, trainer = config.schedule, config.trainer
+    found = (schedule.shape, schedule.decay_at, trainer.max_time_s)
+    if trainer.hours is not None and found != ("trunk", None, None):
+        raise ConfigError(
+            "CONFIG",
+            f"--hours {trainer.hours:g} decides when a trunk decays and ends: set --schedule.shape "
+            "trunk, and leave --schedule.decay-at and --trainer.max-time-s out",
+        )
+
+
+def end_in_time(config: RecipeConfig) -> None:
+    """Let the run that this process starts next decide when it ends. A dry run decides nothing."""
+    check_hours(config)
+    if config.trainer.hours is None or config.run.dry_run:
+        return
+    arguments = {
+        "hours": config.trainer.hours,
+        "start_s": process_start_s(),
+        "is_quiet": config.run.quiet,
+    }
+    add_callbacks(__file__, arguments)
+
+
+def process_start_s() -> float:
+    """Return when this process began, on the monotonic clock."""
+    return time.monotonic() - time.time() + float(psutil.Process().create_time())
+
+
+@dataclass(eq=False)
+class Hours(Observer):
+    """Decides where the decay begins and ends, and ends the run there.
+
+    The main process measures the steps of this attempt with their evaluations and saves. Once a
+    decay over a tenth of the steps so far would take the time that is left, it decides. From then
+    on only these steps count, which all checkpoints store: no resume looks at the clock again.
+    """
+
+    hours: float
+    start_s: float
+    """When the attempt began, on the `clock`."""
+    is_quiet: bool
+    clock: Callable[[], float] = time.monotonic
+
+    ends_run = True
+
+    def see_parts(self, parts: Mapping[str, Any]) -> None:
+        """Keep where the trunk decays, which is decided here."""
+        self._decay: Decay = parts["decay"]
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Go on with the time that earlier attempts have left, or with what they have decided."""
+        note = trainer.metadata.get(NOTE, [0.0, ENDLESS, ENDLESS])
+        self._before_s, self._decay.start, self._decay.end = note
+        self._first = trainer.state.optimizer_step + _NUM_FIRST
+        self._next_look = self._first + _NUM_FIRST
+        self._stop_if_due(trainer)
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Look at the clock where that is due. **Collective. Host sync** then."""
+        step = report.optimizer_step
+        if step == self._first:
+            self._first_s = self._spent_s
+        if step >= self._next_look and self._decay.end == ENDLESS:
+            float(report.loss_sum)  # waits for the device
+            num_left = run_on_main(lambda: self._steps_left(step), trainer.accelerator)
+            too_many = int(num_left - DECAY * step)
+            # A part of the way to the decision: the machine may become slower.
+            self._next_look = step + max(1, too_many // 4)
+            if too_many <= 0:
+                self._decay.start, self._decay.end = step, step + max(1, num_left)
+                text = f"--hours: the learning rate decays after step {step}, and the run ends with"
+                self._show(trainer, f"{text} step {self._decay.end}")
+                trainer.request_save()
+        self._stop_if_due(trainer)
+
+    def _steps_left(self, step: int) -> int:
+        """Return how many steps, with evaluations and saves, fit into the time that is left."""
+        step_s = (self._spent_s - self._first_s) / (step - self._first)
+        return int((3600 * self.hours - self._spent_s) / step_s)
+
+    def _stop_if_due(self, trainer: TrainerView) -> None:
+        if trainer.state.optimizer_step >= self._decay.end:
+            trainer.request_stop(_REASON)
+
+    def before_save(self, trainer: TrainerView) -> None:
+        """Note the time and the decay: a resume goes on from them."""
+        trainer.metadata[NOTE] = [self._spent_s, self._decay.start, self._decay.end]
+
+    def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
+        """Tell how the time compares with the hours."""
+        if result.stop_reason == _REASON:
+            late_s = self._spent_s - 3600 * self.hours
+            more = f"{abs(late_s):.0f} s {'more' if late_s > 0 else 'less'} than --hours"
+            self._show(trainer, f"the run took {tqdm.format_interval(self._spent_s)}, {more}")
+
+    def _show(self, trainer: TrainerView, text: str) -> None:
+        """Show a text above the bar, if there is one."""
+        if trainer.accelerator.is_main_process and not self.is_quiet:
+            say(wrap_lines(text, terminal_columns()), write=tqdm.write)
+
+    @property
+    def _spent_s(self) -> float:
+        """The seconds of all attempts, without what killed ones did after their last checkpoint."""
+        return float(self._before_s + self.clock() - self.start_s)
