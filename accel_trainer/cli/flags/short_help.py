@@ -18,7 +18,7 @@ from .fields import config_fields
 _MAX_COLUMNS = 120
 _INDENT = 31
 _EMPTY_DEFAULTS = ("None", "False", "[]")  # not worth printing
-_MAX_LINES = {"model.name": 4}  # its text is a list of names; any other text has one line
+_MAX_LINES = {"model.name": 3}  # its text is a list of names; any other text has one line
 
 
 def short_help(config_class: Any, *, description: str) -> str:

@@ -27,7 +27,7 @@ from ...training.evaluation import nonfinite_loss
 
 # When one process has failed, a launcher ends all others: torchrun after 0.1 s. So the main process
 # needs time to print its line.
-_WAIT_FOR_MAIN_S = 2.0  # before the processes have met
+_WAIT_FOR_MAIN_S = 5.0  # before the processes have met
 _WAIT_FOR_LINE_S = 0.5
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 from tqdm import tqdm
 
-from accel_trainer.cli.recipe.start import add_callbacks
+from accel_trainer.cli.recipe.start import added_callbacks
 from accel_trainer.core.batch_plan import ENDLESS
 from accel_trainer.core.callback import RunResult, TrainerView
 from accel_trainer.core.console import say, terminal_columns, wrap_lines
@@ -22,7 +23,7 @@ from accel_trainer.run.config import RecipeConfig
 from accel_trainer.run.extra_callbacks import Observer
 
 NOTE = "hours"
-"""The entry of the metadata: the seconds spent so far, and where the decay begins and ends."""
+"""The entry of the metadata: the seconds spent so far, and what is decided."""
 DECAY = 0.1
 """The steps of the decay, as a fraction of those before it."""
 _NUM_FIRST = 3  # steps of an attempt, which allocate and compile
@@ -41,17 +42,20 @@ def check_hours(config: RecipeConfig) -> None:
         )
 
 
-def end_in_time(config: RecipeConfig) -> None:
-    """Let the run that this process starts next decide when it ends. A dry run decides nothing."""
+@contextmanager
+def ending_in_time(config: RecipeConfig) -> Iterator[None]:
+    """Let the run that starts inside decide when it ends. A dry run decides nothing."""
     check_hours(config)
     if config.trainer.hours is None or config.run.dry_run:
+        yield
         return
     arguments = {
         "hours": config.trainer.hours,
         "start_s": process_start_s(),
         "is_quiet": config.run.quiet,
     }
-    add_callbacks(__file__, arguments)
+    with added_callbacks(__file__, arguments):
+        yield
 
 
 def process_start_s() -> float:
@@ -82,8 +86,10 @@ class Hours(Observer):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Go on with the time that earlier attempts have left, or with what they have decided."""
-        note = trainer.metadata.get(NOTE, [0.0, ENDLESS, ENDLESS])
-        self._before_s, self._decay.start, self._decay.end = note
+        note = trainer.metadata.get(NOTE, {})
+        self._before_s = note.get("spent_s", 0.0)
+        self._decay.start = note.get("decay_at", ENDLESS)
+        self._decay.end = note.get("num_steps", ENDLESS)
         self._first = trainer.state.optimizer_step + _NUM_FIRST
         self._next_look = self._first + _NUM_FIRST
         self._stop_if_due(trainer)
@@ -117,7 +123,10 @@ class Hours(Observer):
 
     def before_save(self, trainer: TrainerView) -> None:
         """Note the time and the decay: a resume goes on from them."""
-        trainer.metadata[NOTE] = [self._spent_s, self._decay.start, self._decay.end]
+        note = {"spent_s": self._spent_s}
+        if self._decay.end != ENDLESS:
+            note |= {"decay_at": self._decay.start, "num_steps": self._decay.end}
+        trainer.metadata[NOTE] = note
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Tell how the time compares with the hours."""

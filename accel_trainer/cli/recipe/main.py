@@ -18,7 +18,7 @@ from ...run.config import RecipeConfig
 from ..flags.parser import parse_config
 from ..flags.short_help import short_help
 from .exit import exit_with
-from .hours import end_in_time
+from .hours import ending_in_time
 from .start import this_start
 from .started import train_as
 
@@ -79,8 +79,8 @@ def _train(train: Callable[[C], RunResult], config: C) -> RunResult:
 
     Raises ConfigError if the recipe's function returns something else than how the run ended.
     """
-    end_in_time(config)
-    result = train(config)
+    with ending_in_time(config):
+        result = train(config)
     if not isinstance(result, RunResult):
         fact = f"the recipe's function returned an object of type {type(result).__name__}"
         raise ConfigError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -36,11 +37,18 @@ class Start:
     folder of the run and these arguments."""
 
 
-def add_callbacks(file: str, arguments: Mapping[str, Any]) -> None:
-    """Add a file of callbacks to the start of this process, also to one of a user."""
+@contextmanager
+def added_callbacks(file: str, arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Add a file of callbacks to the runs that start inside, whoever has started this process."""
+    before = os.environ.copy()
     start = this_start() or Start(recipe=sys.argv[0])
     start = replace(start, callbacks={**start.callbacks, file: arguments})
     os.environ[START_VARIABLE] = json.dumps(asdict(start))
+    try:
+        yield
+    finally:
+        del os.environ[START_VARIABLE]
+        os.environ.update(before)
 
 
 def this_start() -> Start | None:

@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...core.batch_plan import ENDLESS
 from ...core.config import flatten_config
 from ...core.errors import CheckpointError, OutputError, UserError
 from ...core.filesystem import read_lines
@@ -86,9 +85,9 @@ class RunReader:
         if (self.config.get("trainer") or {}).get("hours") is None:
             return {}
         match self.manifest.get("metadata"):
-            case {"hours": [_, int(start), int(end)]} if end < ENDLESS:
-                length = {"trainer.hours": None, "trainer.num_steps": end}
-                return {**length, "schedule.decay_at": start}
+            case {"hours": {"decay_at": int(decay_at), "num_steps": int(num_steps)}}:
+                length = {"trainer.hours": None, "trainer.num_steps": num_steps}
+                return {**length, "schedule.decay_at": decay_at}
         return {}
 
     @cached_property

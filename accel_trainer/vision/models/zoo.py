@@ -54,7 +54,7 @@ class ModelConfig:
     """Which model to train."""
 
     name: Annotated[str, short_flag("--model")] = "resnet20"
-    """`resnet8`/20/32/44/56/110, `resnet9`, `airbench94`/96, `resnet18`/34/50/101, `wrn16_2`/4/8,
+    """`resnet8`/20/32/44/56/110, `airbench94`/96, `resnet9`, `resnet18`/34/50/101, `wrn16_2`/4/8,
     `wrn28_2`/10, `wrn40_2`/4, or `timm/NAME`. A timm model is pretrained with `--pretrained`, or if
     NAME has a tag, as in `timm/resnet50.a1_in1k`."""
     pretrained: Annotated[bool, short_flag("--pretrained")] = False

@@ -146,13 +146,13 @@ def test_the_same_command_continues_an_ending_that_was_killed(
         monkeypatch.setenv("ACCEL_TRAINER_CALLBACKS", str(callbacks))
         argv = ["finish", copied, "--at", at, "--over", over]
         code, _, err = run_command(capsys, argv)
-        assert (code, "error[FINISH]" in err) == (73, True)
+        assert (code, "error[FINISH]" in err) == (73, True), err
         # A trunk that goes on may lose what its branch has begun with.
         shutil.move(copied / "checkpoints", tmp_path / "gone")
-        code, out, _ = run_command(capsys, argv)
+        code, out, err = run_command(capsys, argv)
         shutil.move(tmp_path / "gone", copied / "checkpoints")
         branch = copied.with_name(f"trunk-finish-{at}-{at + over}")
-        assert (code, f"{branch.name}: continuing\n" in out) == (0, True)
+        assert (code, f"{branch.name}: continuing\n" in out) == (0, True), out + err
         monkeypatch.delenv("ACCEL_TRAINER_CALLBACKS")
         assert hashes(branch) == hashes(plan(at, over))
 
