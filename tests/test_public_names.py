@@ -23,6 +23,23 @@ def test_a_package_has_the_names_that_its_list_imports_and_no_others() -> None:
             _ = package.Lodaer
 
 
+def test_an_import_of_an_unknown_name_lists_the_close_ones() -> None:
+    for package, name, facts in (
+        ("accel_trainer", "train", ("Trainer", "accel_trainer.__all__")),
+        ("accel_trainer", "Zzz", ("accel_trainer has no", "accel_trainer.__all__")),
+        ("accel_trainer.commands", "read_runs", ("read_run", "accel_trainer.commands.__all__")),
+        ("accel_trainer.vision", "load_image", ("load_images", "accel_trainer.vision.__all__")),
+    ):
+        with pytest.raises(ImportError) as caught:
+            exec(f"from {package} import {name}", {})
+        assert all(fact in str(caught.value) for fact in (name, *facts))
+        assert not hasattr(importlib.import_module(package), name)
+
+
+def test_modules_are_imported_from_a_package_as_its_names_are() -> None:
+    exec("from accel_trainer import build_trainer, lab, vision", {})
+
+
 def test_what_needs_no_torch_is_imported_without_it() -> None:
     probe = (
         "import sys\n"

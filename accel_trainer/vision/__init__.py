@@ -5,6 +5,7 @@ The engine never imports this package.
 
 from typing import Any
 
+from ..public_names import refuse_unknown
 from ..removed import refuse_removed
 from .augment.batch import AugmentConfig
 from .augment.photo import PhotoAugmentConfig
@@ -65,4 +66,4 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     refuse_removed(f"vision.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    refuse_unknown(__name__, name, __all__)
