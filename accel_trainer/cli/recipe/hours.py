@@ -27,6 +27,7 @@ NOTE = "hours"
 DECAY = 0.1
 """The steps of the decay, as a fraction of those before it."""
 _NUM_FIRST = 3  # steps of an attempt, which allocate and compile
+_LOOK_EVERY = 50  # steps, at most: looking waits for the device
 _REASON = "hours reached"
 
 
@@ -104,7 +105,7 @@ class Hours(Observer):
             num_left = run_on_main(lambda: self._steps_left(step), trainer.accelerator)
             too_many = int(num_left - DECAY * step)
             # A part of the way to the decision: the machine may become slower.
-            self._next_look = step + max(1, too_many // 4)
+            self._next_look = step + min(max(1, too_many // 4), _LOOK_EVERY)
             if too_many <= 0:
                 self._decay.start, self._decay.end = step, step + max(1, num_left)
                 text = f"--hours: the learning rate decays after step {step}, and the run ends with"
