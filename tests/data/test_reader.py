@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def rows_class() -> Any:
 
 def write_rows(path: Path) -> Path:
     generator = torch.Generator().manual_seed(0)
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         for table, size in SIZES.items():
             database.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, x, y, label)")
             points = torch.randn(size, 2, generator=generator).tolist()
@@ -96,7 +97,7 @@ def test_changed_rows_are_noticed_at_a_resume(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "points.db")
     config = make_config(tmp_path / "run", num_epochs=2, max_steps=5)
     train(config, **parts_of(path))
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE train SET x = 7 WHERE id = 0")
     with pytest.raises(CheckpointError, match="DATA_CHANGED"):
         train(make_config(tmp_path / "run", num_epochs=2), **parts_of(path))
