@@ -62,6 +62,8 @@ def failures_reported(
         ProcessError: another process failed first; Preempted if a signal ended it.
     """
     report = _Report(folder, activity, rank)
+    status_path = folder / "status.json"
+    before = _read_record(status_path)
     with writes_to(folder), suppress(FileExistsError):  # another process has just made it
         filesystem.make_directory(folder / "logs")
     report.write("running")  # replaces the record of an earlier attempt
@@ -72,6 +74,7 @@ def failures_reported(
             report.write(activity.phase, _EXIT_CODES.get(activity.phase, ExitCode.DONE))
     except BaseException as error:
         mine = first = report.failure(describe_error(error), exit_code_of(error))
+        was_starting = activity.phase == "start"
         activity.phase = "end"  # no longer watched
         if is_lost_peer(error):
             check_not_moved(folder)  # in another folder are no records of the other processes
@@ -83,6 +86,9 @@ def failures_reported(
             ):
                 first = replace(mine, error=_NO_ANSWER, exit_code=ExitCode.INTERNAL)
         report.write_failure(first)
+        if rank == 0 and was_starting and before.get("exit_code") == ExitCode.DONE:
+            with suppress(OSError):  # a finished run stays finished, whatever start it refuses
+                write_json(status_path, before)
         if first is not mine:
             if first.exit_code == ExitCode.PREEMPTED:
                 raise Preempted("PREEMPTED", str(first)) from error
@@ -140,7 +146,7 @@ def _find_first(folder: Path, mine: Failure, num_processes: int) -> Failure:
     """Return the failure of another process that caused `mine`; `mine` if none is found."""
     silent: Failure | None = None
     for _ in range(_NUM_LOOKS):
-        records = [_read_record(folder, rank) for rank in range(num_processes)]
+        records = [_read_record(_record_path(folder, rank)) for rank in range(num_processes)]
         if failures := [record["failure"] for record in records if record.get("failure")]:
             return Failure(**min(failures, key=itemgetter("time_s")))
         # This process was gone before the records were read again: it reports nothing more.
@@ -169,9 +175,9 @@ def _record_path(folder: Path, rank: int) -> Path:
     return folder / "logs" / f"rank-{rank:05d}.json"
 
 
-def _read_record(folder: Path, rank: int) -> dict[str, Any]:
-    """Return the record of a process; empty if it is missing, or on another machine's disk."""
+def _read_record(path: Path) -> dict[str, Any]:
+    """Return what a process has written; empty if it is missing, or on another machine's disk."""
     try:
-        return read_json_object(_record_path(folder, rank))
+        return read_json_object(path)
     except (OSError, ValueError):
         return {}

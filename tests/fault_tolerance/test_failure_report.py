@@ -104,6 +104,22 @@ def test_an_error_of_this_process_is_in_status_json_and_its_record(tmp_path: Pat
     )
 
 
+def test_a_start_that_fails_leaves_a_finished_run_finished(tmp_path: Path) -> None:
+    refusal = ConfigError("CONFIG_CHANGED", "made with a different config: set it back")
+    status = tmp_path / "status.json"
+    for phase, is_kept in (("done", True), ("stopped", True), ("preempted", False)):
+        train(tmp_path, phase=phase)
+        before = read(status)
+        with pytest.raises(ConfigError):
+            train(tmp_path, refusal, phase="start")
+        assert (read(status) == before) is is_kept, phase
+        assert read(tmp_path / "logs" / "rank-00000.json")["failure"] is not None
+    train(tmp_path, phase="done")
+    with pytest.raises(ConfigError):
+        train(tmp_path, refusal, phase="training")
+    assert read(status)["state"] == "failed"
+
+
 @pytest.mark.parametrize(
     "error",
     [
