@@ -187,6 +187,8 @@ def _by_elimination(pair: Pair, traced: Traced) -> Cause:
     found = traced.difference
     data = traced.data
     if data.has_other_ids:
+        if not is_twice:  # each repeats its own record
+            return _of_code(pair, "the samples are different, or in a different order")
         return Cause("order of samples", "the order of the samples is not seeded")
     if data.samples or (found is not None and found.rows[0]["phase"] == "data"):
         return _of_data(data, is_twice=is_twice)
@@ -194,7 +196,7 @@ def _by_elimination(pair: Pair, traced: Traced) -> Cause:
         return Cause(None, "it did not happen again while the step was recorded")
     row = found.rows[0]
     if row["kind"] == "state":
-        return _of_state(row["name"], traced.step)
+        return _of_state(pair, traced)
     if traced.is_of_operator:
         if is_twice:
             fact = f"{row['name']} returns different bits for equal inputs"
@@ -210,8 +212,16 @@ def _by_elimination(pair: Pair, traced: Traced) -> Cause:
     return Cause("made in Python", text)
 
 
-def _of_state(name: str, step: int) -> Cause:
-    if step == 1:
+def _of_state(pair: Pair, traced: Traced) -> Cause:
+    assert traced.difference is not None
+    name = traced.difference.rows[0]["name"]
+    values = traced.element.values if traced.element is not None else None
+    if "param_groups[" in name and values is not None:
+        where = "a setting that the recipe's code gives the optimizer"
+        return Cause("optimizer", f"{where}: {name} is {values[0]} in A and {values[1]} in B")
+    if traced.step == 1:
+        if pair.kind == "two runs":  # each repeats its own record
+            return _of_code(pair, f"the initial {name} differs")
         text = f"the initial {name}: the model is built before start_run, which seeds torch"
         return Cause("initial weights", f"{text}, or its weights come from elsewhere")
     text = f"{name} changed between the steps: in an evaluation, or in a callback after one"

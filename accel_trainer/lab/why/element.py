@@ -37,7 +37,9 @@ def first_element(one: Path, other: Path) -> Element | None:
     if left is None or right is None:
         return None
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
-        return None if str(left) == str(right) else Element(f"{left} and {right}")
+        if str(left) == str(right):
+            return None
+        return Element(f"{left} and {right}", values=(left, right))
     if left.dtype != right.dtype or left.shape != right.shape:
         return Element(f"{left.dtype} {[*left.shape]} and {right.dtype} {[*right.shape]}")
     return compare_tensors(left, right)

@@ -22,9 +22,11 @@ FLAGS = (
 )
 
 
-def train(python: Path, folder: Path, plant: str, *, until: int, flags: str = "") -> Path:
+def train(
+    python: Path, folder: Path, plant: str, *, until: int, flags: str = "", recipe: Path = RECIPE
+) -> Path:
     """Train the recipe with a plant up to a step; the same folder goes on from where it is."""
-    command = [python, RECIPE, *FLAGS.split(), "--plant", plant, "--max-steps", until]
+    command = [python, recipe, *FLAGS.split(), "--plant", plant, "--max-steps", until]
     command += [*flags.split(), "--output-dir", folder]
     subprocess.run([str(word) for word in command], check=True)
     return folder
@@ -78,6 +80,22 @@ def test_state_that_no_checkpoint_holds_is_named_after_a_resume(
     assert found.step == 3
     assert found.cause == "state that no checkpoint holds"
     assert "model.middle.num_calls" in found.text
+
+
+def test_a_learning_rate_in_the_code_of_the_recipe_is_named_with_both_values(
+    one_that_forks: Path, tmp_path: Path
+) -> None:
+    runs = []
+    for rate in ("0.25", "0.125"):
+        optimizer = f"optimizer=lambda net: torch.optim.SGD(net.parameters(), lr={rate}),"
+        recipe = tmp_path / f"{rate}.py"
+        recipe.write_text(RECIPE.read_text().replace("callbacks=", f"{optimizer} callbacks="))
+        folder = tmp_path / f"run-{rate}"
+        runs.append(train(one_that_forks, folder, "nothing", until=2, recipe=recipe))
+    found = why(*runs, say=lambda line: None)
+    assert found.cause == "optimizer"
+    assert found.values == ("0.25", "0.125")
+    assert "].lr is 0.25 in A and 0.125 in B" in found.text.splitlines()[-1]
 
 
 @pytest.mark.slow
