@@ -29,7 +29,7 @@ from .metrics_file import Row
 
 # The loss stands before the speed: tqdm cuts off what does not fit on a narrow terminal.
 _FORMAT = "{desc} |{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}  {rate_fmt}"
-_MIN_WIDTH = 7  # of a column
+_MIN_WIDTH = 10  # of a column, for a number such as -1.234e-05
 
 
 @dataclass(eq=False)
@@ -145,10 +145,10 @@ class ProgressBar(Callback):
             head = f"{'step':>9}"
             line = f"{mark:1}{state.optimizer_step:>8}"
         for name, text in {"loss": self._loss, **evaluation}.items():
-            width = max(len(name), _MIN_WIDTH) + 2
-            if len(head) + width <= (terminal_columns() or 0):
-                head += f"{name:>{width}}"
-                line += f"{text:>{width}}"
+            width = max(len(name), _MIN_WIDTH)
+            if len(head) + 2 + width <= (terminal_columns() or 0):
+                head += f"  {name:>{width}}"
+                line += f"  {text:>{width}}"
         if not self._head.startswith(head):
             self._head = head
             line = f"{head}\n{line}"

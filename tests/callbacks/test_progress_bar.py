@@ -13,8 +13,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from accel_trainer import BatchConfig, Callback, CheckpointConfig, StepReport, Trainer
+from accel_trainer import (
+    Batch,
+    BatchConfig,
+    Callback,
+    CheckpointConfig,
+    ClassificationTask,
+    StepOutput,
+    StepReport,
+    Trainer,
+)
 from accel_trainer.callbacks.progress_bar import loss_of
 from accel_trainer.core.errors import ExitCode
 
@@ -48,6 +58,18 @@ class Acts(Callback):
                 os.kill(os.getpid(), signal.SIGINT)
 
 
+class ScaledTask(ClassificationTask):
+    """Classification with a loss of any size."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self._scale = scale
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().step(model, batch)
+        return output._replace(losses=output.losses * self._scale)
+
+
 def attempt(
     folder: Path,
     dies_after: int = 0,
@@ -56,6 +78,7 @@ def attempt(
     log_every_n_steps: int = 2,
     interrupts: int = 0,
     moves_checkpoints: bool = False,
+    loss_scale: float = 1.0,
 ) -> None:
     """Train 2 epochs of 5 steps with a row for every second step, and its end."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
@@ -69,7 +92,8 @@ def attempt(
         run=replace(config.run, quiet=is_quiet),
     )
     moved = folder / "checkpoints" if moves_checkpoints else None
-    workload.train(config, callbacks=(Acts(dies_after, interrupts, moved),))
+    acts = Acts(dies_after, interrupts, moved)
+    workload.train(config, callbacks=(acts,), task=ScaledTask(loss_scale))
 
 
 def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> None:
@@ -156,13 +180,15 @@ def test_the_loss_of_a_step_is_the_mean_of_this_process(is_exact: bool) -> None:
     assert loss_of(tokens, is_exact=is_exact) == 0.5
 
 
-def on_terminal(folder: Path, columns: int, log_every_n_steps: int = 2) -> str:
+def on_terminal(
+    folder: Path, columns: int, log_every_n_steps: int = 2, loss_scale: float = 1.0
+) -> str:
     """Return what an attempt writes to a terminal."""
     code = (
         "from tests.callbacks.test_progress_bar import attempt, Path; "
         f"attempt(Path({str(folder)!r}), "
     )
-    code += f"log_every_n_steps={log_every_n_steps})"
+    code += f"log_every_n_steps={log_every_n_steps}, loss_scale={loss_scale})"
     return terminal.run_python(code, columns=columns)
 
 
@@ -183,7 +209,7 @@ def test_a_terminal_shows_one_bar_and_warnings_on_separate_lines(tmp_path: Path)
 @pytest.mark.usefixtures("python_is_forked")
 def test_a_terminal_shows_a_table_of_epochs_with_the_best_so_far_marked(tmp_path: Path) -> None:
     lines = [line.rpartition("\r")[2] for line in on_terminal(tmp_path / "run", 80).split("\n")]
-    (head,) = (number for number, line in enumerate(lines) if line.startswith("epoch     loss"))
+    (head,) = (number for number, line in enumerate(lines) if re.match("epoch +loss  ", line))
     assert lines[head].split("  ")[-1] == "eval accuracy"
     rows = [line for line in lines if re.match(r"[ *]   [12]  ", line)]
     history = [*map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())]
@@ -199,6 +225,15 @@ def test_a_terminal_shows_a_table_of_epochs_with_the_best_so_far_marked(tmp_path
         numbers = [f"{of_train['train/loss']:.4g}", f"{of_eval['eval/loss']:.4g}"]
         assert row[0] == mark
         assert row[1:].split()[1:] == [*numbers, f"{accuracy:.2%}"]
+
+
+@pytest.mark.usefixtures("python_is_forked")
+def test_the_columns_of_the_table_are_apart_for_large_numbers(tmp_path: Path) -> None:
+    text = on_terminal(tmp_path / "run", 80, loss_scale=-1e16)
+    lines = [line.rpartition("\r")[2] for line in text.split("\n")]
+    rows = [line[1:].split() for line in lines if re.match(r"[ *]   [12][ -]", line)]
+    assert [row[0] for row in rows] == ["1", "2"]
+    assert [len(row) for row in rows] == [4, 4], rows
 
 
 @pytest.mark.usefixtures("python_is_forked")
