@@ -31,7 +31,7 @@ from ..cli.recipe.forks import new_process_context
 from ..cli.recipe.same_run import cause_of, difference_of_runs, lost_state
 from ..cli.recipe.start import Start
 from ..cli.recipe.unsaved import UNSAVED
-from ..cli.runs.changes import Change, compare_runs
+from ..cli.runs.changes import NOT_RECORDED, Change, compare_runs
 from ..cli.runs.checkpoints import (
     StoredCheckpoint,
     checkpoints_in,
@@ -62,6 +62,7 @@ from ..training.unsaved_state import mark_unsaved
 
 __all__ = [
     "MUTABLE_ON_RESUME",
+    "NOT_RECORDED",
     "UNSAVED",
     "Change",
     "CommandParser",

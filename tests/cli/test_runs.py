@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from accel_trainer.cli.report.facts import facts_of
 from accel_trainer.cli.runs.run_reader import read_run
@@ -195,6 +196,22 @@ def test_a_changed_environment_and_other_data_are_shown(
     lines = run_command(capsys, ["diff", runs / "fast", tmp_path / "other"])[1].splitlines()
     assert lines[1] == "environment"
     assert [line.split()[0] for line in lines[2:]] == ["packages.torch", "code.git_commit"]
+
+
+def test_a_setting_that_an_older_run_does_not_have_differs_only_from_its_default(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = shutil.copytree(runs / "fast", tmp_path / "older")
+    config = yaml.safe_load((older / "config.yaml").read_text())
+    for name, setting in (("optimizer", "learning_rate"), ("trainer", "on_nonfinite")):
+        del config[name][setting]
+    (older / "config.yaml").write_text(yaml.safe_dump(config))
+    lines = run_command(capsys, ["diff", older, runs / "slow"])[1].splitlines()
+    assert lines[1:4] == [
+        "config",
+        "  optimizer.learning_rate  not recorded -> 0.01",
+        "results",
+    ]
 
 
 def test_a_run_does_not_differ_from_itself(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...core.config import diff_config
+from ...core.config import diff_config, flatten_config
 from ...core.history import is_number
 from .run_reader import RunReader
 
@@ -23,8 +23,30 @@ _IGNORED = (
 )
 RESULTS = ("optimizer_step", "samples_per_s", "wall_s")
 
+NOT_RECORDED = "not recorded"
+"""In place of the value of a setting that a run does not have, such as one of a newer version."""
+
 Change = tuple[str, Any, Any]
 """A dotted name, the old value and the new value."""
+
+
+def settings_that_differ(runs: Sequence[RunReader]) -> list[tuple[str, list[Any]]]:
+    """Return name and values of each setting in which runs differ.
+
+    A run without a setting is taken to be at its default, which the other runs have recorded.
+    """
+    configs = [dict(flatten_config(run.config)) for run in runs]
+    defaults = {
+        name: value
+        for run in runs
+        for name, value in flatten_config(run.environment.get("recipe_defaults", {}))
+    }
+    rows = []
+    for name in dict.fromkeys(name for config in configs for name in config):
+        effective = [config.get(name, defaults.get(name)) for config in configs]
+        if any(value != effective[0] for value in effective):
+            rows.append((name, [config.get(name, NOT_RECORDED) for config in configs]))
+    return rows
 
 
 def compare_runs(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
@@ -38,7 +60,11 @@ def compare_runs(first: RunReader, second: RunReader) -> dict[str, list[Change]]
         environments = [{**run.environment, "id": None} for run in (first, second)]
         environment = _changes(*environments)
     return {
-        "config": _changes(first.config, second.config),
+        "config": [
+            (name, old, new)
+            for name, (old, new) in settings_that_differ([first, second])
+            if not name.startswith(_IGNORED)
+        ],
         "data": data,
         "environment": environment,
         "results": _changes(_results(first), _results(second)),

@@ -9,6 +9,7 @@ from ...core.config import config_to_dict, diff_config
 from ...optim.config import OptimizerConfig
 from ...run.config import RecipeConfig, with_defaults
 from ...vision import AugmentConfig, BadImageConfig, ImageClassificationConfig, ModelConfig
+from .changes import settings_that_differ
 from .run_reader import RunReader
 
 # Settings of folders and checkpoints, which a comparison leaves out. The engine's MUTABLE_ON_RESUME
@@ -47,10 +48,8 @@ def changed_settings(run: RunReader) -> list[tuple[str, Any, Any]]:
 
 def differing_settings(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
     """Return name and values of the settings that differ between runs."""
-    configs = [flatten(run.config) for run in runs]
-    names = dict.fromkeys(name for config in configs for name in config if _is_compared(name))
-    rows = [{"name": name, "values": [config.get(name) for config in configs]} for name in names]
-    return [row for row in rows if any(value != row["values"][0] for value in row["values"])]
+    rows = settings_that_differ(runs)
+    return [{"name": name, "values": values} for name, values in rows if _is_compared(name)]
 
 
 def _is_compared(name: str) -> bool:

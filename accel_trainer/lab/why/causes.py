@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accel_trainer.commands import Say, prepare_directory
+from accel_trainer.commands import NOT_RECORDED, Say, prepare_directory
 
 from .records import Differences
 from .sides import Retrained, Side, retrain
@@ -142,7 +142,7 @@ def _of_two_runs(pair: Pair, changes: Differences) -> Iterator[Experiment]:
     named = [
         (name, old, new)
         for name, old, new in changes.decisive
-        if name.partition(".")[0] in config and old is not None
+        if name.partition(".")[0] in config and old not in (None, NOT_RECORDED)
     ]
     for name, old, new in named[:_MAX_SETTINGS]:
         allowed = ["--allow-change", name] if pair.other.side.begin else []
