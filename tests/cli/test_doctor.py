@@ -126,7 +126,7 @@ def test_a_failed_run_is_explained_by_its_last_error(tmp_path: Path, capsys: Sho
     )
     assert 0 not in job.wait()
     code, shown, _ = run_command(capsys, ["doctor", tmp_path / "run"])
-    assert code == 0
+    assert code == ExitCode.USAGE
     assert shown.startswith("state: failed\nerror: rank ")
     (line,) = [line for line in shown.splitlines() if "UNUSED_PARAMETERS" in line]
     assert "freeze it (requires_grad=False)" in line
@@ -135,8 +135,8 @@ def test_a_failed_run_is_explained_by_its_last_error(tmp_path: Path, capsys: Sho
 def test_a_killed_run_is_explained_and_says_how_to_continue(tmp_path: Path, capsys: Shown) -> None:
     (tmp_path / "status.json").write_text(json.dumps({"state": "running"}))
     code, shown, _ = run_command(capsys, ["doctor", tmp_path])
-    assert code == 0
-    assert shown.startswith("state: killed\nwarning KILLED: ")
+    assert code == ExitCode.USAGE
+    assert shown.startswith("state: killed\nerror   KILLED: ")
     assert "run the same command to continue" in " ".join(shown.split())
 
 
@@ -150,9 +150,9 @@ def test_every_failure_has_its_cause_and_the_next_command(tmp_path: Path, capsys
                     text = json.dumps({**status, "last_commit": commit})
                     (tmp_path / "status.json").write_text(text)
                     ended, shown, err = run_command(capsys, ["doctor", tmp_path])
-                    assert (ended, err) == (0, ""), text
+                    assert (ended, err) == (ExitCode.USAGE, ""), text
                     assert "no problems found" not in shown
-                    assert "warning FAILED: the last attempt ended with an error: " in shown
+                    assert "error   FAILED: the last attempt ended with an error: " in shown
                     words = " ".join(shown.split())
                     assert ("error: ValueError: mine" in words) == bool(error)
                     assert ("was not recorded" in words) == (not error)

@@ -8,7 +8,7 @@ network between them, launch the doctor like a recipe:
     --batch-size 256
 
 Given a run, it explains the error that ended it. The exit code is 64 if a problem would stop or
-spoil a run, else 0.
+spoil a run, or has stopped the given one, else 0.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _explain(run: Path) -> tuple[list[str], list[Finding]]:
     status = require_status(run)
     lines = [f"{name}: {status[name]}" for name in ("state", "error") if status.get(name)]
     if status["state"] == "killed":
-        return lines, [Finding("KILLED", "warning", _KILLED)]
+        return lines, [Finding("KILLED", "error", _KILLED)]
     return lines, diagnose(run) or advise(run, status)
 
 

@@ -36,4 +36,4 @@ def advise(run: Path, status: Mapping[str, Any]) -> list[Finding]:
         run=run, resumes=resumes, step=(status.get("optimizer_step") or 0) + 1
     )
     unknown = "" if status.get("error") else "its error was not recorded; "
-    return [Finding("FAILED", "warning", f"the last attempt ended with an error: {unknown}{fix}")]
+    return [Finding("FAILED", "error", f"the last attempt ended with an error: {unknown}{fix}")]

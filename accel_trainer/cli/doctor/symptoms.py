@@ -38,5 +38,5 @@ def diagnose(run: Path) -> list[Finding]:
     for symptom in SYMPTOMS:
         if re.search(symptom.pattern, error):
             message = f"the last attempt ended with: {first_line[:160]}; {symptom.meaning}"
-            return [Finding(symptom.code, "warning", message)]
+            return [Finding(symptom.code, "error", message)]
     return []
