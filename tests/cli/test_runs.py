@@ -198,7 +198,7 @@ def test_a_changed_environment_and_other_data_are_shown(
     assert [line.split()[0] for line in lines[2:]] == ["packages.torch", "code.git_commit"]
 
 
-def test_a_setting_that_an_older_run_does_not_have_differs_only_from_its_default(
+def test_a_setting_that_an_older_run_lacks_differs_only_from_its_default(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     older = shutil.copytree(runs / "fast", tmp_path / "older")

@@ -82,7 +82,7 @@ def test_state_that_no_checkpoint_holds_is_named_after_a_resume(
     assert "model.middle.num_calls" in found.text
 
 
-def test_a_learning_rate_in_the_code_of_the_recipe_is_named_with_both_values(
+def test_a_learning_rate_in_the_recipes_code_is_named_with_both_values(
     one_that_forks: Path, tmp_path: Path
 ) -> None:
     runs = []
