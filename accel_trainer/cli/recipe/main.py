@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from ...core.callback import RunResult
 from ...core.errors import ConfigError, ExitCode
 from ...distributed.launch_env import setup_launch_env
 from ...run.config import RecipeConfig
+from ...training.evaluation import nonfinite_loss
 from ..flags.parser import parse_config
 from ..flags.short_help import short_help
 from .exit import exit_with
@@ -69,7 +71,10 @@ def main(
             from .dry_run import dry_run  # most starts are none, and compare nothing
 
             return dry_run(checked, config)
-        return checked(config)
+        result = checked(config)
+        if os.environ.get("RANK", "0") == "0" and not config.run.quiet:
+            _say_next(result)
+        return result
 
     exit_with(run, "--debug" in (sys.argv if argv is None else argv))
 
@@ -87,3 +92,10 @@ def _train(train: Callable[[C], RunResult], config: C) -> RunResult:
             "RECIPE", f"{fact}: return the result of trainer.fit(), so that the exit code is right"
         )
     return result
+
+
+def _say_next(result: RunResult) -> None:
+    """Print the command that shows a run which has ended well."""
+    if result.state != "preempted" and not nonfinite_loss(result.metrics):
+        # Not wrapped, so that it can be copied.
+        console.say(f"next: accel-trainer report {shlex.quote(str(result.folder))} --open")

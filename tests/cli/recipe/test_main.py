@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from accel_trainer import (
     RecipeConfig,
     RunResult,
     RuntimeConfig,
+    Task,
     main,
     start_run,
 )
@@ -138,3 +140,25 @@ def test_a_run_whose_last_evaluation_loss_is_nan_ends_as_diverged(
     assert "WARNING: eval/loss is nan at step " in (tmp_path / "first" / "rank-0.log").read_text()
     assert json.loads((folder / "result.json").read_text())["state"] == "done"
     assert (folder / "export" / "model.safetensors").exists()
+
+
+def test_a_run_that_ends_well_says_how_to_look_at_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, task, flags, code in (
+        ("a b", ClassificationTask(), [], 0),
+        ("quiet", ClassificationTask(), ["--quiet"], 0),
+        ("nan", Undefined(), [], 79),
+    ):
+        argv = ["--output-dir", str(tmp_path / name), "--epochs", "1", "--batch-size", "8", *flags]
+        with pytest.raises(SystemExit) as ended:
+            main(partial(train_task, task), RecipeConfig, description="", argv=argv)
+        shown = capsys.readouterr()
+        said = [line for line in shown.out.splitlines() if line.startswith("next: ")]
+        assert ended.value.code == code, shown.err
+        command = f"next: accel-trainer report '{tmp_path}/a b' --open"
+        assert said == ([command] if name == "a b" else [])
+
+
+def train_task(task: Task, config: RecipeConfig) -> RunResult:
+    return workload.train(config, task=task)
