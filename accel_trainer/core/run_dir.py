@@ -98,7 +98,7 @@ def refuse_strange_entries(folder: Path) -> None:
             raise OutputError("OUT_DIR_ENTRY", f"{path} is not a file: {fix}")
         if path.name in _FOLDERS and not stat.S_ISDIR(path.lstat().st_mode):
             raise OutputError("OUT_DIR_ENTRY", f"{path} is not a folder: {fix}")
-    if (folder / "run.lock").exists() or any((folder / "checkpoints").glob("*step-*")):
+    if holds_run(folder):
         return
     for name in (*_FILES, "export/config.json", "export/model.safetensors"):
         if (folder / name).exists():
@@ -107,6 +107,11 @@ def refuse_strange_entries(folder: Path) -> None:
                 f"{folder / name} would be overwritten, "
                 f"and the folder has no run.lock or checkpoint of a run: {fix}",
             )
+
+
+def holds_run(folder: Path) -> bool:
+    """Return whether a run has begun in `folder`: it has left its lock file or a checkpoint."""
+    return (folder / "run.lock").exists() or any((folder / "checkpoints").glob("*step-*"))
 
 
 def remove_new_folder(folder: Path) -> None:

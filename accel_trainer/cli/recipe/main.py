@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,11 +15,11 @@ from ...core.callback import RunResult
 from ...core.errors import ConfigError, ExitCode
 from ...distributed.launch_env import setup_launch_env
 from ...run.config import RecipeConfig
-from ...training.evaluation import nonfinite_loss
 from ..flags.parser import parse_config
 from ..flags.short_help import short_help
 from .exit import exit_with
 from .hours import ending_in_time
+from .notes import note_other_items, say_next
 from .start import this_start
 from .started import train_as
 
@@ -71,10 +70,9 @@ def main(
             from .dry_run import dry_run  # most starts are none, and compare nothing
 
             return dry_run(checked, config)
-        result = checked(config)
-        if os.environ.get("RANK", "0") == "0" and not config.run.quiet:
-            _say_next(result)
-        return result
+        if config.run.quiet or os.environ.get("RANK", "0") != "0":
+            return checked(config)
+        return _train_with_notes(checked, config)
 
     exit_with(run, "--debug" in (sys.argv if argv is None else argv))
 
@@ -94,8 +92,9 @@ def _train(train: Callable[[C], RunResult], config: C) -> RunResult:
     return result
 
 
-def _say_next(result: RunResult) -> None:
-    """Print the command that shows a run which has ended well."""
-    if result.state != "preempted" and not nonfinite_loss(result.metrics):
-        # Not wrapped, so that it can be copied.
-        console.say(f"next: accel-trainer report {shlex.quote(str(result.folder))} --open")
+def _train_with_notes(train: Callable[[C], RunResult], config: C) -> RunResult:
+    if config.run.output_dir is not None:
+        note_other_items(config.run.output_dir)
+    result = train(config)
+    say_next(result)
+    return result

@@ -162,3 +162,25 @@ def test_a_run_that_ends_well_says_how_to_look_at_it(
 
 def train_task(task: Task, config: RecipeConfig) -> RunResult:
     return workload.train(config, task=task)
+
+
+def test_a_folder_that_is_no_run_is_noted_once_with_its_number_of_items(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def started(name: str, *flags: str) -> list[str]:
+        argv = ["--output-dir", str(tmp_path / name), "--epochs", "1", "--batch-size", "8", *flags]
+        with pytest.raises(SystemExit) as ended:
+            main(partial(train_task, ClassificationTask()), RecipeConfig, description="", argv=argv)
+        shown = capsys.readouterr()
+        assert ended.value.code == 0, shown.err
+        return [line for line in shown.out.splitlines() if line.startswith("note: ")]
+
+    for name in ("full/thesis.docx", "full/data/x.csv", "made/.gitkeep", "made/slurm-1.out"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (note,) = started("full")
+    assert f"{tmp_path}/full is not empty and not a run: its 2 items" in note
+    assert started("full") == [], "a run by now"
+    assert started("made") == [], "what launchers write"
+    assert started("new") == []
+    assert (tmp_path / "full" / "thesis.docx").exists()
