@@ -113,14 +113,14 @@ class _Saves:
             self._changed_at = None
             self.count += 1
 
-    def newest(self) -> Path | None:
-        """Return the newest checkpoint that was complete some time ago."""
+    def newest(self, killed_at: float) -> Path | None:
+        """Return the newest checkpoint that was complete a moment before `killed_at`."""
         newest: tuple[float, Path] | None = None
         for path, found in self._checkpoints():
             files = [file.stat() for file in found if file.is_file()]
-            times = [file.st_mtime for file in files if file.st_size]
-            if times and time.time() - max(times) >= _QUIET_S:
-                newest = max(newest or (0.0, path), (max(times), path))
+            changed_at = max((file.st_mtime for file in files), default=killed_at)
+            if any(file.st_size for file in files) and killed_at - changed_at >= _QUIET_S:
+                newest = max(newest or (0.0, path), (changed_at, path))
         return newest and newest[1]
 
 
@@ -151,13 +151,14 @@ def run_script(
         saves = _Saves(script)
         with _started(script.words(newest), log) as process:
             code = _wait(process, saves, kill, limit_s, stops)
+            killed_at = time.time()
         trial.num_saves = saves.count
         if code is not None:
             trial.code = code
             break
         assert kill is not None
         trial.reached.append(kill)
-        newest = saves.newest()
+        newest = saves.newest(killed_at)
     if trial.code:
         trial.problem = _problem(trial, log)
     trial.seconds = time.monotonic() - begin

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from accel_trainer.lab.chaos.outputs import differences
-from accel_trainer.lab.chaos.script import Kill, Trial, draw_kills
+from accel_trainer.lab.chaos.script import Kill, Script, Trial, draw_kills, run_script
 from tests.cli.conftest import run_command
 
 PROGRAM = Path(__file__).with_name("any_script.py")
@@ -138,7 +138,9 @@ def test_files_are_compared_by_parts_the_earliest_first(tmp_path: Path) -> None:
     for folder, change in ((one, 0.0), (other, 1.0)):
         folder.mkdir()
         save_file({"a": numbers, "b": numbers + change}, folder / "model.safetensors")
-        torch.save({"step": 3, "sum": [numbers, numbers + change]}, folder / "optimizer.pt")
+        torch.save(
+            {"step": 3 + change, "sum": [numbers, numbers + change]}, folder / "optimizer.pt"
+        )
         torch.save({"step": 3 + change}, folder / "scheduler.pt")
         (folder / "cut.safetensors").write_bytes(b"8" + bytes(int(change)))
         order = {"b": 1, "a": 2} if change else {"a": 2, "b": 1}
@@ -157,6 +159,26 @@ def test_files_are_compared_by_parts_the_earliest_first(tmp_path: Path) -> None:
         "new.pt: not in the first run",
         "scheduler.pt: the values beside its tensors",
     ]
+
+
+def test_a_checkpoint_that_a_kill_cut_off_is_not_resumed(tmp_path: Path) -> None:
+    program = """
+import os, sys, time
+out, *resumed = sys.argv[1:]
+if resumed:
+    raise SystemExit(os.path.basename(resumed[0]))
+for name in ("step_1", "step_2"):
+    os.mkdir(f"{out}/{name}")
+    open(f"{out}/{name}/model", "w").write("whole")
+while True:
+    open(f"{out}/step_2/optimizer", "w").close()
+    time.sleep(0.01)
+"""
+    first = [sys.executable, "-c", program, "{out}"]
+    script = Script(first, ["{newest}"], ["{out}/step_*"], tmp_path)
+    trial = run_script(script, [Kill(seconds=0.8)], name="killed", stops=[])
+    assert trial.resumed == [False, True]
+    assert str(trial.problem).endswith(": step_1")
 
 
 def test_kills_come_after_saves_and_at_moments_in_turn() -> None:
