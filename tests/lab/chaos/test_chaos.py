@@ -157,7 +157,7 @@ def test_an_interrupt_ends_all_and_leaves_nothing(capsys: pytest.CaptureFixture[
     [
         (["none.py"], "none.py is not a file"),
         ([RECIPE, "--runs", "0"], "--runs is 0: set it to 1 or more"),
-        ([RECIPE, "--faults", "boom"], "--faults has 'boom'"),
+        ([RECIPE, "--faults", "boom"], "--faults 'boom'"),
         ([RECIPE, "--batch-size", "3"], "unrecognized arguments: --batch-size 3"),
         ([RECIPE, "--keep", Path(__file__).parent], "is not empty: choose a new folder"),
     ],
