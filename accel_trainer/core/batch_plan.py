@@ -55,9 +55,11 @@ class BatchPlan:
         if batch_size > num_samples:
             fact = f"global batch {batch_size} is larger than the {num_samples} training samples"
             largest = num_samples - num_samples % num_processes
+            each = largest // math.ceil(batch_size / self.per_device_batch_size)
             raise ConfigError(
                 "BATCH_SIZE",
-                f"{fact}: lower --batch-size, or set --global-batch-size to at most {largest}",
+                f"{fact}: set --batch-size to at most {max(1, each)}, "
+                f"or --global-batch-size to at most {largest}",
             )
         if self.reduce == "exact":
             self._check_reducible()

@@ -183,14 +183,19 @@ def test_what_there_is_one_of_is_described_in_the_singular() -> None:
         (
             BatchConfig(global_batch_size=1001),
             1,
-            "global batch 1001 is larger than the 1000 training samples: lower",
+            "global batch 1001 is larger than the 1000 training samples: set",
         ),
         (
             BatchConfig(per_device_batch_size=501),
             2,
-            "global batch 1002 is larger than the 1000 training samples",
+            "larger than the 1000 training samples: set --batch-size to at most 500, or",
         ),
-        (BatchConfig(global_batch_size=1002), 3, "set --global-batch-size to at most 999$"),
+        (
+            BatchConfig(per_device_batch_size=128, accumulation_steps=8),
+            1,
+            "set --batch-size to at most 125, or --global-batch-size to at most 1000",
+        ),
+        (BatchConfig(global_batch_size=1002), 3, "or --global-batch-size to at most 999$"),
     ],
 )
 def test_arithmetic_that_cannot_work_says_the_values_and_the_fix(
