@@ -19,7 +19,7 @@ from ..flags.parser import parse_config
 from ..flags.short_help import short_help
 from .exit import exit_with
 from .hours import ending_in_time
-from .notes import note_other_items, say_next
+from .notes import note_other_items, say_next, warn_if_loss_grew
 from .start import this_start
 from .started import train_as
 
@@ -70,7 +70,7 @@ def main(
             from .dry_run import dry_run  # most starts are none, and compare nothing
 
             return dry_run(checked, config)
-        if config.run.quiet or os.environ.get("RANK", "0") != "0":
+        if os.environ.get("RANK", "0") != "0":
             return checked(config)
         return _train_with_notes(checked, config)
 
@@ -93,8 +93,11 @@ def _train(train: Callable[[C], RunResult], config: C) -> RunResult:
 
 
 def _train_with_notes(train: Callable[[C], RunResult], config: C) -> RunResult:
-    if config.run.output_dir is not None:
+    is_quiet = config.run.quiet
+    if config.run.output_dir is not None and not is_quiet:
         note_other_items(config.run.output_dir)
     result = train(config)
-    say_next(result)
+    warn_if_loss_grew(result)
+    if not is_quiet:
+        say_next(result)
     return result

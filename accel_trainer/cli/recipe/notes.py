@@ -1,7 +1,9 @@
-"""What a recipe prints before and after its run: what else is in the folder, the next command."""
+"""What a recipe prints around its run: other files in the folder, a loss that grew, what next."""
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import re
 import shlex
@@ -10,10 +12,15 @@ from pathlib import Path
 
 from ...core.callback import RunResult
 from ...core.console import say
+from ...core.history import is_number
 from ...core.run_dir import holds_run
 from ...core.wording import counted
 from ...training.evaluation import nonfinite_loss
 
+_logger = logging.getLogger(__name__)
+
+_LOSS = "train/loss"
+_MAX_GROWTH = 10
 # Names of hidden files, and of what the output of programs goes to.
 _OUTPUT = re.compile(r"^\.|^logs$|\.(log|out|err)$")
 
@@ -27,6 +34,20 @@ def note_other_items(folder: Path) -> None:
                 f"note: {folder} is not empty and not a run: its {counted(len(others), 'item')} "
                 f"will stay beside the run's files; {folder / 'run1'} would be a new folder"
             )
+
+
+def warn_if_loss_grew(result: RunResult) -> None:
+    """Warn if the training loss has ended far above where it began, and not as NaN or inf."""
+    rows = [] if result.state == "preempted" else result.history
+    losses = [row[_LOSS] for row in rows if is_number(row.get(_LOSS))]
+    if losses and losses[0] > 0 and _MAX_GROWTH * losses[0] < losses[-1] < math.inf:
+        _logger.warning(
+            "the training loss has ended at %.4g, more than %d times its first value of %.4g: set "
+            "a lower --lr, or --optimizer.name adamw --lr 0.001",
+            losses[-1],
+            _MAX_GROWTH,
+            losses[0],
+        )
 
 
 def say_next(result: RunResult) -> None:

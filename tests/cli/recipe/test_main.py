@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from accel_trainer import (
     main,
     start_run,
 )
+from accel_trainer.cli.recipe.notes import warn_if_loss_grew
+from accel_trainer.core.train_state import TrainState
 from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.distributed.accelerator import start_accelerator
 
@@ -184,3 +187,20 @@ def test_a_folder_that_is_no_run_is_noted_once_with_its_number_of_items(
     assert started("made") == [], "what launchers write"
     assert started("new") == []
     assert (tmp_path / "full" / "thesis.docx").exists()
+
+
+@pytest.mark.parametrize(("losses", "is_warned"), [((2.0, 9e10), True), ((2.0, 19.0, 3), False)])
+def test_a_run_whose_loss_has_grown_far_ends_with_a_warning(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    losses: tuple[float, ...],
+    is_warned: bool,
+) -> None:
+    rows = ({"event": "train", "optimizer_step": 1, "train/loss": loss} for loss in losses)
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    result = RunResult("done", "num_epochs reached", TrainState(), {}, None, tmp_path)
+    warn_if_loss_grew(result)
+    assert ("9e+10" in caplog.text and "--lr" in caplog.text) is is_warned
+    caplog.clear()
+    warn_if_loss_grew(replace(result, state="preempted"))
+    assert not caplog.text
