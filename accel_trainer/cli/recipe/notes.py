@@ -38,8 +38,10 @@ def note_other_items(folder: Path) -> None:
 
 def warn_if_loss_grew(result: RunResult) -> None:
     """Warn if the training loss has ended far above where it began, and not as NaN or inf."""
-    rows = [] if result.state == "preempted" else result.history
-    losses = [row[_LOSS] for row in rows if is_number(row.get(_LOSS))]
+    losses: list[float] = []
+    if result.state != "preempted":
+        with suppress(OSError, ValueError):  # the run has ended well, with or without its rows
+            losses = [row[_LOSS] for row in result.history if is_number(row.get(_LOSS))]
     if losses and losses[0] > 0 and _MAX_GROWTH * losses[0] < losses[-1] < math.inf:
         _logger.warning(
             "the training loss has ended at %.4g, more than %d times its first value of %.4g: set "

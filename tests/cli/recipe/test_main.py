@@ -203,4 +203,6 @@ def test_a_run_whose_loss_has_grown_far_ends_with_a_warning(
     assert ("9e+10" in caplog.text and "--lr" in caplog.text) is is_warned
     caplog.clear()
     warn_if_loss_grew(replace(result, state="preempted"))
+    (tmp_path / "metrics.jsonl").write_text("no row\n")
+    warn_if_loss_grew(result)
     assert not caplog.text
