@@ -14,7 +14,7 @@ PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "
 
 
 def versions_here(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed ones of some packages, and of Python."""
+    """Return the versions of Python and of those `packages` that are installed."""
     found = {
         name: package.version
         for name in packages
@@ -24,7 +24,7 @@ def versions_here(packages: Iterable[str]) -> dict[str, str]:
 
 
 def kernels_here() -> str:
-    """Return the processor that torch's kernels are for."""
+    """Return the instruction set that torch's CPU kernels use, such as AVX512."""
     return torch.backends.cpu.get_cpu_capability()
 
 

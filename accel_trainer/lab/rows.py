@@ -1,4 +1,4 @@
-"""The rows that trainings of the same steps are compared by."""
+"""Reduces rows to what two trainings of the same steps can be compared by."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_digests(folder: Path) -> Rows:
 
 
 def shared(one: Rows, other: Rows) -> tuple[Rows, Rows]:
-    """Return both with the places and names that both have: other callbacks log other names."""
+    """Return both with the places and names that both have: callbacks may log different names."""
     one, other = at_both(one, other)
     return _of_names_in(one, other), _of_names_in(other, one)
 
@@ -38,7 +38,7 @@ def _of_names_in(rows: Rows, others: Rows) -> Rows:
 
 
 def of_the_step(rows: Rows) -> Rows:
-    """Return what rows say of their steps: one of training has means since the row before."""
+    """Return what is about the step alone: a training row also has means since the row before."""
     return {place: row if place[1] != "train" else _digests(row) for place, row in rows.items()}
 
 

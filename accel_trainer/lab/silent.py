@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class RecipeError(OutputError):
-    """A recipe failed when it was trained; `exit_code` is what it `ended_with`."""
+    """A recipe failed when it was trained; `exit_code` is what it `ended_with`, if it is ours."""
 
     def __init__(self, code: str, message: str, ended_with: int) -> None:
         super().__init__(code, message)
@@ -35,7 +35,7 @@ def told_if_it_fails() -> Iterator[IO[Any]]:
 
 
 def caught(train: Callable[[IO[Any]], T]) -> tuple[T, str]:
-    """Return what `train` returns, and what a recipe has said that it started."""
+    """Return what `train` returns, and what the recipe that it started has printed."""
     with TemporaryFile() as errors:
         return train(errors), read_said(errors)
 

@@ -6,7 +6,7 @@ from accel_trainer.commands import Say
 
 
 def short(value: object, most: int) -> str:
-    """Return a value as text of at most so many letters."""
+    """Return a value as text of at most `most` characters."""
     text = str(value)
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 

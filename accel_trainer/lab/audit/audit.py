@@ -6,7 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accel_trainer import OneLineError
-from accel_trainer.commands import RunReader, UnknownRecipeError, filesystem, prepare_directory
+from accel_trainer.commands import (
+    RunReader,
+    UnknownRecipeError,
+    counted,
+    filesystem,
+    prepare_directory,
+)
 
 from ..replay.replay import Replay, environment_changes
 from . import records, weights
@@ -53,8 +59,8 @@ def audit(
         say(f"the same bits cannot be expected: {', '.join(doubts)}")
     num_steps = sum(each.until - each.after for each in chosen)
     say(
-        f"training {num_steps} steps again, {len(chosen)} of {len(stretches)} segments, "
-        f"with {replay.recipe}"
+        f"training {counted(num_steps, 'step')} again, {len(chosen)} of "
+        f"{counted(len(stretches), 'segment')}, with {replay.recipe}"
     )
     filesystem.make_directory(folder)
     for stretch in chosen:
@@ -66,7 +72,7 @@ def audit(
 
 
 def _find_doubts(run: RunReader, recipe: Path) -> list[str]:
-    """Return why the bits may differ here from those of the run."""
+    """Return the reasons why the bits may differ here from the run's."""
     doubts = environment_changes(run)
     code = run.environment.get("code")
     recorded = code.get("sha256") if isinstance(code, dict) else None

@@ -52,7 +52,7 @@ class Evidence:
             try:
                 found[name] = self.load(name).manifest
             except CheckpointError:
-                continue  # the check of the checkpoints says so
+                continue  # the check of the checkpoints reports it
         return found
 
     @property
@@ -62,13 +62,13 @@ class Evidence:
 
     @cached_property
     def is_result_current(self) -> bool:
-        """Whether `result.json` is of the end of this run: it may have been continued since."""
+        """Whether `result.json` is of the end of this run, which may have been continued since."""
         ended = self.run.result.get("optimizer_step")
         return ended is not None and (self.newest is None or ended >= step_named(self.newest))
 
     @cached_property
     def best(self) -> Mapping[str, Any] | None:
-        """What `checkpoints/best.json` says, None without one. Raises OSError or ValueError."""
+        """The contents of `checkpoints/best.json`; None: no file. Raises OSError or ValueError."""
         path = self.run.folder / "checkpoints" / "best.json"
         return read_json_object(path) if path.exists() else None
 

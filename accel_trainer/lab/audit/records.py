@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_trainer import TrainerConfig, TrainState
-from accel_trainer.commands import StoredCheckpoint, filesystem, is_number
+from accel_trainer.commands import StoredCheckpoint, counted, filesystem, is_number
 
 from ..rows import as_in_rows
 from .evidence import Evidence, step_named
@@ -87,7 +87,7 @@ def _find_disorder(evidence: Evidence) -> Iterator[str]:
 
 
 def _check_ends_of_rows(evidence: Evidence) -> Found:
-    """Compare the length of the rows at each checkpoint with what it says."""
+    """Compare the rows with the length that each checkpoint records of them."""
     path = evidence.run.folder / "metrics.jsonl"
     lines = filesystem.read_lines(path) if path.exists() else ()
     ends = {size: number for number, size in enumerate(accumulate(map(len, lines), initial=0))}
@@ -107,7 +107,9 @@ def _check_ends_of_rows(evidence: Evidence) -> Found:
             return "DIFFERS", f"at {name}, there was a row of a later step"
         if after and after[0]["optimizer_step"] < step:
             return "DIFFERS", f"after {name}, there is a row of an earlier step"
-    return "equal", f"their length at {compared} checkpoints"
+    if not compared:
+        return "not checked", "no checkpoint records their length"
+    return "equal", f"their length at {counted(compared, 'checkpoint')}"
 
 
 def _check_evaluations(evidence: Evidence) -> Found:
@@ -119,7 +121,9 @@ def _check_evaluations(evidence: Evidence) -> Found:
         if difference := _differing(stored["metrics"], row, "its row"):
             return "DIFFERS", f"{name}: {difference}"
         compared += bool(row)
-    return "equal", f"the numbers in {compared} checkpoints and their rows"
+    if not compared:
+        return "not checked", "no checkpoint is from after an evaluation"
+    return "equal", f"the numbers in {counted(compared, 'checkpoint')} and their rows"
 
 
 def _check_best(evidence: Evidence) -> Found:
@@ -149,8 +153,9 @@ def _check_result(evidence: Evidence) -> Found:
         difference = _find_better(evidence, best)
         kept = evidence.best
         if kept is not None and kept != best and best.get("name") in evidence.manifests:
-            names = best.get("name"), kept.get("name")
-            difference = "its best is {}, but in best.json it is {}".format(*names)
+            name = next(each for each in best | kept if best.get(each) != kept.get(each))
+            values = best.get(name), kept.get(name)
+            difference = f"the {name} of its best is {{}}, but {{}} in best.json".format(*values)
     return judge(difference, compared=f"{len(metrics)} numbers and the best, to step {step}")
 
 
@@ -166,7 +171,7 @@ def _find_better(evidence: Evidence, best: Mapping[str, Any]) -> str | None:
         if row["event"] == "eval" and is_number(row.get(metric))
     }
     step = step_named(name)
-    if values.get(step) != value:
+    if value is None or values.get(step) != value:
         return f"{metric} of {name} is {value}, but {values.get(step)} in its row"
     sign = -1 if best.get("mode") == "min" else 1
     better = [each for each in values if sign * values[each] > sign * values[step]]

@@ -26,7 +26,7 @@ from ..silent import RecipeError
 from .evidence import Evidence, step_named
 from .verdict import Found, judge
 
-# What decides the bits of a stretch. Of the rest, a resume may change what it likes.
+# What decides the bits of a stretch; a resume may change everything else.
 _SAME = ("settings", "data_fingerprint", "order", "num_processes", "num_threads", "versions")
 
 # How a recipe ends if what is here does not fit the run. Other errors, such as missing data, only
@@ -39,8 +39,8 @@ _SAMPLES = "digest/samples_so_far"
 def find_stretches(evidence: Evidence) -> list[Stretch]:
     """Return the stretches between kept checkpoints, and from the start of the run to the first.
 
-    Left out is what was trained with other settings, data, versions or numbers of processes and
-    threads than the end of the run.
+    Stretches are left out if they were trained with different settings, data, versions or numbers
+    of processes and threads than the end of the run.
     """
     manifests = evidence.manifests
     if evidence.newest is None:
@@ -119,7 +119,7 @@ def _compare_rows(run: Path, folder: Path, stretch: Stretch) -> str | None:
         )
         for each in (run, folder)
     )
-    # The end of a stretch is also evaluated where the run went on.
+    # A replay evaluates the end of its stretch; the run went on and may not have.
     again = {place: again[place] for place in again if place in mine or place[0] < stretch.until}
     found = Difference.of(mine, again)
     if found is None:

@@ -1,4 +1,4 @@
-"""What an audit says of one thing."""
+"""The verdict of an audit on one thing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Found = tuple[Outcome, str]
 
 
 class Verdict(NamedTuple):
-    """Whether `what` is as the run says, with what was compared, or the first difference."""
+    """Whether `what` is as recorded, with what was compared, or the first difference."""
 
     what: str
     outcome: Outcome
@@ -18,5 +18,5 @@ class Verdict(NamedTuple):
 
 
 def judge(difference: str | None, *, compared: str) -> Found:
-    """Return what a check has found that compared something; None: no difference."""
+    """Return the finding of a check that compared something; `difference` None: it is equal."""
     return ("equal", compared) if difference is None else ("DIFFERS", difference)

@@ -1,1 +1,1 @@
-"""Does a user's own recipe survive? Its runs are killed in many ways, and must end the same."""
+"""Crash-tests a user's own recipe: kills its runs in many ways; all must end the same."""

@@ -36,12 +36,12 @@ class Undisturbed:
 
     @property
     def left_out(self) -> set[str]:
-        """Numbers that callbacks log, such as times, which are others in each run."""
+        """Numbers that callbacks log, such as times, which differ in each run."""
         return own_numbers_that_vary(self.reference, self.again)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the processes may change without a change of the bits."""
+        """Whether the number of processes may change without changing the bits."""
         return bool(self._settings["batch.reduce"] == "exact")
 
     @property
@@ -110,7 +110,7 @@ def judge(ending: Ending, undisturbed: Undisturbed) -> Verdict:
 def try_plans(
     recipe: Recipe, undisturbed: Undisturbed, plans: Iterable[Plan], *, name: str
 ) -> Iterator[Verdict]:
-    """Yield a verdict on each plan, as its run ends; runs that are equal are deleted."""
+    """Yield a verdict on each plan, as its run ends; runs that did not fail are deleted."""
     runs = (survive(recipe.first(f"{name}-{number}"), plan) for number, plan in enumerate(plans, 1))
     for ending in run_all(recipe, runs):
         verdict = judge(ending, undisturbed)
@@ -120,7 +120,7 @@ def try_plans(
 
 
 def shrink(failed: Verdict, recipe: Recipe, undisturbed: Undisturbed) -> Verdict:
-    """Return the verdict on the shortest and simplest plan that is found to fail, too."""
+    """Return the verdict on the shortest and simplest plan that is found to fail."""
     tries = 0
     while tries < _MAX_TRIES:
         plan = failed.ending.plan

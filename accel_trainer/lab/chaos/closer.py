@@ -22,7 +22,7 @@ from .start import Recipe
 _LIMIT_S = 300.0
 _POLL_S = 0.2
 _KEEP_ALL = ("--checkpoint.keep-last-n", "1000")
-_OTHERS = ("workers", "processes")
+_NOT_REPLAYED = ("workers", "processes")
 _WHERE = ("step ", "before step ")
 
 
@@ -37,12 +37,13 @@ def look_closer(failed: Verdict, recipe: Recipe, reference: Ending) -> list[str]
         KeyboardInterrupt: a signal to stop came.
     """
     plan = failed.ending.plan
-    is_seen = not plan or plan[-1].kind not in _OTHERS  # by the same start again, or by a resume
-    if failed.difference is None or failed.difference.step is None or not is_seen:
+    # A replay keeps the workers and processes of the run, so it cannot show what others change.
+    is_replayed = not plan or plan[-1].kind not in _NOT_REPLAYED
+    if failed.difference is None or failed.difference.step is None or not is_replayed:
         return []
     receiver, sender = new_process_context().Pipe(duplex=False)
     arguments = (sender, reference, Path(recipe.path), failed.difference.step, bool(plan))
-    place = (Path.cwd(), dict(os.environ))  # a process that was there before may have others
+    place = (Path.cwd(), dict(os.environ))  # a server of forks keeps those it started with
     process = new_process_context().Process(target=_find, args=(*arguments, *place))
     process.start()
     sender.close()  # so that the end of the process is seen

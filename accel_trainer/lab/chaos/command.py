@@ -248,8 +248,9 @@ def _survived(undisturbed: Undisturbed, verdicts: Sequence[Verdict]) -> Iterator
     num_faults = sum(len(each.ending.reached) for each in verdicts)
     equal = sum(each.outcome == "equal" for each in verdicts)
     yield (
-        f"survived {num_faults} faults: {equal} runs of {undisturbed.num_steps} steps ended "
-        "with the same tensors, optimizer state, rows and export"
+        f"survived {counted(num_faults, 'fault')}: {counted(equal, 'run')} of "
+        f"{undisturbed.num_steps} steps ended with the same tensors, optimizer state, rows and "
+        "export"
     )
     if any(each.outcome == "resumed" for each in verdicts):
         yield (

@@ -19,7 +19,7 @@ _NEEDS_ROOM = ("make_directory", "create", "write", "link")
 
 
 def _whole(operation: str) -> Any:
-    """Return the method for a change of the disk of which there is no half."""
+    """Return the method for an operation that cannot be left half done."""
     change = getattr(filesystem.Disk, operation)
 
     def method(self: InterceptedDisk, path: Path, *given: Any) -> Any:
@@ -32,7 +32,7 @@ def _whole(operation: str) -> Any:
 
 
 class InterceptedDisk(filesystem.Disk):
-    """Hands every change to `intercept`, with what does it and what does half of it."""
+    """Passes each change to `intercept` with two callables: the change, and its first half."""
 
     make_directory = _whole("make_directory")
     create = _whole("create")
@@ -64,7 +64,7 @@ class InterceptedDisk(filesystem.Disk):
         self.intercept("write", path, lambda: write(data), lambda: write(half), bytes(data))
 
     def remove_tree(self, path: Path) -> None:
-        """Delete a directory; half of it are the first half of its names."""
+        """Delete a directory; half of that deletes the first half of its names."""
 
         def remove_half() -> None:
             names = sorted(os.listdir(path))
@@ -84,8 +84,8 @@ class FaultyDisk(InterceptedDisk):
     """
 
     def __init__(self, folder: Path, kind: str, step: int, value: float) -> None:
-        self.fault = fault = Fault(kind, step, value)
-        self.num_left = int(fault.value) if (fault.kind, fault.step) == ("write", 0) else None
+        self.fault = Fault(kind, step, value)
+        self.num_left = int(value) if (kind, step) == ("write", 0) else None
         self.is_full = False
         self._folder = folder
 
@@ -112,4 +112,4 @@ class FaultyDisk(InterceptedDisk):
 
 
 FAULTY_DISK = f"{__name__}:{FaultyDisk.__name__}"
-"""Its name, for a start."""
+"""The name of this class, as `Start.disk` takes it."""

@@ -1,4 +1,4 @@
-"""Says where a run left its reference, and why: the first thing that differs, and its cause."""
+"""Finds where a run departs from its reference: the first thing that differs, and its cause."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Files = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Departure:
-    """`where` is the first tensor or number of the end that differs.
+    """`where` is the first tensor or number that differs at the end.
 
     `first` is the first number in the rows that differs, and `step` its step; None: no number does.
     """
@@ -49,7 +49,7 @@ def explain(
     """Return how a run differs from the reference; None if it does not.
 
     `left_out` are names in rows that are not compared, and `touched` are files that runs change in
-    the current folder. What compares two runs step by step belongs here, too.
+    the current folder.
     """
     one, other = reference.run, ending.run
     where = difference_of_runs(one, other, left_out=left_out)
@@ -114,7 +114,7 @@ def _changed(touched: Collection[str]) -> str:
 
 
 def own_numbers_that_vary(reference: Ending, again: Ending) -> set[str]:
-    """Return the names of callbacks' numbers, such as times, that another run has otherwise."""
+    """Return the names of callbacks' numbers, such as times, that differ in a second run."""
     mine, its = (by_place(read_rows(each.run)) for each in (reference, again))
     return {
         name

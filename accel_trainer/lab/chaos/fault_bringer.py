@@ -1,4 +1,4 @@
-"""A callback that brings the fault of a start to the run, and to its disk."""
+"""A callback that delivers the fault of a start to the run or its disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAULT_BRINGER = __file__
 
 
 class FaultBringer(Callback):
-    """Delivers it after the step that it names."""
+    """Delivers the fault after its step."""
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Deliver a fault that comes before the first step."""
@@ -26,7 +26,7 @@ class FaultBringer(Callback):
         self._deliver(trainer, report.optimizer_step)
 
     def _deliver(self, trainer: TrainerView, step: int) -> None:
-        """Deliver the fault to the main process if it is one of the disk, else to any."""
+        """Deliver a fault of the disk to every process, and any other to one of them."""
         disk = filesystem.disk
         assert isinstance(disk, FaultyDisk)
         fault = disk.fault

@@ -1,4 +1,4 @@
-"""The faults that come to a run, in words such as `kill@7`, and seeded plans of them."""
+"""The faults of a run, in words such as `kill@7`, and seeded plans of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from accel_trainer import ConfigError
+from accel_trainer.commands import counted
 
 SAVE_EVERY = 3
 """Steps from one checkpoint to the next, as in a dry run."""
@@ -25,6 +26,7 @@ _WORD = re.compile(r"(?P<kind>[a-z]+)@(?P<step>\d+)(:(?P<value>\d+(\.\d+)?))?")
 _MAX_DELAY_S = 0.05
 _MAX_CHANGES = 60  # a save makes about half of them
 _FIRST_SAVED = SAVE_EVERY + 1
+_MIN_STEPS = 3  # a plan has two faults, each after a step but the last
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,12 @@ class Fault:
 
     @property
     def described(self) -> str:
-        """A sentence without its end."""
+        """The fault in plain words."""
         return KINDS[self.kind].format(step=self.step, value=self.value)
 
 
 Plan = tuple[Fault, ...]
-"""Faults by their steps: each ends a start, and a last start has none."""
+"""Faults in the order of their steps: each ends a start, and the last start has none."""
 
 
 def parse_plan(text: str) -> Plan:
@@ -76,11 +78,16 @@ def show_plan(plan: Plan) -> str:
 def draw_plans(
     num_plans: int, *, seed: int, num_steps: int, num_workers: int, num_processes: int | None
 ) -> list[Plan]:
-    """Return plans for a run of `num_steps`, which together have each kind of fault soon.
+    """Return plans for a run of `num_steps`, of which the first few cover all kinds of faults.
 
     `num_workers` and `num_processes` are what the run is changed to; None: its processes stay. A
     plan with a change of processes has no other fault but the change back.
+
+    Raises ConfigError if the run is too short.
     """
+    if num_steps < _MIN_STEPS:
+        fact = f"the recipe trains only {counted(num_steps, 'step')}"
+        raise ConfigError("CHAOS", f"{fact}: let it train {_MIN_STEPS} or more")
     draw = random.Random(seed)
     others = [kind for kind in KINDS if kind != "processes"]
     deck: list[str] = []
@@ -115,7 +122,7 @@ def _draw_fault(kind: str, step: int, draw: random.Random, num_workers: int) -> 
 
 
 def shorter(plan: Plan) -> list[Plan]:
-    """Return the plans with one fault less; not the empty one."""
+    """Return the plans with one fault fewer, but not the empty one."""
     if len(plan) < 2:
         return []
     return [plan[:left_out] + plan[left_out + 1 :] for left_out in range(len(plan))]

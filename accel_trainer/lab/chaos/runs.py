@@ -1,4 +1,4 @@
-"""Runs of a recipe, several at once: each is a plan of faults, and is started until it is done."""
+"""Runs of a recipe, several at once, each with a plan of faults and restarted until it is done."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def survive(first: Attempt, plan: Plan) -> Starts:
 
 
 def _is_expected(fault: Fault, code: int | None, num_processes: int) -> bool:
-    # the others of a killed process say so, each with a code of its own
+    # when one of several processes is killed, the others report it, each with its own code
     is_killed = num_processes > 1 and _EXPECTED[fault.kind] == _BY_KILL
     return code is not None and (is_killed or code in _EXPECTED[fault.kind])
 
@@ -140,7 +140,7 @@ def damage_newest(run: Path, draw: random.Random) -> None:
 
 
 def log_of(folder: Path, number: int) -> Path:
-    """Return the path, without its suffix, of what start `number`, from 1, said."""
+    """Return the path, without its suffix, of the output of start `number`, which counts from 1."""
     return folder / f"start-{number}"
 
 
@@ -193,7 +193,7 @@ def run_all(recipe: Recipe, runs: Iterable[Starts]) -> Iterator[Ending]:
 
 
 def _live(starts: Starts, attempt: Attempt) -> _Life:
-    """Begin a start."""
+    """Run a start in a new process."""
     attempt.notes.mkdir(parents=True, exist_ok=True)
     number = 1 + len(list(attempt.folder.glob("start-*.err")))
     start = attempt.start()

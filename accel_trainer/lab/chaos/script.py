@@ -21,7 +21,7 @@ _POLL_S = 0.02
 _QUIET_S = 0.1
 _MIN_LIMIT_S = 60.0
 _LIMIT = 5  # times what a whole run takes
-_LATE = 124  # as `timeout` has it
+_LATE = 124  # as `timeout` exits
 
 
 @dataclass(frozen=True)

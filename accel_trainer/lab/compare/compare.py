@@ -73,7 +73,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of it."""
+    """The result of a comparison."""
 
     plan: Plan
     metric: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ class At:
             number = float(text[:-1]) / 100 if is_fraction else float(int(text))
         except ValueError:
             number = -1
-        if number < 0 or (is_fraction and number >= 1):
+        if not 0 <= number < (1 if is_fraction else math.inf):
             fix = "give a part of the run such as 75%, a step, or 0 for whole runs"
             raise argparse.ArgumentTypeError(f"it is {text}: {fix}")
         return cls(text, number)
@@ -122,7 +123,7 @@ class Question:
         if run.resume != "auto" or run.dry_run:
             flag = "--dry-run" if run.dry_run else f"--resume {run.resume}"
             raise ConfigError("COMPARE", f"compare starts the runs itself: leave out {flag}")
-        b = None if b_flags is None else arm(shlex.split(b_flags))
+        b = None if b_flags is None else arm(_words_of(b_flags))
         found = cls(recipe, num_processes, a, b, b_flags or "")
         if b is not None:
             found._check(b)
@@ -173,6 +174,14 @@ class Question:
         if weights is not None and weights.is_file():
             paths.append(weights)
         return sorted(filesystem.sha256_of(path) for path in {self.recipe, *paths})
+
+
+def _words_of(b_flags: str) -> list[str]:
+    try:
+        return shlex.split(b_flags)
+    except ValueError as error:
+        fact = f"--b {b_flags!r} cannot be split into words ({error})"
+        raise ConfigError("COMPARE", f"{fact}: correct its quotes") from None
 
 
 def key_of(value: Any) -> str:

@@ -1,1 +1,1 @@
-"""Which of the settings in which two runs differ change the result."""
+"""Finds which of the settings that differ between two runs change the result."""

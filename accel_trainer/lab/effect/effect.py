@@ -1,4 +1,4 @@
-"""Which of the settings in which two runs differ change the result, by training one run again."""
+"""Finds the settings that make the results of two runs differ, by training one of them again."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from accel_trainer.commands import (
     by_place,
     compare_runs,
     complete_by_step,
+    counted,
     last_step,
     read_rows,
 )
@@ -25,8 +26,8 @@ from .trials import Trial, Trials, first_difference
 
 _MAX_STEPS = 200
 _STEPS_BEYOND = 2  # an evaluation and the end of an epoch
-# A run may continue with others, because what they decide is compared by itself or comes later:
-# which samples there are, and which step is the last.
+# A resume may change these, since which samples there are is checked separately and the last step
+# comes later. Both change the result of a whole run.
 _ALSO_TRIED = ("batch.leave_out", "trainer.max_steps")
 
 
@@ -36,12 +37,12 @@ class Effect:
 
     names: Sequence[str]
     step: int
-    """The first step with another result."""
+    """The first step with a different result."""
     parts: Sequence[str]
     """What differs there: parts of a checkpoint, `samples`, `evaluation`, `learning rate`, and so
     on."""
     is_alone: bool
-    """Whether that is so with A's values of all others; otherwise, with B's values of some."""
+    """Whether it does so with A's values of all others; otherwise, only with B's values of some."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ class Effects:
     until: int
     """The last step that was trained from the start."""
     tail: tuple[int, int] | None
-    """The steps at the end that were trained, too: after the first number, up to the second."""
+    """The steps at the end that were also trained: after the first number, up to the second."""
     effects: Sequence[Effect]
     """In the order of their steps."""
     nothing: Sequence[str]
     """Settings that change nothing in all these steps, nor the learning rate of any step."""
     no_part: Sequence[str]
-    """Settings that decide no training, and were not tried."""
+    """Settings that do not affect training, and were not tried."""
     not_tried: Sequence[str]
     """What else differs: code, versions, data, hardware."""
     repeats_second: bool | None
@@ -145,8 +146,9 @@ def _announce(trials: Trials, tried: Sequence[str], say: Say) -> None:
         say(f"note: differs from the run, so only approximate: {', '.join(changes)}")
     num_most = 3 + 2 * len(tried)
     say(
-        f"{len(tried)} settings differ: training A up to step {trials.until} with A's and with B's "
-        f"values, then with some of B's (at most {num_most} times, fewer if few of them matter)"
+        f"A and B differ in {counted(len(tried), 'setting')}: training A up to step {trials.until} "
+        "with A's and with B's values, then with some of B's "
+        f"(at most {num_most} times, fewer if few of them matter)"
     )
 
 
@@ -193,7 +195,7 @@ def _effects(names: Sequence[str], trials: Trials) -> list[Effect]:
         if difference is None:
             difference = first_difference(change.before, change.after)
         effects.append(_effect(change.names, difference, is_alone=is_alone))
-    if without != base:  # what B's values of others hide
+    if without != base:  # B's values of other settings hid an effect
         for change in find_changes(rest, trials):
             difference = first_difference(change.before, change.after)
             effects.append(_effect(change.names, difference, is_alone=True))
@@ -211,7 +213,7 @@ def _without(names: Sequence[str], effects: Sequence[Effect]) -> list[str]:
 
 
 def _trials_of_end(run: RunReader, trials: Trials) -> Trials | None:
-    """Return trials of the last steps of a run, as many as from the start or less.
+    """Return trials of the last steps of a run, at most as many as from the start.
 
     None: the run ends before, or keeps no checkpoint from which they could be trained.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from accel_trainer.commands import RunReader
+from accel_trainer.commands import RunReader, counted
 
 from ..story import short
 from .effect import Effect, Effects
@@ -35,7 +35,7 @@ def lines_of(found: Effects, first: RunReader, second: RunReader) -> Iterator[st
         yield "no setting that affects the training differs"
     now = [each for each in found.effects if each.step <= found.until]
     if now:
-        yield f"of {num_all} settings, these change the result:"
+        yield f"of {counted(num_all, 'setting')}, these change the result:"
         yield from table(now)
     if later := [each for each in found.effects if each.step > found.until]:
         yield f"changes nothing up to step {found.until}, but later:"
@@ -46,7 +46,7 @@ def lines_of(found: Effects, first: RunReader, second: RunReader) -> Iterator[st
     if found.no_part:
         yield f"does not affect training: {', '.join(found.no_part)}"
     yield from _others(found)
-    yield f"trained: {found.num_trainings} times, {found.num_steps:,} steps"
+    yield f"trained: {counted(found.num_trainings, 'time')}, {found.num_steps:,} steps"
 
 
 def _where(effect: Effect) -> str:

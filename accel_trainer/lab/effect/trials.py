@@ -33,7 +33,7 @@ from . import rates
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a training: all that is compared with another one."""
+    """What came of a training, as far as trainings are compared."""
 
     steps: Rows
     """Digests of the parts of a checkpoint and of the samples after each step, and the numbers of
@@ -43,7 +43,7 @@ class Trial:
     end: int
     """The last step that the whole run would train."""
     error: str | None
-    """The last line that a training said that failed."""
+    """The last line that the training printed if it failed."""
 
     @property
     def refused(self) -> str | None:
@@ -74,9 +74,9 @@ def first_difference(one: Trial, other: Trial) -> Difference | None:
 
 @dataclass(frozen=True)
 class Trials:
-    """Trains a stretch of a run again with sets of other values, each set once.
+    """Trains a stretch of a run again with sets of the values of another run, each set once.
 
-    `values` are the other values by dotted name; a name without a value there is left out of the
+    `values` are these by dotted name; a name without a value there is left out of the
     config. The stretch goes from the newest checkpoint at or before step `after` to step `until`.
     At most `num_jobs` trainings run at once.
     """

@@ -22,6 +22,7 @@ from accel_trainer.commands import (
     CommandParser,
     RunReader,
     Say,
+    counted,
     format_duration,
     format_number,
     format_table,
@@ -74,11 +75,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _length(text: str) -> Callable[[int], int]:
-    """Return the steps of a decay from the step where it begins, as `text` says."""
+    """Return a function from the step at which a decay begins to its length, as `text` asks."""
     found = _LENGTH.fullmatch(text.strip())
     if found is None or not float(found["percent"] or found["steps"]):
-        fix = "give some steps, such as 600, or a fraction of STEP, such as 10%"
-        raise argparse.ArgumentTypeError(f"it is {text}, so nothing would decay; {fix}")
+        fix = "give one or more steps, such as 600, or a fraction of STEP, such as 10%"
+        raise argparse.ArgumentTypeError(f"it is {text}; {fix}")
     if found["steps"]:
         return lambda at: int(found["steps"])
     return lambda at: max(1, round(at * float(found["percent"]) / 100))
@@ -116,7 +117,7 @@ def _intention(ending: Ending, replay: Replay) -> str:
     clock = ending.trunk.training_clock
     seconds = clock[1][-1] / clock[0][-1] * (num_steps + again) if clock else 0
     time = f", about {format_duration(seconds)} without evaluations" * (seconds >= 1)
-    return f"{ending.folder.name}: training {num_steps} steps{rebuilt}{time}"
+    return f"{ending.folder.name}: training {counted(num_steps, 'step')}{rebuilt}{time}"
 
 
 def _row(ending: Ending) -> dict[str, Any]:

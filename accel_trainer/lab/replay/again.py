@@ -60,7 +60,7 @@ class Again:
         return Logged(stretch, kept, compare(recorded, again))
 
     def _interval_flags(self) -> list[str]:
-        """Return the flags for another interval of rows than that of the run."""
+        """Return the flags that change the interval of rows; none if it is the run's."""
         if self.every == interval_of(self.replay):
             return []
         allowed = [*(self.replay.run.settings.get("run.allow_change") or []), _LOG_EVERY]
@@ -76,7 +76,7 @@ class Again:
 
 
 def default_jobs(replay: Replay, num_stretches: int) -> int:
-    """Return how many stretches are trained at once: on a GPU one, else what the cores allow."""
+    """Return how many stretches to train at once: one on a GPU, else as many as the cores allow."""
     hardware = replay.run.environment["hardware"]
     if hardware["device"] != "cpu":
         return 1

@@ -17,6 +17,7 @@ from accel_trainer.commands import (
     RunReader,
     StoredCheckpoint,
     complete_by_step,
+    counted,
     filesystem,
     last_step,
     prepare_directory,
@@ -103,7 +104,7 @@ def _check_new(folder: Path) -> None:
 def made(folder: Path) -> Iterator[Path]:
     """Yield a new folder beside `folder`, which takes its name at the end of the block.
 
-    What fails leaves nothing behind, and removes nothing that is not its own.
+    A failure leaves nothing behind, and removes nothing that is not its own.
     """
     final = folder.resolve()
     prepare_directory(final.parent)
@@ -146,7 +147,8 @@ def _announce(replay: Replay, step: int, folder: Path, *, is_quiet: bool) -> Non
     run = replay.run
     start = replay.begin_after(step - 1)
     if not is_quiet:
-        say(f"training {step - start} steps of {run.name} again, from step {start}, in {folder}")
+        steps = counted(step - start, "step")
+        say(f"training {steps} of {run.name} again, from step {start}, in {folder}")
     note_changes(run)
 
 

@@ -13,6 +13,7 @@ from accel_trainer.commands import (
     CommandParser,
     Row,
     Say,
+    counted,
     read_rows,
     read_run,
     reading,
@@ -152,7 +153,8 @@ def _tell_samples(samples: Sequence[Sample]) -> str:
         str(each["id"]) if each["loss"] is None else f"{each['id']} ({float(each['loss']):.4g})"
         for each in samples
     ]
-    return f"its {len(samples)} samples, by loss: {shortened(shown, most=_MAX_SHOWN)}"
+    heading = f"its {counted(len(samples), 'sample')}, by loss"
+    return f"{heading}: {shortened(shown, most=_MAX_SHOWN)}"
 
 
 def _as_json(

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accel_trainer import ExitCode
+from accel_trainer import ConfigError, ExitCode
 from accel_trainer.commands import (
     CommandParser,
+    checkpoints_in,
     prepare_directory,
     read_json_object,
     read_run,
@@ -29,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
     does not change the weights, so exactly the same step is repeated.
 
     Raises:
+        ConfigError: the run ends before the step.
         OutputError: the recipe failed.
     """
     parser = CommandParser(__doc__, _EXAMPLE)
@@ -46,8 +48,12 @@ def main(argv: Sequence[str]) -> int:
             folder, until=options.step, after=options.step - 1, callbacks=STOP
         )
         record = folder / f"nonfinite-step-{options.step:010d}.json"
+        last = max((each.step for each in checkpoints_in(folder)), default=0)
         if record.exists():
             _show(read_json_object(record))
+        elif last < options.step:
+            fact = f"{options.run} has no step {options.step}"
+            raise ConfigError("STEP", f"{fact}: it ends after step {last}")
         else:
             tell(f"step {options.step} has a finite gradient")
     return ExitCode.DONE

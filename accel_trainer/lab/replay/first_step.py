@@ -24,11 +24,11 @@ class FirstStep:
 
     step: int
     row: int
-    """The step of the first row in which it holds; it is another one if the row is a mean."""
+    """The step of the first row in which it holds; later than `step` if the row is a mean."""
     values: Numbers
     """The columns that the condition reads, at `step`."""
     later: Mapping[int, Numbers]
-    """The same for the later steps of the row for which it holds, too."""
+    """The same for the later steps of the row for which it also holds."""
     proof: Proof
     """How the steps that were trained again for it compare with the run."""
 
@@ -54,10 +54,10 @@ def find_first_step(
     folder: Path,
     say: Say,
 ) -> FirstStep | None:
-    """Return the first step for which `condition` holds in the first of `rows` that it holds in.
+    """Return the first step for which `condition` holds, within the first row in which it does.
 
-    None: it holds in no row. If the row has means over several steps, they are trained again in the
-    new `folder` with `callbacks`, from the start of the run if these have a state.
+    None: it holds in none of `rows`. If the row has means over several steps, these are trained
+    again in the new `folder` with `callbacks`, from the start of the run if these have a state.
 
     Raises:
         OutputError: the recipe failed.

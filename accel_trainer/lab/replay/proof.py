@@ -40,7 +40,7 @@ class Proof:
 def compare(recorded: Rows, replayed: Rows) -> Proof:
     """Compare the rows of a run with those of its replay.
 
-    Names that only one of two rows has are passed over: other callbacks have logged them.
+    Names that only one of two rows has are passed over: different callbacks logged them.
     """
     last = max((step for step, _ in replayed), default=0)
     num_rows = num_digests = 0

@@ -174,7 +174,7 @@ class Replay:
         return self.begin if checkpoint is None else checkpoint.step
 
     def _origin(self, after: int) -> list[str]:
-        """Return the flags that say what a replay starts from that begins at or before a step."""
+        """Return the flags for a start from the newest checkpoint at or before a step, if any."""
         if (checkpoint := self.checkpoint_at(after)) is not None:
             path = str(checkpoint.path.resolve())
             # It has the weights, also those that the run was initialised from.
@@ -199,7 +199,7 @@ def replay_folder(keep: Path | None) -> Iterator[Path]:
 
 
 def environment_changes(run: RunReader) -> list[str]:
-    """Return what is another one here than in the run, such as `torch 2.12.0 -> 2.13.0`.
+    """Return what differs here from the run, such as `torch 2.12.0 -> 2.13.0`.
 
     Versions, the kernels for the processor, and the GPU are compared. With any, a replay is only
     approximate.
@@ -222,7 +222,7 @@ def environment_changes(run: RunReader) -> list[str]:
 
 
 def note_changes(run: RunReader) -> None:
-    """Say so on stderr if what is here makes a replay only approximate."""
+    """Print a note on stderr if a replay is only approximate here."""
     if changes := environment_changes(run):
         text = "note: these differ from the run, so retraining is only approximate: %s"
         tell(text % ", ".join(changes), file=sys.stderr)

@@ -24,8 +24,8 @@ def samples_of(
 ) -> tuple[list[Sample], Proof]:
     """Train up to step `until` in the new `folder`, and return the samples of `step`.
 
-    Those of the highest loss come first, and a loss that is NaN before them. A sample is what
-    `step_samples.py` writes of it. The rows on the way are compared with those of the run.
+    The highest losses come first, and NaN before them. A sample is what `step_samples.py` writes
+    of it. The rows on the way are compared with those of the run.
 
     Raises:
         OutputError: the recipe failed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from accel_trainer.commands import write_html, write_table
+from accel_trainer.commands import counted, write_html, write_table
 
 from .samples import Sample
 
@@ -22,7 +22,7 @@ def draw_page(title: str, text: str, samples: Sequence[Sample]) -> str:
     """Return the page as HTML, without scripts and links."""
     pictures = [sample for sample in samples if "picture" in sample][:_MAX_PICTURES]
     others = [sample for sample in samples if sample not in pictures]
-    heading = f"<h2>The {len(samples)} samples of the step, by their losses</h2>"
+    heading = f"<h2>The {counted(len(samples), 'sample')} of the step, by loss</h2>"
     parts = [f"<pre>{escape(text)}</pre>", heading]
     if pictures:
         parts.append(f'<div class="pictures">{"".join(map(_figure, pictures))}</div>')

@@ -1,4 +1,4 @@
-"""The stretches that are finished: each is a file, which is there as a whole or not at all."""
+"""Stores finished stretches: each is a file, which is there as a whole or not at all."""
 
 from __future__ import annotations
 

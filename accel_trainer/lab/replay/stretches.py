@@ -21,7 +21,7 @@ class Stretch:
     after: int
     until: int
     is_end: bool = False
-    """Whether the run was done after `until`: its last evaluation is repeated, too."""
+    """Whether the run was done after `until`, so that its last evaluation is also repeated."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from accel_trainer.commands import (
     RunReader,
     Say,
     callbacks_in,
+    counted,
     last_step,
     prepare_directory,
     train_at_once,
@@ -57,7 +58,7 @@ def train_again(
     keep: Path | None = None,
     say: Say,
 ) -> Retrained:
-    """Train the steps of a run from `first` to `last` again, and return all rows of them.
+    """Train the steps of a run from `first` to `last` again, and return their rows.
 
     `every` is the interval of rows (None: that of the run). Finished stretches are stored in
     `folder`; what is there is not trained again. `say` is called with lines about the progress.
@@ -78,7 +79,7 @@ def train_again(
         missing = []
         for stretch in stretches:
             stored = store.get(stretch)
-            # What something outside of the run had changed may be equal this time.
+            # A difference may come from outside of the run, and be gone this time.
             if stored is None or (stored.proof.first_difference and not is_approximate):
                 missing.append(stretch)
         jobs = jobs or default_jobs(replay, len(missing))
@@ -91,7 +92,7 @@ def train_again(
         def train(stretch: Stretch, received: list[int]) -> Logged:
             place = replays / f"steps-{stretch.after + 1}-{stretch.until}"
             logged = again.train(stretch, place, received)
-            store.put(logged, place)  # here: what was finished is kept if another one fails
+            store.put(logged, place)  # at once, so that it is kept if a later one fails
             return logged
 
         for stretch, logged in train_at_once(train, missing, jobs=jobs):
@@ -135,7 +136,7 @@ def _intention(
     if not missing:
         return f"all {len(stretches)} segments are stored"
     stored = len(stretches) - len(missing)
-    parts = f"{len(missing)} {'segment' if len(missing) == 1 else 'segments'}"
+    parts = counted(len(missing), "segment")
     at_once = f", {min(jobs, len(missing))} at a time" if len(missing) > 1 else ""
     rest = f"; {stored} stored" if stored else ""
-    return f"training {steps} steps again, in {parts}{at_once}{rest}"
+    return f"training {counted(steps, 'step')} again, in {parts}{at_once}{rest}"

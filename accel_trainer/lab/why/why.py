@@ -131,7 +131,8 @@ def _from_files(
     story: Story, first: RunReader, second: RunReader, until: int | None
 ) -> tuple[int, int] | None:
     """Return the stretch in which the runs begin to differ: after a step, up to a step."""
-    limit = min(last_step(first), last_step(second)) if until is None else until
+    ends = last_step(first), last_step(second)
+    limit = min(ends) if until is None else min(*ends, until)
     rows = rows_of_both(first, second, until=limit)
     found = first_difference(*rows)
     equal = {0}
@@ -165,13 +166,15 @@ def _tell_row(found: Difference) -> str:
 
 
 def _tell_equal(first: RunReader, second: RunReader, limit: int, checkpoint: int) -> str:
-    ends = {last_step(first), last_step(second), limit}
+    num_longer = sum(last_step(run) > limit for run in (first, second))
     if checkpoint == limit:
         num_tensors = count_tensors(complete_by_step(first.folder)[checkpoint])
-        text = f"equal: {limit} steps, {num_tensors} tensors"
+        text = f"equal: {counted(limit, 'step')}, {num_tensors} tensors"
     else:
-        text = f"equal: all numbers in the rows of {limit} steps; there is no common checkpoint"
-    return text if len(ends) == 1 else f"{text}; one run continues after step {limit}"
+        steps = counted(limit, "step")
+        text = f"equal: all numbers in the rows of {steps}; there is no common checkpoint"
+    rest = ("", "; one run continues after step {}", "; both runs continue after step {}")
+    return text + rest[num_longer].format(limit)
 
 
 def _tell_approximate(story: Story, name: str, run: RunReader) -> None:

@@ -147,6 +147,21 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "best.json",
         r"eval/accuracy is better at step 6 \(0.96875\)",
     ),
+    "a best without a number": (
+        lambda run: edit_json(
+            run / "checkpoints" / "best.json",
+            lambda best: best.update({"metric": "eval/nothing", "value": None}),
+        ),
+        "best.json",
+        "eval/nothing of step-.* is None",
+    ),
+    "another best in result.json": (
+        lambda run: edit_json(
+            run / "checkpoints" / "best.json", lambda best: best.update({"mode": "min"})
+        ),
+        "result.json",
+        "the mode of its best is max, but min in best.json",
+    ),
     "a better number in result.json": (
         lambda run: edit_json(
             run / "result.json", lambda result: result["metrics"].update({"eval/accuracy": 0.96875})

@@ -48,6 +48,13 @@ def test_where_processes_cannot_change_no_plan_changes_them() -> None:
     assert "processes" not in {fault.kind for plan in plans for fault in plan}
 
 
+def test_a_run_that_is_too_short_for_two_faults_is_one_line() -> None:
+    for num_steps, steps in {1: "1 step:", 2: "2 steps:"}.items():
+        with pytest.raises(ConfigError, match=steps):
+            draw_plans(4, seed=0, num_steps=num_steps, num_workers=2, num_processes=2)
+    assert draw_plans(4, seed=0, num_steps=3, num_workers=2, num_processes=2)
+
+
 @pytest.mark.parametrize(
     ("culprits", "left"),
     [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
+from pathlib import Path
 
 import pytest
 
 from accel_trainer import ConfigError
-from accel_trainer.lab.compare.question import At
+from accel_trainer.lab.compare.question import At, Question
 
 
 def test_arms_part_at_the_end_of_an_epoch_within_the_run() -> None:
@@ -28,10 +29,16 @@ def test_arms_part_at_the_end_of_an_epoch_within_the_run() -> None:
         assert found == step, text
 
 
-@pytest.mark.parametrize("text", ["100%", "-1", "-5%", "0.75", "most", "%"])
+@pytest.mark.parametrize("text", ["100%", "-1", "-5%", "0.75", "most", "%", "nan%"])
 def test_a_place_outside_of_the_run_is_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match=f"it is {text}: "):
         At.parse(text)
+
+
+def test_flags_of_b_with_an_open_quote_are_one_line() -> None:
+    recipe = Path(__file__).parents[3] / "recipes" / "minimal.py"
+    with pytest.raises(ConfigError, match="No closing quotation"):
+        Question.parse(recipe, [], "--lr '0.1", num_processes=1)
 
 
 def test_a_step_after_the_end_is_refused() -> None:

@@ -24,6 +24,14 @@ def hashes(checkpoint: Path) -> dict[str, str]:
     return {name: files[name]["sha256"] for name in files if name.startswith(("model", "optim"))}
 
 
+def test_a_replay_of_a_step_after_the_end_is_one_line(
+    poisoned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run_command(capsys, ["replay", poisoned, "--step", "61"])
+    assert code == 64
+    assert "no step 61: it ends after step 60" in err
+
+
 def test_at_rebuilds_the_bits_of_a_run_that_stopped_there(
     poisoned: Path, train_poisoned: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

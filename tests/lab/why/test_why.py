@@ -48,6 +48,11 @@ def test_equal_runs_are_equal_without_training(
     again = train(one_that_forks, tmp_path / "again", "nothing", until=2)
     assert main(["why", str(clean), str(again)]) == 0
     assert "equal: 2 steps, " in capsys.readouterr().out
+    for until, end in {1: "both runs continue after step 1", 9: "equal: 2 steps, "}.items():
+        assert main(["why", str(clean), str(again), "--until", str(until)]) == 0
+        shown = capsys.readouterr().out
+        assert end in shown
+        assert ("continue" in shown) == (until == 1)
 
 
 def test_an_operator_that_draws_unseeded_numbers_is_named(
