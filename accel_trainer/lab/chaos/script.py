@@ -82,8 +82,9 @@ class Trial:
 class _Saves:
     """Watches the checkpoints of a program, of which each is a file or a folder."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, whole: Path | None) -> None:
         self.count = 0
+        self._out, self._whole = script.out, whole
         self._patterns = [each.replace("{out}", str(script.out)) for each in script.saves]
         self._files = self._look()
         self._changed_at: float | None = None
@@ -114,14 +115,30 @@ class _Saves:
             self.count += 1
 
     def newest(self, killed_at: float) -> Path | None:
-        """Return the newest checkpoint that was complete a moment before `killed_at`."""
+        """Return the newest checkpoint that was complete a moment before `killed_at`.
+
+        Complete is one that has not changed since, and has the files that the whole run left there.
+        """
         newest: tuple[float, Path] | None = None
         for path, found in self._checkpoints():
-            files = [file.stat() for file in found if file.is_file()]
-            changed_at = max((file.st_mtime for file in files), default=killed_at)
-            if any(file.st_size for file in files) and killed_at - changed_at >= _QUIET_S:
+            files = {file: file.stat() for file in found if file.is_file()}
+            changed_at = max((file.st_mtime for file in files.values()), default=killed_at)
+            written = {file for file in files if files[file].st_size}
+            is_quiet = killed_at - changed_at >= _QUIET_S
+            if written and is_quiet and written >= self._wanted(path):
                 newest = max(newest or (0.0, path), (changed_at, path))
         return newest and newest[1]
+
+    def _wanted(self, checkpoint: Path) -> set[Path]:
+        """Return the files that a checkpoint needs as far as the whole run has it."""
+        if self._whole is None:
+            return set()
+        files = (self._whole / checkpoint.relative_to(self._out)).rglob("*")
+        return {
+            self._out / file.relative_to(self._whole)
+            for file in files
+            if file.is_file() and file.stat().st_size
+        }
 
 
 def run_script(
@@ -130,12 +147,12 @@ def run_script(
     *,
     name: str,
     stops: Sequence[int],
-    whole_s: float | None = None,
+    whole: Trial | None = None,
 ) -> Trial:
     """Start a program again after each kill, until it is done.
 
     Its files are then in the folder `name`, and its output in `name`.log. A start may take five
-    times `whole_s`, the seconds of a whole run; None: any time.
+    times as long as `whole`, a run without a kill; None: any time.
 
     Raises:
         KeyboardInterrupt: a signal was noted in `stops`.
@@ -143,12 +160,12 @@ def run_script(
     trial = Trial(kills, script.folder / name)
     script.out.mkdir()
     log = script.folder / f"{name}.log"
-    limit_s = max(_LIMIT * whole_s, _MIN_LIMIT_S) if whole_s else float("inf")
+    limit_s = max(_LIMIT * whole.seconds, _MIN_LIMIT_S) if whole else float("inf")
     newest = None
     begin = time.monotonic()
     for kill in (*kills, None):
         trial.resumed.append(newest is not None)
-        saves = _Saves(script)
+        saves = _Saves(script, whole.out if whole else None)
         with _started(script.words(newest), log) as process:
             code = _wait(process, saves, kill, limit_s, stops)
             killed_at = time.time()

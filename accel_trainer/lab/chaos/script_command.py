@@ -70,7 +70,7 @@ def crash_test(options: Namespace, folder: Path, stops: Sequence[int]) -> int:
     )
 
     def judge(kills: Sequence[Kill], name: str) -> _Verdict:
-        trial = run_script(script, kills, name=name, stops=stops, whole_s=reference.seconds)
+        trial = run_script(script, kills, name=name, stops=stops, whole=reference)
         found = [] if trial.problem else differences(wanted, files_matching(patterns, trial.out))
         if trial.problem is None and not found:
             filesystem.remove_directories([trial.out])

@@ -164,21 +164,28 @@ def test_files_are_compared_by_parts_the_earliest_first(tmp_path: Path) -> None:
 def test_a_checkpoint_that_a_kill_cut_off_is_not_resumed(tmp_path: Path) -> None:
     program = """
 import os, sys, time
-out, *resumed = sys.argv[1:]
+out, late, *resumed = sys.argv[1:]
 if resumed:
     raise SystemExit(os.path.basename(resumed[0]))
 for name in ("step_1", "step_2"):
     os.mkdir(f"{out}/{name}")
     open(f"{out}/{name}/model", "w").write("whole")
-while True:
-    open(f"{out}/step_2/optimizer", "w").close()
+    if late == "no" or name == "step_1":
+        open(f"{out}/{name}/optimizer", "w").write("whole")
+while late != "no":
+    if late == "empty":
+        open(f"{out}/step_2/optimizer", "w").close()
     time.sleep(0.01)
 """
-    first = [sys.executable, "-c", program, "{out}"]
-    script = Script(first, ["{newest}"], ["{out}/step_*"], tmp_path)
-    trial = run_script(script, [Kill(seconds=0.8)], name="killed", stops=[])
-    assert trial.resumed == [False, True]
-    assert str(trial.problem).endswith(": step_1")
+    whole = None
+    for late in ("no", "empty", "missing"):
+        first = [sys.executable, "-c", program, "{out}", late]
+        script = Script(first, ["{newest}"], ["{out}/step_*"], tmp_path)
+        kills = [Kill(seconds=0.8)] if whole else []
+        trial = run_script(script, kills, name=late, stops=[], whole=whole)
+        whole = whole or trial
+        assert trial.resumed == [False, True][: 1 + len(kills)]
+        assert not kills or str(trial.problem).endswith(": step_1"), late
 
 
 def test_kills_come_after_saves_and_at_moments_in_turn() -> None:
