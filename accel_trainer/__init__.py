@@ -5,18 +5,22 @@ The public names are in `api`; `commands` and `vision` have more.
 
 from typing import TYPE_CHECKING, Any
 
+from .core.version import package_version
 from .public_names import modules_by_name, public_name
 from .removed import refuse_removed
 
 _API = f"{__name__}.api"
 
 if TYPE_CHECKING:
+    __version__: str
     from .api import *  # noqa: F403  # exactly the names of its `__all__`
 else:
 
     def __getattr__(name: str) -> Any:
         if name == "__all__":
             return sorted(modules_by_name(_API))
+        if name == "__version__":
+            return package_version()
         refuse_removed(name)
         return public_name(_API, name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import subprocess
 import sys
 
@@ -34,6 +35,10 @@ def test_an_import_of_an_unknown_name_lists_the_close_ones() -> None:
             exec(f"from {package} import {name}", {})
         assert all(fact in str(caught.value) for fact in (name, *facts))
         assert not hasattr(importlib.import_module(package), name)
+
+
+def test_the_version_of_the_package_is_an_attribute() -> None:
+    assert accel_trainer.__version__ == importlib.metadata.version("accel-trainer")
 
 
 def test_modules_are_imported_from_a_package_as_its_names_are() -> None:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import platform
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Annotated, Literal
 
 import accelerate
@@ -24,6 +23,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin as FsdpPlugin
 
 from ..core.config import POSITIVE, Range, short_flag
 from ..core.errors import ConfigError
+from ..core.version import package_version
 from ..core.wording import counted
 from .accelerate_settings import (
     is_switched_on,
@@ -223,15 +223,8 @@ def describe_machine(accelerator: Accelerator) -> str:
 def library_versions() -> dict[str, str]:
     """Return the versions of the libraries that affect the bits of a result."""
     return {
-        "accel_trainer": _package_version(),
+        "accel_trainer": package_version(),
         "accelerate": accelerate.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def _package_version() -> str:
-    try:
-        return metadata.version("accel-trainer")
-    except metadata.PackageNotFoundError:  # imported from sources on PYTHONPATH
-        return "not installed"

@@ -93,6 +93,7 @@ def _train(train: Callable[[C], RunResult], config: C) -> RunResult:
 
 
 def _train_with_notes(train: Callable[[C], RunResult], config: C) -> RunResult:
+    """Train, and print what a person at the terminal should know before and after."""
     is_quiet = config.run.quiet
     if config.run.output_dir is not None and not is_quiet:
         note_other_items(config.run.output_dir)
