@@ -5,7 +5,8 @@ each STEP, a branch continues the trunk from there in a folder beside it, while 
 decays. The weights, their average and the optimizer state are bit-identical to a run that was
 started with this `--schedule.decay-at` and `--steps`. If the trunk has no checkpoint of STEP, the
 steps since the previous one are retrained. The trunk may still be training. After Ctrl-C, the same
-command continues. At the end, a table lists all branches of the trunk with their results.
+command continues. At the end, a table lists all branches of the trunk with their results,
+followed by the command that draws them in one chart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,8 @@ def main(argv: Sequence[str]) -> int:
         tell(json.dumps(rows))
     elif rows:
         tell(_table(rows))
+        folder = shlex.quote(str(trunk.folder))
+        tell(f"next: accel-trainer report {folder} {folder}-finish-* --open")
     else:
         tell(f"{trunk.folder} has no endings yet: give --at STEP")
     return ExitCode.DONE

@@ -104,7 +104,8 @@ def test_several_endings_are_a_table_and_are_trained_once(
     code, out, _ = run_command(capsys, argv)
     assert code == 0
     assert "trunk-finish-45-54: training 9 steps" in out
-    *_, first, second = out.splitlines()
+    *_, first, second, picture = out.splitlines()
+    assert picture == f"next: accel-trainer report {copied} {copied}-finish-* --open"
     assert first.split()[:4] == ["trunk-finish-30-36", "30", "36", "done"]
     assert second.split()[:4] == ["trunk-finish-45-54", "45", "54", "done"]
     before = {path: path.stat().st_mtime_ns for path in copied.parent.rglob("*")}
@@ -115,7 +116,7 @@ def test_several_endings_are_a_table_and_are_trained_once(
         (45, 54, "eval_ema/accuracy"),
     ]
     table = run_command(capsys, ["finish", copied])[1]
-    assert table.splitlines()[1:] == [first, second]
+    assert table.splitlines()[1:] == [first, second, picture]
     assert {path: path.stat().st_mtime_ns for path in copied.parent.rglob("*")} == before
 
 
