@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     parser.epilog = _EXAMPLE
     vars(parser)["error"] = _refuse
     options = parser.parse_args(argv)
-    # Torch would handle the other signals, too, and change the exit codes.
+    # Torch would also handle the other signals, and change the exit codes.
     options.signals_to_handle = "SIGQUIT"
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
     os.environ["ACCEL_TRAINER_LAUNCHER"] = str(os.getpid())

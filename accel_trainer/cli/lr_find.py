@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
     importlib.import_module("matplotlib.figure")  # if it is missing, nothing is trained in vain
     losses = _measure(str(recipe), [*flags, *ramp], options.num_processes)
     test = analyze([options.lowest * growth**step for step in range(len(losses))], losses)
-    _draw(test, options.png)
+    draw(test, options.png)
     tell("\n".join([*_verdict(test), f"the curve is in {options.png}"]))
     return ExitCode.DONE if test.suggestion is not None else 1
 
@@ -183,7 +183,7 @@ def _verdict(test: RangeTest) -> list[str]:
     return [*lines, f"suggestion: --lr {test.suggestion:.2g}"]
 
 
-def _draw(test: RangeTest, path: Path) -> None:
+def draw(test: RangeTest, path: Path) -> None:
     """Draw the loss over the learning rate, with the suggestion, as a PNG at `path`."""
     from matplotlib.figure import Figure
 
@@ -204,7 +204,8 @@ def _draw(test: RangeTest, path: Path) -> None:
         axes.axvline(test.suggestion, color="#0c8a6c", label=f"suggestion, {test.suggestion:.2g}")
     finite = [value for value in test.losses if math.isfinite(value)]
     axes.set(xscale="log", xlabel="--lr", ylabel="training loss", title="Learning-rate range test")
-    axes.set_ylim(min(finite) - 0.05 * finite[0], finite[0] * 1.5)
+    if finite:
+        axes.set_ylim(min(finite) - 0.05 * finite[0], finite[0] * 1.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     save_picture(figure, path)

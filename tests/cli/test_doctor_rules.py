@@ -118,16 +118,16 @@ def test_too_few_files_for_data_workers(monkeypatch: pytest.MonkeyPatch) -> None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-        assert (
-            f"a process may open only 256 files, too few for data workers: run `ulimit -n {hard}`"
-            in str(find("OPEN_FILES"))
-        )
+        fact = "a process may open only 256 files, too few for data workers"
+        assert f"{fact}: run `ulimit -n {hard}`" in str(find("OPEN_FILES"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
         assert find("OPEN_FILES") is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY,) * 2)
     assert find("OPEN_FILES") is None, "infinity is written as -1"
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (256, resource.RLIM_INFINITY))
+    assert "run `ulimit -n 65536`" in str(find("OPEN_FILES")), "as on macOS"
 
 
 @pytest.mark.skipif(
@@ -140,7 +140,7 @@ def test_more_threads_than_cores(tmp_path: Path) -> None:
 def check_threads() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     assert find("THREADS", with_threads(2)) == (
-        "1 processes of 2 threads share 1 cores: set --runtime.num-threads 1"
+        "1 process of 2 threads on 1 core: set --runtime.num-threads 1"
     )
     assert str(find("THREADS", **TWO)).endswith(
         "set --runtime.num-threads 1 and launch fewer processes"

@@ -32,7 +32,7 @@ from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.cli.share.export import reported_metrics
 from accel_trainer.cli.share.plain_model import write_source
 from accel_trainer.cli.share.predict import read_image
-from accel_trainer.cli.share.verify import evaluate_apart
+from accel_trainer.cli.share.verify import compare, evaluate_apart
 from accel_trainer.core.errors import CheckpointError
 from accel_trainer.vision import (
     MODEL_NAMES,
@@ -339,6 +339,12 @@ def test_the_onnx_of_an_export_gives_the_logits_of_its_model(
 
 
 # --- verify ---
+
+
+def test_a_measured_loss_of_zero_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare({"loss": 0.0}, {"loss": 0.0}, 5e-4)
+    assert not compare({"loss": 0.1}, {"loss": 0.0}, 5e-4)
+    assert "DIFFERS" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("python_is_forked")

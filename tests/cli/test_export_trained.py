@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,11 @@ def test_what_it_cannot_do_is_one_line(
 ) -> None:
     nothing_frozen = tmp_path / "run"
     workload.train(workload.make_config(nothing_frozen))
+    without_checkpoints = shutil.copytree(run, tmp_path / "copy")
+    shutil.rmtree(without_checkpoints / "checkpoints")
     for arguments, fact in {
         (nothing_frozen, "--to", tmp_path / "to"): "no frozen parameters",
+        (without_checkpoints, "--to", tmp_path / "to"): "no frozen parameters",
         (run, "--hub", "some/name"): "add --to DIR",
         (run, "--to", tmp_path / "to", "--onnx"): "--onnx",
     }.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_trainer.cli.lr_find import analyze
+from accel_trainer.cli.lr_find import analyze, draw
 from tests.cli.conftest import run_command
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +37,14 @@ def test_lr_find_of_a_nan_loss_diverges_and_of_no_fall_suggests_nothing() -> Non
     assert found.divergence == RATES[50]
     assert found.suggestion == RATES[50] / 10
     assert analyze(RATES, [2.0 + step for step in range(121)]).suggestion is None
+
+
+def test_a_loss_that_is_nan_from_the_first_step_on_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = analyze(RATES[:1], [math.nan])
+    draw(found, tmp_path / "lr-find.png")
+    assert found.suggestion is None
+    assert (tmp_path / "lr-find.png").exists()
 
 
 @pytest.mark.usefixtures("python_is_forked")

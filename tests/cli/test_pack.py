@@ -262,7 +262,7 @@ def test_a_broken_photo_is_named_or_left_out(
     )
     assert code == 0
     assert "16 train, 4 validation photos" in out
-    assert "left out now: 1 photos" in out
+    assert "left out now: 1 photo," in out
     assert json.loads((tmp_path / "other" / "dataset_dict.json").read_text()) == {
         "splits": ["train", "validation"]
     }

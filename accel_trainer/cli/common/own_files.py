@@ -40,7 +40,7 @@ def refuse_other_file(path: Path, flag: str) -> None:
 
 def write_own_file(path: Path, data: bytes, flag: str) -> None:
     """Write a page or a picture, or replace an earlier one. Raises OutputError."""
-    refuse_other_file(path, flag)  # it may be new
+    refuse_other_file(path, flag)  # it may have been written meanwhile
     try:
         filesystem.write_file_atomic(path, data)
     except OSError as error:

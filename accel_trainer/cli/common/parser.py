@@ -75,12 +75,7 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument(
             "--label-column", metavar="NAME", help="the class column, if there are several"
         )
-        self.add_argument(
-            "--num-workers",
-            type=int,
-            metavar="N",
-            help="decoding threads; default: one per CPU",
-        )
+        self.add_number("--num-workers", "decoding threads; default: one per CPU")
         self.add_cache_option()
 
     def add_cache_option(self) -> None:

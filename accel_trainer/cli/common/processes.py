@@ -93,10 +93,10 @@ def start_recipe(
 
 
 def environment_of(start: Start, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment with the variables of a start, and with what it has besides."""
+    """Return an environment with the variables of a start, and with what its command leaves out."""
     found = {**environment, **start.variables}
     found.pop(START_VARIABLE, None)
-    if start.changes or start.callbacks:  # otherwise, it is only its command
+    if start.changes or start.callbacks:  # otherwise, the command is all of it
         found[START_VARIABLE] = json.dumps(asdict(start))
     return found
 

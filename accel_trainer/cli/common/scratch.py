@@ -20,7 +20,7 @@ def scratch_folder(name: str) -> Iterator[Path]:
     """Yield a new temporary folder, which is removed at the end of the block.
 
     It is locked as long as this process lives, so that another command can tell that it is in use,
-    and its name has the process id: asking for a lock of one's own would free it.
+    and its name has the process id: testing a lock that this process holds would free it.
     """
     prefix = f"{_PREFIX}{name}-{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as path:

@@ -73,13 +73,8 @@ def main(argv: Sequence[str]) -> int:
         metavar="FILE",
         help="write an offline page of photos as the model sees them",
     )
-    parser.add_argument(
-        "--image-size",
-        type=int,
-        default=224,
-        metavar="N",
-        help="the size of the photos on that page; default: 224",
-    )
+    size_help = "the size of the photos on that page; default: 224"
+    parser.add_number("--image-size", size_help, default=224)
     parser.add_data_options()
     options = parser.parse_args(argv)
     transform = EvalTransform(size=options.image_size)

@@ -25,6 +25,7 @@ from ...core import filesystem, platform
 from ...core.errors import ConfigError, DataError, OutputError
 from ...core.json_files import read_json_object
 from ...core.run_dir import prepare_directory, writes_to
+from ...core.wording import counted
 from ...distributed.machine import available_cpus
 from ...vision.data.photo_decode import decoder_version
 from ...vision.sources.photo_columns import CHECKSUM
@@ -51,19 +52,9 @@ def main(argv: Sequence[str]) -> int:
         "source", help="photos, parquet or tar files, the output of save_to_disk, or OWNER/NAME"
     )
     parser.add_argument("out", type=Path, help="the folder to write")
-    parser.add_argument(
-        "--short-side",
-        type=int,
-        default=256,
-        metavar="N",
-        help="shorter side in pixels; default: 256",
-    )
-    parser.add_argument(
-        "--quality", type=int, default=92, metavar="N", help="JPEG quality, 1 to 100; default: 92"
-    )
-    parser.add_argument(
-        "--shard-size", type=int, default=4096, metavar="N", help="photos per file; default: 4096"
-    )
+    parser.add_number("--short-side", "shorter side in pixels; default: 256", default=256)
+    parser.add_number("--quality", "JPEG quality, 1 to 100; default: 92", default=92)
+    parser.add_number("--shard-size", "photos per file; default: 4096", default=4096)
     parser.add_argument(
         "--on-bad-image",
         choices=("error", "skip"),
@@ -137,13 +128,14 @@ def pack(source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_worker
     filesystem.write_file_atomic(out / _SUMS, "".join(lines).encode())
     filesystem.write_file_atomic(out / _COMMIT, _json({"splits": list(source.splits)}))
     if left_out:
-        tell(f"left out now: {len(left_out)} photos, the first because {left_out[0].message}")
+        num_photos = counted(len(left_out), "photo")
+        tell(f"left out now: {num_photos}, the first because {left_out[0].message}")
     num_bytes = sum((out / name).stat().st_size for name in sums)
     packed = load_from_disk(str(out))
     counts = ", ".join(f"{split.num_rows:,} {name}" for name, split in packed.items())
     tell(
-        f"{out}: {counts} photos of {len(source.class_names)} classes, "
-        f"{num_bytes:,} bytes in {len(sums)} files"
+        f"{out}: {counts} photos of {counted(len(source.class_names), 'class')}, "
+        f"{num_bytes:,} bytes in {counted(len(sums), 'file')}"
     )
 
 

@@ -39,7 +39,7 @@ class Check:
     """A check of one process.
 
     `run` returns what is wrong with its value and its fix in one line, or raises it as a UserError
-    or OSError. The docstring of `run` is printed if nothing is wrong: it says what should hold.
+    or OSError. The docstring of `run` is printed if nothing is wrong: it is what should hold.
     """
 
     code: str

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import torch
 
+from ...core.wording import counted
 from ...distributed.machine import available_cpus
 from .findings import Check, LaunchContext
 
 _MIN_SHARED_BYTES = 1 << 30
 _MIN_FILES = 1024
+_ENOUGH_FILES = 65536  # where there is no limit, as on macOS
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -39,7 +41,8 @@ def find_few_files(now: LaunchContext) -> str | None:
     if soft >= _MIN_FILES or soft == resource.RLIM_INFINITY:
         return None
     fact = f"a process may open only {soft} files, too few for data workers"
-    return f"{fact}: run `ulimit -n {hard}` before the launch"
+    enough = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else hard
+    return f"{fact}: run `ulimit -n {enough}` before the launch"
 
 
 def find_threads(now: LaunchContext) -> str | None:
@@ -49,7 +52,8 @@ def find_threads(now: LaunchContext) -> str | None:
     num_cpus = available_cpus()
     if num_threads * num_processes <= num_cpus:
         return None
-    fact = f"{num_processes} processes of {num_threads} threads share {num_cpus} cores"
+    threads = f"{counted(num_processes, 'process')} of {counted(num_threads, 'thread')}"
+    fact = f"{threads} on {counted(num_cpus, 'core')}"
     fix = f"set --runtime.num-threads {max(1, num_cpus // num_processes)}"
     if num_processes > num_cpus:
         fix += " and launch fewer processes"

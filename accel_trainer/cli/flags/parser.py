@@ -24,7 +24,7 @@ from .typed_words import refuse_misread_words
 C = TypeVar("C")
 
 FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
-_NONE: Mapping[str, str] = {}
+_NOTHING: Mapping[str, str] = {}
 
 
 def parse_config(
@@ -41,7 +41,7 @@ def parse_config(
         argv = ["--help"]
     if argv[:1] in (["--help"], ["--tyro-write-completion"]):
         order = "Flags override --config FILE (YAML), which overrides the defaults."
-        with warnings.catch_warnings():  # tyro's, of a default of another type: it is left open
+        with warnings.catch_warnings():  # tyro warns of settings left open: None is of no such type
             warnings.simplefilter("ignore")
             tyro.cli(config_class, args=argv, description=f"{description.strip()}\n\n{order}")
     by_flag = fields_by_flag(config_class)
@@ -79,9 +79,9 @@ def save_config(config: Any) -> str:
 
 
 def _with_length(given: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return the values, of which a length in steps takes the place of one in epochs below them.
+    """Return the values; if they have a length of the run, the lengths of other kinds are None.
 
-    And so for all kinds of lengths: what is given later counts, as for a single setting.
+    So `--steps` replaces a number of epochs in a file or a default, as if they were one setting.
     """
     kinds = ("trainer.num_epochs", "trainer.num_steps", "trainer.hours")
     lengths = [name for name in kinds if name in known]
@@ -147,7 +147,7 @@ def _parse_file(config_class: Any, text: str, *, source: str) -> dict[str, Any]:
 
 
 def _build(
-    config_class: type[C], values: Mapping[str, Any], *, typed: Mapping[str, str] = _NONE
+    config_class: type[C], values: Mapping[str, Any], *, typed: Mapping[str, str] = _NOTHING
 ) -> C:
     """Return the config; an error starts with the flag that was `typed` for its field."""
     try:

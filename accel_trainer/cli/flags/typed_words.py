@@ -1,4 +1,4 @@
-"""Words of a YAML file that YAML 1.1 reads as something else than what was typed."""
+"""Words of a YAML file that YAML 1.1 reads differently from what people mean by them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEXT = "tag:yaml.org,2002:str"
 
 
 def refuse_misread_words(text: str, *, source: str) -> None:
-    """Raise ConfigError for a word outside quotes that is read as another value, as 017 is as 15.
+    """Raise ConfigError for a word outside quotes that is read differently, such as 017 as 15.
 
     `text` is YAML; errors name it by `source`.
     """

@@ -47,19 +47,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--within", type=float, metavar="H", help="also print how many epochs fit into some hours"
     )
-    parser.add_argument(
-        "--num-processes",
-        type=int,
-        metavar="N",
-        default=1,
-        help="processes to plan for; default: 1",
-    )
-    parser.add_argument(
-        "--num-samples",
-        type=int,
-        metavar="N",
-        help="plan for this many training samples, without measuring",
-    )
+    parser.add_number("--num-processes", "processes to plan for; default: 1", default=1)
+    samples_help = "plan for this many training samples, without measuring"
+    parser.add_number("--num-samples", samples_help)
     parser.add_argument(
         "--seconds",
         type=float,
@@ -238,7 +228,7 @@ def describe(plan: RunPlan) -> list[str]:
         scaling = f" = {optimizer.learning_rate:g} x sqrt({ratio})"
     lines = [batch.describe()]
     if last != batch.global_batch_size:
-        lines.append(f"the last step of an epoch has {last} samples")
+        lines.append(f"the last step of an epoch has {counted(last, 'sample')}")
     epochs = "" if trainer.num_epochs is None else f"{counted(trainer.num_epochs, 'epoch')}, "
     lines.append(f"{epochs}{counted(plan.num_steps, 'step')}{stop}")
     lines.append(f"peak learning rate {plan.peak_learning_rate:g}{scaling}, {_warmup(plan)}")

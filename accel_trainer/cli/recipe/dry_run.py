@@ -103,7 +103,7 @@ def _train_apart(
 ) -> RunResult:
     """Return the result of a part in a new process.
 
-    A resume gets a new interpreter: its sets have another order, as after an interruption.
+    A resume gets a new interpreter: its sets have a different order, as after an interruption.
     """
     is_resume = Path(part.changes["run.output_dir"]).exists()
     context = multiprocessing.get_context("spawn") if is_resume else new_process_context()
@@ -159,7 +159,7 @@ def _run_part(
 def _compare(whole: Path, parts: Path, num_before: int) -> str:
     """Return what is equal. Raises CheckpointError that names the first difference."""
     saved, again = map(checkpoints_in, (whole, parts))
-    # A run in one go has none after few steps.
+    # A whole run that is too short has no checkpoint there.
     pairs = [
         (one, other)
         for one in saved

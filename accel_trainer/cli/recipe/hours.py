@@ -86,7 +86,7 @@ class Hours(Observer):
         self._decay: Decay = parts["decay"]
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Go on with the time that earlier attempts have left, or with what they have decided."""
+        """Continue with the time that earlier attempts have left, or with what they decided."""
         note = trainer.metadata.get(NOTE, {})
         self._before_s = note.get("spent_s", 0.0)
         self._decay.start = note.get("decay_at", ENDLESS)

@@ -1,4 +1,4 @@
-"""Compares what two runs leave, which should be the same, and names why it is not."""
+"""Compares the outputs of two runs that should be equal, and finds why they are not."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ...run.extra_callbacks import START_VARIABLE
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A start of `recipe` with `flags`, and what no flag can say."""
+    """A start of `recipe` with `flags`, and with what no flag can set."""
 
     recipe: str
     flags: Sequence[str] = ()

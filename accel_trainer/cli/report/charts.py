@@ -226,7 +226,7 @@ def _plot_run(
 ) -> None:
     """Draw the series of one run, in one colour per run, or per kind if there is one run.
 
-    A line that an `earlier` run has, too, is dashed, so that both are seen.
+    A line that an `earlier` run also has is dashed, so that both are seen.
     """
     colors = LIGHT.variables()
     for name in names:

@@ -17,7 +17,7 @@ from .figures import Chart
 
 
 class Classes(NamedTuple):
-    """What the last evaluation of a run says about its classes: of averaged weights, if it can."""
+    """The classes in the last evaluation of a run, which is of averaged weights if it has any."""
 
     confusion: Confusion
     names: Sequence[str]

@@ -97,7 +97,7 @@ def draw_samples(run: RunReader, data: ImageDataset | Photos) -> list[Picture]:
             len(data.train), num_processes=1
         )
         reader, normalization = _build_reader(run, data, seed, cpu)
-    except (TypeError, ConfigError):  # a config of another version
+    except (TypeError, ConfigError):  # a config of a different version
         return []
     loader = TrainLoader(reader, plan, seed=seed, device=cpu)
     batch = next(loader.step_batches(0, 0)).micro_batches[0]

@@ -17,6 +17,7 @@ from pathlib import Path
 from ...core import filesystem
 from ...core.errors import OutputError, UserError
 from ...core.run_dir import expand_home, writes_to
+from ...core.wording import counted
 from ...vision import ImageDataset, Photos
 from ..common.output import tell
 from ..common.own_files import refuse_other_file, write_own_file
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         filesystem.make_directory(charts)
         for picture, png in pictures.items():
             filesystem.write_file_atomic(picture, png)
-    tell(f"{path}\n{charts}{os.sep}  {len(files)} charts")
+    tell(f"{path}\n{charts}{os.sep}  {counted(len(files), 'chart')}")
     if options.open and not webbrowser.open(path.resolve().as_uri()):
         tell("no browser was found: open the page yourself")
     return 0

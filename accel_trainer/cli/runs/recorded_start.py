@@ -1,6 +1,6 @@
 """How a run is started again: which recipe runs, with which flags, processes and variables.
 
-All commands that train a run again ask here. A run may come from a stranger: what it recorded
+All commands that train a run again use this. A run may come from a stranger: what it recorded
 decides neither the folder in which its recipe starts nor the words that the recipe gets. Its recipe
 runs only if this user has started it before, or names it.
 """

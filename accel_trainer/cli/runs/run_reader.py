@@ -76,12 +76,12 @@ class RunReader:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """The values of the config by dotted name, with what `--hours` have decided."""
+        """The values of the config by dotted name, with what `--hours` has decided."""
         return {**dict(flatten_config(self.config)), **self.decided}
 
     @cached_property
     def decided(self) -> Mapping[str, int | None]:
-        """The settings that say instead of `--hours` what they have decided; empty before that."""
+        """The settings that `--hours` has decided, which replace it; empty before that."""
         if (self.config.get("trainer") or {}).get("hours") is None:
             return {}
         match self.manifest.get("metadata"):

@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         choices=("model", "ema"),
         help="which weights of a checkpoint; default: ema if it has them",
     )
-    parser.add_argument("--batch-size", type=int, metavar="N", help="default: the run's batch size")
+    parser.add_number("--batch-size", "default: the run's batch size")
     parser.add_data_options()
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object, with the confusion matrix"

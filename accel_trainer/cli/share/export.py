@@ -127,7 +127,8 @@ def export_trained(run: Path, folder: Path) -> str:
         data = filesystem.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
     _check_readable(data)
     weights = unpack_tensors(data)
-    frozen = set.intersection(*map(_frozen_in, list_checkpoints(run / "checkpoints")) or [set()])
+    in_each = [_frozen_in(each) for each in list_checkpoints(run / "checkpoints")]
+    frozen = set.intersection(*in_each) if in_each else set()
     if not frozen:
         raise CheckpointError(
             "EXPORT", f"the checkpoints of {run} share no frozen parameters: leave out --trained"

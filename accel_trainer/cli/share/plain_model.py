@@ -20,7 +20,7 @@ from ...vision.pretrained import ExportConfig
 _TRANSFORM_HEADER = '''\
 """From a photo to the input of the model beside this file. Needs torch, numpy and Pillow.
 
-Install simplejpeg, too, if the model was evaluated with it: then every pixel is the same.
+Also install simplejpeg if the model was evaluated with it: then every pixel is the same.
 """
 '''
 _ERRORS = '''class DataError(Exception):

@@ -33,7 +33,7 @@ from ...vision.pretrained import (
 )
 from ...vision.sources.listing import LITTER, LeftOut, describe_left_out, list_photos
 from ..common.output import tell
-from ..common.parser import CommandParser, at_least, refuse_below_one
+from ..common.parser import CommandParser, refuse_below_one
 from ..common.threads import in_order
 from .best_so_far import opened_export
 from .onnx_model import (
@@ -60,22 +60,9 @@ def main(argv: Sequence[str]) -> int:
         "model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub"
     )
     parser.add_argument("image", type=Path, nargs="+", help="an image, or a folder of images")
-    parser.add_argument(
-        "--top",
-        type=at_least(1),
-        default=1,
-        metavar="N",
-        help="classes to print per image; default: 1",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        default=64,
-        metavar="N",
-        help="images per forward pass; default: 64",
-    )
-    workers_help = "decoding threads; default: one per CPU"
-    parser.add_argument("--num-workers", type=int, metavar="N", help=workers_help)
+    parser.add_number("--top", "classes to print per image; default: 1", default=1, lowest=1)
+    parser.add_number("--batch-size", "images per forward pass; default: 64", default=64)
+    parser.add_number("--num-workers", "decoding threads; default: one per CPU")
     parser.add_argument("--jsonl", action="store_true", help="print a JSON object per image")
     options = parser.parse_args(argv)
     refuse_below_one("--batch-size", options.batch_size)

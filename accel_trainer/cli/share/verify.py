@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
         )
         measured = evaluate_apart(place, data, python=options.python)
         are_files_intact = _check_hashes(place)
-    are_equal = _compare(reported["metrics"], measured, options.tolerance)
+    are_equal = compare(reported["metrics"], measured, options.tolerance)
     return ExitCode.DONE if are_equal and are_files_intact else _FAILED
 
 
@@ -184,14 +184,12 @@ def _compare_example(differences: Mapping[str, float], tolerance: float) -> bool
     return all(difference <= tolerance for difference in differences.values())
 
 
-def _compare(
-    reported: Mapping[str, float], measured: Mapping[str, float], tolerance: float
-) -> bool:
+def compare(reported: Mapping[str, float], measured: Mapping[str, float], tolerance: float) -> bool:
     """Print and return whether the numbers agree. The tolerance of fractions is absolute."""
     verdicts = []
     for name in sorted(reported.keys() & measured.keys()):
         scale = 1.0 if is_fraction(name) else abs(measured[name])
-        is_close = abs(reported[name] - measured[name]) / scale <= tolerance
+        is_close = abs(reported[name] - measured[name]) <= tolerance * scale
         verdicts.append(is_close)
         was, now = (format_number(name, value) for value in (reported[name], measured[name]))
         verdict = "ok" if is_close else "DIFFERS"

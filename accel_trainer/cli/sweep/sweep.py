@@ -123,7 +123,7 @@ def _finished_run(trial: Trial) -> RunReader | None:
         run = read_run(trial.folder)
     except OutputError:
         return None
-    # What is left open is filled in by a run.
+    # A run fills in the settings that are left open.
     filled_in = open_settings(trial.config)
     if trial.config.batch.global_batch_size is None:
         filled_in.add("batch.global_batch_size")

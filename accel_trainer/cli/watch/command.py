@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         raise report_needs(error) from error
     page = LivePage(followed)
     with suppress(KeyboardInterrupt), serving(page, options.host, options.port) as server:
-        tell(f"{server.url}  (Ctrl-C ends it; the runs do not notice)", flush=True)
+        tell(f"{server.url}  (Ctrl-C stops this page, not the runs)", flush=True)
         if options.open and not webbrowser.open(server.url):
             tell("no browser was found: open the page yourself", flush=True)
         threading.Event().wait()
