@@ -16,6 +16,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Va
 from accel_trainer import BatchConfig
 from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.vision import EvalTransform, PhotoAugmentConfig, build_photo_loaders
+from accel_trainer.vision.sources.photo_splits import load_splits
 from accel_trainer.vision.sources.photos import Photos, PhotoSplit, load_photos
 
 from .loader_run import loader_run
@@ -166,6 +167,18 @@ def test_a_fraction_is_set_aside_by_name(tmp_path: Path) -> None:
     assert {data for _, data in contents(more.val)} & old == held_out
 
 
+def test_a_home_folder_sets_the_same_photos_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    root = write_classes(tmp_path / "photos", ["ant", "bee"], per_class=20)
+    named, given = (load(each, tmp_path, val_fraction=0.3) for each in (root, "~/photos"))
+    assert contents(named.val) == contents(given.val)
+    assert named.fingerprint == given.fingerprint
+    splits = load_splits("~/photos", cache_dir=tmp_path)
+    assert splits.stored_name("train", 0) == "ant/0.jpg"
+
+
 def test_rows_without_names_are_set_aside_by_their_place(tmp_path: Path) -> None:
     few, many = (load(table(count, names=False), tmp_path, val_fraction=0.5) for count in (20, 30))
     held_out = {data for _, data in contents(few.val)}
@@ -292,7 +305,8 @@ def test_labels_are_integers_strings_or_classes(
 @pytest.mark.parametrize(
     ("labels", "feature", "message"),
     [
-        ([0, -1], Value("int64"), "row 1 of the dataset has label -1 (1 such row)"),
+        ([0, -1], Value("int64"), "row 1 of the dataset has label -1 (1 such row): correct"),
+        (["cat", " "], Value("string"), "row 1 of the dataset has label '' (1 such row): correct"),
         (
             [0, -1],
             ClassLabel(names=["x", "y"]),

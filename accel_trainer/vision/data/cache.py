@@ -37,7 +37,7 @@ from .images import ImageDataset, ImageSplit, MappedFile, Normalization
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 2  # it changes whenever the same files decode to other pixels
+_FORMAT = 2  # it changes whenever the same files decode to different pixels
 _MANIFEST = "images.json"
 _MAX_MANIFEST_BYTES = 1 << 24
 # Keys of the manifest.
@@ -119,7 +119,7 @@ def _build_once(folder: Path, source: ImageSource, bad_images: BadImageConfig) -
 
 
 def _refuse_other_files(folder: Path) -> None:
-    """Raise OutputError if a cache to be rebuilt is no folder, or holds what no cache holds."""
+    """Raise OutputError if a cache to be rebuilt is no folder, or has files of something else."""
     other = folder
     if folder.is_dir() and not folder.is_symlink():
         names = {_MANIFEST, *(name + kind for name in ("train", "test") for kind in _KINDS)}

@@ -1,9 +1,10 @@
-"""Says in a line what a run trains on: the classes and the augmentation."""
+"""Describes in one line what a run trains on: the classes and the augmentation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...core.wording import counted
 from ..augment.batch import AugmentConfig
 from ..augment.photo import PhotoAugmentConfig
 
@@ -16,7 +17,8 @@ def describe(class_names: Sequence[str], augment: AugmentConfig | PhotoAugmentCo
     named = [name if name.isprintable() else ascii(name) for name in class_names[:_NUM_NAMED]]
     named += ["..."] * (len(class_names) > _NUM_NAMED)
     changes = ", ".join(_changes(augment)) or "none"
-    return f"{len(class_names)} classes ({', '.join(named)}), augmentation: {changes}"
+    classes = counted(len(class_names), "class")
+    return f"{classes} ({', '.join(named)}), augmentation: {changes}"
 
 
 def _changes(augment: AugmentConfig | PhotoAugmentConfig) -> list[str]:

@@ -38,7 +38,7 @@ class MappedFile(NamedTuple):
         if now.inode == self.inode and now != self:
             fact = (
                 f"{self.path} was changed while the run read it ({self.size_bytes} -> "
-                f"{now.size_bytes} bytes), so the last epoch may have seen other images"
+                f"{now.size_bytes} bytes), so the last epoch may have seen different images"
             )
             fix = (
                 "stop the program that writes there, delete the checkpoints of that epoch and run "

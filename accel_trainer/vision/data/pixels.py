@@ -1,6 +1,6 @@
 """Crops, flips and normalises batches of uint8 images.
 
-One function crops on CPUs and another one on accelerators, with the same result.
+Different functions crop on CPUs and on accelerators, with the same result.
 
 Shapes: N samples of the dataset, B batch (may be 0), C channels, H height, W width, P padding.
 """

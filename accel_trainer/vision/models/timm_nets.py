@@ -10,7 +10,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, reason_of
 
 PREFIX = "timm/"
 _SIZE_OF_RESNETS = 224
@@ -100,7 +100,7 @@ def _import_timm(what: str, otherwise: str) -> Any:
         import timm
     except (ImportError, RuntimeError) as error:
         # A torchvision for another version of torch raises RuntimeError.
-        fact = f"{what} needs timm, which cannot be imported ({str(error).splitlines()[0]})"
+        fact = f"{what} needs timm, which cannot be imported ({reason_of(error)})"
         raise ConfigError(
             "TIMM", f"{fact}: pip install timm, with the torchvision for this torch{otherwise}"
         ) from error
@@ -114,10 +114,10 @@ def _create(
         return timm.create_model(wanted, pretrained=pretrained, **options)
     except OSError as error:
         place = timm.get_pretrained_cfg(wanted).hf_hub_id
-        fact = f"the weights of {place} cannot be downloaded ({str(error).splitlines()[0]})"
+        fact = f"the weights of {place} cannot be downloaded ({reason_of(error)})"
         raise ConfigError("TIMM", f"{fact}: {_bring(place, fix)}") from error
     except (RuntimeError, TypeError) as error:
-        fact = f"timm cannot build {wanted} ({str(error).splitlines()[0]})"
+        fact = f"timm cannot build {wanted} ({reason_of(error)})"
         raise ConfigError("TIMM", f"{fact}: choose a different model") from error
 
 

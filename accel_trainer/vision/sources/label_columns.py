@@ -31,13 +31,13 @@ def is_label_name(column: str) -> bool:
 
 
 def find_image_column(features: Mapping[str, Any], wanted: str | None, name: str) -> str:
-    """Return the column with images: `wanted`, the one that is called so, or the only one.
+    """Return the column with images: `wanted`, the one with a usual name, or the only one.
 
     `name` describes the table in errors.
 
     Raises:
         ConfigError: there is no column `wanted`.
-        DataError: no column or several could be it, or the one that is called so has no images.
+        DataError: no column or several could be it, or the one with such a name has no images.
     """
     from datasets import Image
 
@@ -54,10 +54,11 @@ def find_image_column(features: Mapping[str, Any], wanted: str | None, name: str
 def find_label_column(
     features: Mapping[str, Any], wanted: str | None, name: str, *, multi_label: bool = False
 ) -> str:
-    """Return the column with labels: `wanted`, the one that is called so, or the only one.
+    """Return the column with labels: `wanted`, the one with a usual name, or the only one.
 
     Labels are a `ClassLabel`, integers, strings or booleans; with `multi_label`, lists of these.
-    Only by the column's name it may be of a different type. `name` describes the table in errors.
+    A column that is found by its name may have a different type. `name` describes the table in
+    errors.
 
     Raises:
         ConfigError: there is no column `wanted`.
@@ -120,10 +121,10 @@ def _find(
     typed: Sequence[str],
     usable: Sequence[str],
 ) -> str:
-    """Return `wanted`, or else the column that is called like one of `names`, or the only one.
+    """Return `wanted`, or else the column with one of `names`, or the only one that could be it.
 
-    The first of `names` counts alone. Of several others that could all be used, the only one in
-    `typed` counts alone.
+    The first of `names` comes before the others. Of several others that could all be used, one that
+    is the only one in `typed` comes first.
     """
     columns = ", ".join(features)
     if wanted is not None:

@@ -1,6 +1,6 @@
 """Reads the label columns of tables, and numbers the classes of all of them by name.
 
-Tables are read each with its own types: the same number may stand for different classes in two.
+Each table is read with its own types: a number may stand for different classes in two of them.
 
 Shapes: N samples, K classes.
 """
@@ -111,11 +111,12 @@ def _labels_in(feature: Any, values: Any, rows: NDArray[np.int64], part: Part) -
     wrong = np.flatnonzero((codes < 0) | (codes >= len(names)))
     if len(wrong):
         first = int(wrong[0])
-        label = str(values[first]) or "''"
+        label = str(values[first]).strip() or "''"
         such = counted(len(wrong), "such row")
         fact = f"row {rows[first]} of {part.name} has label {label} ({such})"
-        fix = f"the classes are 0 to {len(names) - 1}: correct the label, or remove the row"
-        raise DataError("DATA_LABEL", f"{fact}: {fix}")
+        if kind == "class names":
+            fact += f": the classes are 0 to {len(names) - 1}"
+        raise DataError("DATA_LABEL", f"{fact}: correct the label, or remove the row")
     return _Labels(kind, names, codes, rows, part)
 
 

@@ -1,4 +1,4 @@
-"""Recognises folders that are no classes, although they lie where class folders do."""
+"""Recognises folders that are not classes, although they lie where class folders do."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _MAX_LINES = 10
 class LeftOut(NamedTuple):
     """A file that is not read, or a folder with all that is in it, and the reason.
 
-    `is_loss` says that it looks like data, so that a run warns of it.
+    `is_loss`: it looks like data, so a run warns of it.
     """
 
     path: str

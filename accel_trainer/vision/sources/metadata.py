@@ -102,7 +102,7 @@ def _read_csv(path: Path) -> Any:
             strings_can_be_null=True,
         ),
     )
-    # The texts of these integers are the same again; of decimals, they are not: no labels.
+    # Such an integer is printed as it was written; a decimal may not be (1.50), so it is no label.
     for name in header:
         texts = table.column(name)
         for pattern, kind in ((_INTEGER, pa.int64()), (_DECIMAL, pa.float64())):

@@ -1,7 +1,7 @@
 """Reads parquet files, each with its own types.
 
-`datasets` reads all files with the types of the first, or of the dataset's card: the numbers of
-classes would then mean others, wherever the names are listed in a different order.
+`datasets` reads all files with the types of the first, or of the dataset's card: a number would
+then mean a different class wherever the names are listed in a different order.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import DataError, listed
+from ...core.wording import counted
 from .class_names import check_class_names, numbers_in
 from .layouts import (
     EXPECTED,
@@ -213,7 +214,7 @@ def _refuse_unread_classes(listing: Listing) -> None:
     for place in sorted(unread.keys() - read):
         first = unread[place][0]
         name = os.path.relpath(first.path, place)
-        count = f"{len(unread[place])} file{'s' * (len(unread[place]) > 1)}"
+        count = counted(len(unread[place]), "file")
         fact = f"no photo of class {os.path.basename(place)} can be read: of {count} in {place}"
         raise DataError(
             "DATA_CLASS_UNREAD",

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ...core.errors import DataError
+from ...core.run_dir import expand_home
 from .notes import facts_about, warnings_about
 from .photo_columns import ImageColumn, read_columns
 from .photo_files import open_dataset
@@ -64,7 +65,7 @@ def load_splits(
         read_columns,
         image_column=image_column,
         label_column=label_column,
-        root=Path(source).absolute(),
+        root=expand_home(Path(source)).absolute(),
     )
     try:
         columns = read(list(chosen.values()))
@@ -72,11 +73,11 @@ def load_splits(
         if needed.keys() == chosen.keys():
             raise
         columns = read(list(needed.values()))
-        left_out = ", ".join(chosen.keys() - needed.keys())
+        left_out = ", ".join(name for name in chosen if name not in needed)
         _logger.warning("left out: %s (%s)", left_out, error.message)
         chosen = needed
     splits = dict(zip(chosen, columns.splits, strict=True))
-    # Notes call the splits as those of a run do.
+    # Named as in the notes of a run.
     named = {"training" if name == "train" else name: split for name, split in splits.items()}
     used = {name: split for name, split in named.items() if len(split)}
     fingerprint, notes = fingerprint_photos(used, columns.names, columns.class_names)

@@ -18,6 +18,7 @@ from torch import nn
 
 from ...core.config import short_flag
 from ...core.errors import ConfigError, DataError, shortened
+from ...core.run_dir import expand_home
 from ...data.fingerprint import SAMPLED
 from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
@@ -124,7 +125,7 @@ def load_photos(
         splits,
         image_column=image_column,
         label_column=label_column,
-        root=Path(source).absolute() if is_path else None,
+        root=expand_home(Path(source)).absolute() if is_path else None,
         multi_label=multi_label,
     )
     parts = columns.splits

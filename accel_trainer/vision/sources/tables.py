@@ -165,7 +165,7 @@ def _names_in(path: Path, key: str) -> list[Any]:
     try:
         names = json.loads(_read_description(path))[key]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return []  # `datasets` will say what is wrong with the file
+        return []  # `datasets` will report what is wrong with the file
     return names if isinstance(names, list) else []
 
 

@@ -177,9 +177,9 @@ def _rows(rows: list[Any], stamps: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _list_members(splits: Mapping[str, Sequence[TarIndex]], root: Path) -> SplitFolders:
-    """Return the members as a listing of folders, each tar a folder of its name.
+    """Return the members as a listing of folders, in which each tar is a folder.
 
-    Folders `train` and `val` in the tars are the splits, if the names of the tars are of no split.
+    Folders `train` and `val` in the tars are the splits, if the tars are not named after splits.
     """
     listings = {}
     for name, tars in splits.items():
