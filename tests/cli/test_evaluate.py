@@ -161,6 +161,13 @@ def test_of_a_thousand_classes_the_worst_and_the_best_are_shown() -> None:
     assert rows[-1] == ["class 999", "1,000", "99.9%"]
 
 
+def test_a_number_of_threads_below_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["evaluate", "runs/x"], ["predict", "runs/x", "a.jpg"], ["data", "photos"]):
+        code, _, err = run_command(capsys, [*command, "--num-workers", "-1"])
+        assert code == 64
+        assert "--num-workers: it is -1" in err
+
+
 # --- predict and verify, with the transform that is stored with the model ---
 
 

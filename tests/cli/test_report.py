@@ -211,6 +211,15 @@ def test_a_folder_of_runs_is_reported_as_a_whole_and_opened_if_asked(page_of_bot
     assert (page_of_both.parent / "opened").read_text() == f"{page_of_both.as_uri()}\n"
 
 
+def test_a_page_without_a_suffix_would_be_in_the_place_of_its_charts(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run_command(capsys, ["report", runs, "--to", tmp_path / "page"])
+    assert code == 64
+    assert "page.html" in err
+    assert not (tmp_path / "page").exists()
+
+
 def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
     parsed = Page(page)
     headings = [re.sub(r"error [\d.]+%", "error", heading) for heading in parsed.headings]

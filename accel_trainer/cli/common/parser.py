@@ -75,8 +75,12 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument(
             "--label-column", metavar="NAME", help="the class column, if there are several"
         )
-        self.add_number("--num-workers", "decoding threads; default: one per CPU")
+        self.add_workers_option()
         self.add_cache_option()
+
+    def add_workers_option(self) -> None:
+        """Add the flag of commands that decode images."""
+        self.add_number("--num-workers", "decoding threads; default: one per CPU", lowest=0)
 
     def add_cache_option(self) -> None:
         """Add the flag of commands that read a dataset."""

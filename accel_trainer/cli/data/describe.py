@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median_low
 
 import numpy as np
@@ -67,12 +66,8 @@ def main(argv: Sequence[str]) -> int:
     )
     fraction_help = "set this fraction of the photos aside, as the run will"
     parser.add_argument("--val-fraction", type=float, default=0.0, metavar="F", help=fraction_help)
-    parser.add_argument(
-        "--html",
-        type=Path,
-        metavar="FILE",
-        help="write an offline page of photos as the model sees them",
-    )
+    html_help = "write an offline page of photos as the model sees them"
+    parser.add_path("--html", "FILE", html_help)
     size_help = "the size of the photos on that page; default: 224"
     parser.add_number("--image-size", size_help, default=224)
     parser.add_data_options()

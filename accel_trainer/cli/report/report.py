@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ...core import filesystem
-from ...core.errors import OutputError, UserError
+from ...core.errors import ConfigError, OutputError, UserError
 from ...core.run_dir import expand_home, writes_to
 from ...core.wording import counted
 from ...vision import ImageDataset, Photos
@@ -51,6 +51,9 @@ def main(argv: Sequence[str]) -> int:
     path = options.to
     data = None
     charts = path.with_suffix("")
+    if charts == path:
+        fact = f"--to {path} has no suffix, and its charts go to the folder of that name"
+        raise ConfigError("USAGE", f"{fact}: give a name such as {path}.html")
     refuse_other_file(path, "--to")
     runs, faults = _read_runs(options.run)
     if options.dataset is not None:

@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("image", type=Path, nargs="+", help="an image, or a folder of images")
     parser.add_number("--top", "classes to print per image; default: 1", default=1, lowest=1)
     parser.add_number("--batch-size", "images per forward pass; default: 64", default=64)
-    parser.add_number("--num-workers", "decoding threads; default: one per CPU")
+    parser.add_workers_option()
     parser.add_argument("--jsonl", action="store_true", help="print a JSON object per image")
     options = parser.parse_args(argv)
     refuse_below_one("--batch-size", options.batch_size)

@@ -39,11 +39,9 @@ _EXAMPLE = "example: accel-trainer compare recipes/images.py --dataset photos --
 _CODES = {"better": 0, "worse": 10, "undecided": 11}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Train the pairs and print which arm is better."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    recipe = words.pop(0) if words and not words[0].startswith("-") else None
-    options, flags = _parser().parse_known_args(_with_b_in_one_word(words))
+    options, recipe, flags = _parser().parse_recipe(_with_b_in_one_word(argv))
     if recipe is None:
         raise ConfigError("COMPARE", f"the recipe comes first; {_EXAMPLE}")
     if options.null and options.page is not None:
@@ -53,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.page is not None:
         refuse_other_file(options.page, "--page")
     question = Question.parse(
-        Path(recipe).resolve(), flags, options.b, num_processes=options.num_processes
+        recipe.resolve(), flags, options.b, num_processes=options.num_processes
     )
-    output_dir = (options.output_dir or Path("runs") / f"compare-{Path(recipe).stem}").resolve()
+    output_dir = (options.output_dir or Path("runs") / f"compare-{recipe.stem}").resolve()
     answer = _find_noise if options.null else _compare
     try:
         is_optional = not question.a.config.run.lock

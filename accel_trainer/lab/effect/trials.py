@@ -130,9 +130,10 @@ class Trials:
                 )
             except OutputError:
                 error = read_said(errors).rpartition("\n")[2] or "it failed"
+            found = _rates_in(folder)
             return Trial(
                 steps=_steps_in(folder),
-                rates=(found := _rates_in(folder)),
+                rates={place: found[place] for place in found if place[0] > self.replay.begin},
                 end=min(len(found), config["trainer"].get("max_steps") or len(found)),
                 error=error,
             )
@@ -143,7 +144,7 @@ class Trials:
         threads = (config.get("runtime") or {}).get("num_threads") or hardware["num_threads"]
         filesystem.write_file_atomic(path, yaml.safe_dump(config, sort_keys=False).encode())
         flags = flags_with(path, num_threads=threads)
-        if names and self.replay.checkpoint_at(self.after) is not None:
+        if names and self.begin:  # a resume, or a branch of a different run
             flags += ["--allow-change", *sorted(names)]
         return replace(self.replay, start=replace(self.replay.start, flags=flags))
 

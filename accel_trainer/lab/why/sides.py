@@ -24,8 +24,7 @@ class Side:
     @property
     def begin(self) -> int:
         """The step at which it begins."""
-        checkpoint = self.replay.checkpoint_at(self.after)
-        return 0 if checkpoint is None else checkpoint.step
+        return self.replay.begin_after(self.after)
 
     def train(self, folder: Path, *, until: int, callbacks: Callbacks) -> Trained:
         """Train up to step `until` in the new `folder`, watched by `callbacks`.

@@ -199,7 +199,7 @@ def _repeats_itself(
     replay = Replay.of(run, recipes[0] if recipes else None)
     _tell_approximate(story, run.name, run)
     end = last_step(run)
-    with_digests = steps_with_digests(by_place(read_rows(run.folder, after=0)))
+    with_digests = steps_with_digests(by_place(read_rows(run.folder, after=replay.begin)))
     limit = min(until or (with_digests[0] if with_digests else end), end)
     side = Side(f"{run.name} from the start", replay, after=0)
     _tell_cost(story, [side], limit)
@@ -231,7 +231,7 @@ def _unrepeatable(story: Story, one: Retrained, until: int, folder: Path) -> Fin
         story("two replays of it also differ; they are compared from here on")
         return _within(story, Pair("one run twice", one, other), folder)
     story("two replays of it agree with each other, but not with the record")
-    if side.begin == 0:
+    if side.begin == side.replay.begin:
         return _outside(story, side, other.folder)
     start = Side(f"{side.name} from the start", side.replay, after=0)
     _tell_cost(story, [start], until)

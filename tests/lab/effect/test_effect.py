@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from accel_trainer.checkpoint.format import list_checkpoints
 from tests.cli.conftest import run_command
 from tests.lab.replay.conftest import NAMED, Train
 
@@ -51,6 +52,25 @@ def test_what_changes_the_result_is_told_from_what_does_later_or_never(
     assert found["nothing"] == ["schedule.power"]
     assert found["no_part"] == ["trainer.max_time_s"]
     assert found["repeats_second"] is False  # its rows are those of the first run
+
+
+def test_settings_of_a_branch_are_tried_from_where_it_began(
+    pair: tuple[Path, Path],
+    train_poisoned: Train,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start = list_checkpoints(pair[0] / "checkpoints")[0]
+    first = train_poisoned("--epochs", "1", "--schedule.shape", "step", "--resume", start)
+    second = shutil.copytree(first, tmp_path / "second")
+    config = yaml.safe_load((second / "config.yaml").read_text())
+    config["optimizer"]["learning_rate"] = 0.06
+    (second / "config.yaml").write_text(yaml.safe_dump(config))
+    argv = ["diff", first, second, "--effect", "--until", 17, "--json"]
+    code, out, err = run_command(capsys, argv)
+    assert code == 0, err
+    (effect,) = json.loads(out)["effects"]
+    assert (effect["names"], effect["step"]) == (["optimizer.learning_rate"], 16)
 
 
 def test_runs_with_the_same_settings_need_no_training(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.cli.main import main
 from accel_trainer.lab.why.finding import Finding
 from accel_trainer.lab.why.why import why
@@ -53,6 +54,19 @@ def test_equal_runs_are_equal_without_training(
         shown = capsys.readouterr().out
         assert end in shown
         assert ("continue" in shown) == (until == 1)
+
+
+def test_a_branch_is_trained_again_from_where_it_began(
+    clean: Path, one_that_forks: Path, tmp_path: Path
+) -> None:
+    flags = f"--resume {list_checkpoints(clean / 'checkpoints')[-1]}"
+    branch = train(one_that_forks, tmp_path / "branch", "nothing", until=4, flags=flags)
+    flags += " --lr 0.05 --allow-change optimizer.learning_rate"
+    other = train(one_that_forks, tmp_path / "other", "nothing", until=4, flags=flags)
+    found = found_in(branch)
+    assert found.is_equal
+    assert "from step 2 to 4" in found.text
+    assert found_in(other, branch).cause == "optimizer.learning_rate"
 
 
 def test_an_operator_that_draws_unseeded_numbers_is_named(
