@@ -214,9 +214,10 @@ def test_a_folder_of_runs_is_reported_as_a_whole_and_opened_if_asked(page_of_bot
 def test_a_page_without_a_suffix_would_be_in_the_place_of_its_charts(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = run_command(capsys, ["report", runs, "--to", tmp_path / "page"])
-    assert code == 64
-    assert "page.html" in err
+    for path in (tmp_path / "page", ""):
+        code, _, err = run_command(capsys, ["report", runs, "--to", path])
+        assert code == 64
+        assert "has no suffix" in err
     assert not (tmp_path / "page").exists()
 
 

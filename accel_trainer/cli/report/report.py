@@ -50,10 +50,10 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     path = options.to
     data = None
-    charts = path.with_suffix("")
-    if charts == path:
+    if not path.suffix:
         fact = f"--to {path} has no suffix, and its charts go to the folder of that name"
-        raise ConfigError("USAGE", f"{fact}: give a name such as {path}.html")
+        raise ConfigError("USAGE", f"{fact}: give a name such as report.html")
+    charts = path.with_suffix("")
     refuse_other_file(path, "--to")
     runs, faults = _read_runs(options.run)
     if options.dataset is not None:

@@ -170,6 +170,11 @@ class RunReader:
         return seconds and (sum(self.phase_s.values()) or seconds)
 
     @property
+    def begin(self) -> int:
+        """The step at which the run itself began: not 0 if it branched off from a checkpoint."""
+        return int(self.attempts[0]["optimizer_step"]) if self.attempts else 0
+
+    @property
     def restarts(self) -> list[int]:
         """The steps from which the run was resumed, in order."""
         starts = [row["optimizer_step"] for row in self.attempts if row["event"] == "start"]

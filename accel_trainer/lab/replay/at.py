@@ -88,9 +88,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 def check_step(run: RunReader, step: int) -> None:
     """Raise ConfigError if the run has not trained `step`."""
-    last = last_step(run)
-    if not 1 <= step <= last:
-        fix = f"give a step from 1 to {last}" if last else "it has not trained yet"
+    first, last = run.begin + 1, last_step(run)
+    if not first <= step <= last:
+        fix = f"give a step from {first} to {last}" if first <= last else "it has not trained yet"
         raise ConfigError("STEP", f"{run.folder} has no step {step}: {fix}")
 
 

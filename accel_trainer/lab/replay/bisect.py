@@ -105,7 +105,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -> FirstStep | None:
     """Return the first step for which the condition holds, after telling how it was found."""
-    rows: Sequence[Row] = read_rows(replay.run.folder)
+    # The rows of a branch begin with those of the run that it left.
+    rows: Sequence[Row] = read_rows(replay.run.folder, after=replay.begin or -1)
     callbacks = [] if options.probe is None else [options.probe]
     proof = Proof()
     is_every_step = options.every_step or interval_of(replay) == 1

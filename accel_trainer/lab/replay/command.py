@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     does not change the weights, so exactly the same step is repeated.
 
     Raises:
-        ConfigError: the run ends before the step.
+        ConfigError: the run has no such step.
         OutputError: the recipe failed.
     """
     parser = CommandParser(__doc__, _EXAMPLE)
@@ -40,7 +40,11 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_recipe_option()
     options = parser.parse_args(argv)
-    replay = Replay.of(read_run(options.run), options.recipe)
+    run = read_run(options.run)
+    missing = f"{options.run} has no step {options.step}"
+    if options.step <= run.begin:
+        raise ConfigError("STEP", f"{missing}: it begins after step {run.begin}")
+    replay = Replay.of(run, options.recipe)
     say(f"repeating step {options.step} with {replay.recipe}")
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = prepare_directory(Path(temporary) / "run")
@@ -52,8 +56,7 @@ def main(argv: Sequence[str]) -> int:
         if record.exists():
             _show(read_json_object(record))
         elif last < options.step:
-            fact = f"{options.run} has no step {options.step}"
-            raise ConfigError("STEP", f"{fact}: it ends after step {last}")
+            raise ConfigError("STEP", f"{missing}: it ends after step {last}")
         else:
             tell(f"step {options.step} has a finite gradient")
     return ExitCode.DONE

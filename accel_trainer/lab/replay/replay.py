@@ -166,7 +166,7 @@ class Replay:
     @property
     def begin(self) -> int:
         """The step at which the run itself began."""
-        return int(self.run.attempts[0]["optimizer_step"]) if self.run.attempts else 0
+        return self.run.begin
 
     def begin_after(self, step: int) -> int:
         """Return the step of the checkpoint at or before `step`, or the one where the run began."""

@@ -104,11 +104,11 @@ def train_again(
 
 
 def _check_steps(replay: Replay, first: int | None, last: int | None) -> None:
-    end = last_step(replay.run)
-    begin, until = 1 if first is None else first, end if last is None else last
-    if not 1 <= begin <= until <= end:
+    low, end = replay.begin + 1, last_step(replay.run)
+    begin, until = low if first is None else first, end if last is None else last
+    if not low <= begin <= until <= end:
         asked = f"steps {begin} to {until}"
-        fix = f"give steps from 1 to {end}" if end else "it has not trained yet"
+        fix = f"give steps from {low} to {end}" if low <= end else "it has not trained yet"
         raise ConfigError("STEP", f"{replay.run.folder} has no {asked}: {fix}")
 
 

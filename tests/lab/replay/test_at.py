@@ -32,6 +32,25 @@ def test_a_replay_of_a_step_after_the_end_is_one_line(
     assert "no step 61: it ends after step 60" in err
 
 
+def test_a_branch_has_no_steps_before_it_began(
+    poisoned: Path, train_poisoned: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = list_checkpoints(poisoned / "checkpoints")[0]
+    branch = train_poisoned("--resume", start, "--max-steps", "20")
+    for argv in (
+        ["at", branch, "--step", "15", "--to", tmp_path / "at"],
+        ["replay", branch, "--step", "15"],
+        ["probe", branch, ROOT / "tests" / "lab" / "replay" / "logs_gradients.py", "--from", "15"],
+    ):
+        code, _, err = run_command(capsys, argv)
+        assert code == 64
+        assert "15" in err
+    assert not (tmp_path / "at").exists()
+    code, out, err = run_command(capsys, ["bisect", branch, "--where", "train/loss > 0", "--json"])
+    assert code == 0, err
+    assert json.loads(out)["step"] == 16
+
+
 def test_at_rebuilds_the_bits_of_a_run_that_stopped_there(
     poisoned: Path, train_poisoned: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
