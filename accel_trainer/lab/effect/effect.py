@@ -131,9 +131,10 @@ def find_effects(
 
 
 def _default_until(run: RunReader) -> int:
-    evaluated = [int(row["optimizer_step"]) for row in run.evaluations()][:1]
-    wanted = max([run.steps_per_epoch or 0, *evaluated]) + _STEPS_BEYOND
-    return min(wanted, _MAX_STEPS, last_step(run))
+    evaluated = [int(row["optimizer_step"]) for row in run.evaluations()]
+    first = [step for step in evaluated if step > run.begin][:1]
+    wanted = max([run.begin + (run.steps_per_epoch or 0), *first]) + _STEPS_BEYOND
+    return min(wanted, run.begin + _MAX_STEPS, last_step(run))
 
 
 def _announce(trials: Trials, tried: Sequence[str], say: Say) -> None:
