@@ -216,7 +216,7 @@ def _records(
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of a shard, in order.
 
-    A photo that cannot be decoded is added to `left_out`. Raises DataError if the settings say so.
+    A photo that cannot be decoded is added to `left_out`, or raises DataError, as the settings ask.
     """
     photos = source.splits[shard.split]
 

@@ -122,7 +122,7 @@ class Timer(Observer):
         start_time = evaluations[0].start_time if evaluations else self._last_time
         measured_s = self._evaluated_time - start_time
         # A run whose last step ends an epoch reads its last checkpoint, to see that it is valid, in
-        # the writer's thread. A thread does not use memory that another one has freed.
+        # the writer's thread. A thread does not reuse memory that a different one has freed.
         with ThreadPoolExecutor(1) as writer:
             writer.submit(load_checkpoint, result.folder / "checkpoints").result()
         peak_bytes = peak_memory_bytes(trainer.accelerator)

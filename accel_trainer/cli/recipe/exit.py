@@ -45,7 +45,7 @@ def exit_with(run: Callable[[], RunResult], is_debug: bool) -> NoReturn:
         code = stop.exit_code
         has_failed = stop.result is None
     except Exception as error:
-        # If stderr is closed, the exit code still says what happened.
+        # If stderr is closed, the exit code still tells what happened.
         with suppress(OSError, ValueError):
             _report(error, is_debug=is_debug)
         code = exit_code_of(error)
@@ -85,8 +85,8 @@ def _report(error: BaseException, *, is_debug: bool) -> None:
 
     That another process did not come to an exchange is no bug of this one, and has only its line.
     The main process prints the line, or process 1 if the main process failed first. If another
-    process failed first or its machine does not answer, the first process of each machine prints
-    it, too. A process that fails before the process group exists prints its own error, after a
+    process failed first or its machine does not answer, the first process of each machine also
+    prints it. A process that fails before the process group exists prints its own error, after a
     delay in which the launcher ends it if the main process has failed as well. After it exists, the
     others wait so that the launcher does not end the main process before it has printed the line.
     """

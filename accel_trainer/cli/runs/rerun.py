@@ -131,7 +131,7 @@ def _compare_weights(run: RunReader, final: tuple[int, dict[str, str]], again: R
 
 
 def _first_difference(run: RunReader, again: RunReader) -> str:
-    """Return text that says where the logged losses first differ; empty if they do not."""
+    """Return where the logged losses first differ, as text; empty if they do not."""
     found = Difference.of(*at_both(*(_losses(each.folder) for each in (run, again))))
     if found is None:
         return ""

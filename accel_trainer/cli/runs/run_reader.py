@@ -20,7 +20,7 @@ from ...core.yaml_files import read_yaml
 from .metric_groups import TEST_GROUP, preferred_groups
 from .status import read_status
 
-# A run has at least one of these beside its `config.yaml`, which a new project has, too.
+# A run has at least one of these beside its `config.yaml`, which a new project also has.
 _RECORDS = ("environment.json", "status.json", "metrics.jsonl", "checkpoints")
 _MAX_RECORD_BYTES = 1 << 26
 _MAX_ROWS = 20_000
@@ -127,7 +127,7 @@ class RunReader:
 
     @property
     def origin(self) -> list[str]:
-        """Lines that say where the initial weights came from, and what else decided the training.
+        """Lines on where the initial weights came from, and on what else decided the training.
 
         That is what is frozen, and the hash of what the task holds besides its settings.
         """

@@ -25,7 +25,7 @@ def opened_export(path: Path | str, *, weights: Weights | None = None) -> Iterat
 
     `path` is a run, one of its checkpoints, an export, or ORG/NAME on the hub. A checkpoint and a
     run that has not ended have no export: for them a temporary one is made, for a run from its best
-    checkpoint so far, else from its newest. `weights` in its `config.json` says which. The argument
+    checkpoint so far, else from its newest, as `weights` in its `config.json` records. The argument
     `weights` chooses the weights of a checkpoint.
 
     Raises:

@@ -155,7 +155,7 @@ def _frozen_in(checkpoint: Path) -> set[str]:
 
 def _refuse_other_files(folder: Path, names: Iterable[str]) -> None:
     """Raise OutputError if a file in `folder` would be overwritten that is not of an export."""
-    with suppress(OSError, ValueError):  # there is no config.json, or another one
+    with suppress(OSError, ValueError):  # there is no config.json, or a different one
         if "sha256" in read_json_object(folder / "config.json"):
             return
     if found := next((name for name in names if os.path.lexists(folder / name)), None):
@@ -251,6 +251,6 @@ def evaluation_of(run: RunReader) -> dict[str, Any]:
         "tta": run.settings.get("task.tta", "none"),
         "seed": run.settings.get("seed", 0),
         "ignore_index": run.settings.get("task.ignore_index"),
-        "photos": run.config.get("photos"),  # says which photos are for validation
+        "photos": run.config.get("photos"),  # they decide which photos are for validation
     }
     return {name: value for name, value in settings.items() if value is not None}

@@ -139,7 +139,7 @@ def _folder(kept: Path | None) -> Iterator[Path]:
 
 
 def _campaign(recipe: Recipe, plan: Plan | None, options: Namespace) -> int:
-    """Run all, and say what came of it; return the exit code."""
+    """Run the whole campaign, print its results, and return the exit code."""
 
     def say(text: str) -> None:
         if not options.json:

@@ -93,7 +93,7 @@ class Branches:
         self._train_if_missing([*self.question.a.flags, *flags], self.other_ending(seed), received)
 
     def _origin(self, seed: int, allowed: Sequence[str]) -> list[str]:
-        """Return the flags that say where an arm begins, and what it may change there."""
+        """Return the flags that set where an arm begins, and what it may change there."""
         if not self.step:
             return []
         checkpoint = self._checkpoint(seed)

@@ -1,4 +1,4 @@
-"""Trains pairs of runs that share what the seed decides, and says which arm is better."""
+"""Trains pairs of runs that share what the seed decides, and finds which arm is better."""
 
 from __future__ import annotations
 

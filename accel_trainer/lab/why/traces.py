@@ -48,7 +48,7 @@ class TraceDifference:
     def where(self) -> str:
         """Return where in the step it is, such as `backward of layer3.0.conv2`.
 
-        The name of the row, which is printed after it, says which state or gradient.
+        The name of the row, which is printed after it, tells which state or gradient.
         """
         row = self.rows[0]
         if row["kind"] == "state":
