@@ -211,6 +211,7 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     "checkpoint/test_sharded.py": (
         "test_an_interrupted_run_ends_with_the_same_bytes",
         "test_files_of_another_number_of_processes_are_ignored_or_refused",
+        "test_all_processes_pass_over_a_checkpoint_with_a_damaged_slice",
     ),
     "cli/common/test_own_files.py": ("test_a_report_replaces_no_picture_beside_it",),
     "cli/recipe/test_main.py": (
@@ -262,6 +263,7 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_program_that_resumes_right_survives_two_kills_in_one_run",
         "test_a_resume_that_fails_is_shown_with_what_it_said",
         "test_a_program_that_does_not_repeat_itself_is_not_killed",
+        "test_a_checkpoint_that_a_kill_cut_off_is_not_resumed",
     ),
     "lab/compare/test_paired.py": (
         "test_where_nothing_differs_one_in_twenty_comparisons_decides[1:]",
@@ -322,10 +324,13 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_replay_repeats_the_step_and_does_not_change_the_run",
     ),
     "training/test_orders.py": (
-        "test_a_resume_in_another_order_has_the_same_bits[1:]",
+        "test_a_resume_in_another_order_has_the_same_bits",
         "test_a_run_is_killed_and_resumed_with_other_hash_seeds",
     ),
-    "training/test_own_states.py": ("test_a_state_that_differs_by_process_ends_the_run",),
+    "training/test_own_states.py": (
+        "test_a_state_of_ones_own_resumes_on_two_processes",
+        "test_a_state_that_differs_by_process_ends_the_run",
+    ),
     "training/test_own_steps.py": (
         "test_a_schedule_for_a_group_resumes_to_the_same_bytes",
         "test_a_step_of_ones_own_resumes_to_the_same_bytes[1:]",
