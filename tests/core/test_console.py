@@ -24,7 +24,7 @@ def recipe(config):
     print("printed by the recipe itself, and not flushed")
     return train(make_config(Path(sys.argv[1])))
 
-main(recipe, RecipeConfig, description="", argv=[])
+main(recipe, RecipeConfig, description="", argv=["--quiet"])
 """
 
 PRINTS_LAST = """
@@ -35,7 +35,7 @@ def recipe(config):
     print("not flushed")
     return RunResult("done", "", TrainState(), {}, None, Path())
 
-main(recipe, RecipeConfig, description="", argv=[])
+main(recipe, RecipeConfig, description="", argv=["--quiet"])
 """
 
 
