@@ -19,8 +19,8 @@ KINDS = {
     "term": "SIGTERM after step {step}",
     "damage": "SIGKILL after step {step}, and a flipped byte in the newest checkpoint",
     "full": "a full disk from step {step} on, until the run has ended",
-    "workers": "SIGTERM after step {step}, then {value:g} data workers",
-    "processes": "SIGTERM after step {step}, then {value:g} processes",
+    "workers": "SIGTERM after step {step}, then with --batch.num-workers {value:g}",
+    "processes": "SIGTERM after step {step}, then with --num-processes {value:g}",
 }
 _WORD = re.compile(r"(?P<kind>[a-z]+)@(?P<step>\d+)(:(?P<value>\d+(\.\d+)?))?")
 _MAX_DELAY_S = 0.05
