@@ -40,15 +40,17 @@ class Start:
 @contextmanager
 def added_callbacks(file: str, arguments: Mapping[str, Any]) -> Iterator[None]:
     """Add a file of callbacks to the runs that start inside, whoever has started this process."""
-    before = os.environ.copy()
+    before = os.environ.get(START_VARIABLE)
     start = this_start() or Start(recipe=sys.argv[0])
     start = replace(start, callbacks={**start.callbacks, file: arguments})
     os.environ[START_VARIABLE] = json.dumps(asdict(start))
     try:
         yield
     finally:
-        del os.environ[START_VARIABLE]
-        os.environ.update(before)
+        if before is None:
+            del os.environ[START_VARIABLE]
+        else:
+            os.environ[START_VARIABLE] = before
 
 
 def this_start() -> Start | None:

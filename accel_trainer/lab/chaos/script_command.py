@@ -26,7 +26,7 @@ _TENSORS = [
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The result of a run, with a line for each file that differs from that of the first run."""
+    """The result of a run, with one line for each file that differs from the first run's."""
 
     trial: Trial
     lines: Sequence[str]

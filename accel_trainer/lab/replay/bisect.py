@@ -105,7 +105,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -> FirstStep | None:
     """Return the first step for which the condition holds, after telling how it was found."""
-    # The rows of a branch begin with those of the run that it left.
+    # A branch's rows start with those of the run it branched off from.
     rows: Sequence[Row] = read_rows(replay.run.folder, after=replay.begin or -1)
     callbacks = [] if options.probe is None else [options.probe]
     proof = Proof()

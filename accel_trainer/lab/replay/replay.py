@@ -115,8 +115,8 @@ class Replay:
         """Train in the new `folder` up to step `until`.
 
         It begins at the newest checkpoint at or before step `after`, or at the start of the run.
-        `callbacks` become those of the `Start`. `errors` receives stderr. Threads that train at
-        the same time pass the list of signals that they share as `received`.
+        The `Start` gets the `callbacks`, and stderr goes to `errors`. Threads that train at the
+        same time share a list of signals, and each passes it as `received`.
 
         Raises:
             RecipeError: the recipe failed; it has said why.

@@ -25,7 +25,7 @@ def samples_of(
     """Train up to step `until` in the new `folder`, and return the samples of `step`.
 
     The highest losses come first, and NaN before them. A sample is what `step_samples.py` writes
-    of it. The rows on the way are compared with those of the run.
+    of it. The rows logged on the way are compared with the run's own.
 
     Raises:
         OutputError: the recipe failed.

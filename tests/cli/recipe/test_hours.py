@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -23,11 +24,13 @@ from accel_trainer import (
 )
 from accel_trainer.checkpoint.format import list_checkpoints, read_manifest
 from accel_trainer.cli.recipe.hours import Hours, ending_in_time
+from accel_trainer.cli.recipe.start import this_start
 from accel_trainer.commands import Start, command_of, environment_of, read_run
 from accel_trainer.core.batch_plan import ENDLESS
 from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.learning_rate import Decay
 from accel_trainer.core.types import StepReport
+from accel_trainer.run.extra_callbacks import START_VARIABLE
 from tests.cli.conftest import run_command
 from tests.lab.replay import poisoned
 
@@ -118,7 +121,7 @@ def test_what_was_decided_is_followed_whatever_the_clock_says() -> None:
     assert second.num_saves == 0
 
 
-# --- what is refused ---
+# --- settings that are refused ---
 
 
 @pytest.mark.parametrize(
@@ -138,6 +141,22 @@ def test_what_would_set_the_end_as_well_is_refused(
     refused = pytest.raises(ConfigError, match="--hours 1 .*--schedule.shape trunk")
     with refused, ending_in_time(config):
         pass
+
+
+def test_no_later_run_of_the_program_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RecipeConfig(schedule=ScheduleConfig(shape="trunk"), trainer=TrainerConfig(hours=1.0))
+    for until in (None, 5):
+        if until is not None:
+            monkeypatch.setenv(START_VARIABLE, json.dumps({"recipe": "mine.py", "until": until}))
+        before = os.environ.get(START_VARIABLE)
+        with ending_in_time(config):
+            start = this_start()
+            assert start is not None
+            assert len(start.callbacks) == 1
+            assert start.until == until
+            monkeypatch.setenv("SET_BY_THE_RECIPE", str(until))
+        assert os.environ.get(START_VARIABLE) == before
+        assert os.environ["SET_BY_THE_RECIPE"] == str(until)
 
 
 @pytest.mark.parametrize("length", ["num_epochs", "num_steps"])
