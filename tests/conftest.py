@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -11,6 +12,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+# Before torch is imported: a thread that waits leaves its core to the others.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
@@ -101,6 +105,12 @@ def pytest_collection_modifyitems(
     yield  # to -m and -k
     if part := config.getoption("--part"):
         selection.keep(config, items, lambda item: selection.is_in_part(item.nodeid, part))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector skip all modules and tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ PRELOADED = [
     "sklearn.datasets",
     "typeguard",
     "pytest",
+    "tests.frozen",  # the last
 ]
 context.set_forkserver_preload(PRELOADED)
 
