@@ -80,7 +80,7 @@ def count_changes(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("when", "every", "has_links"),
     [
-        ("half", 5, True),
+        ("half", 9, True),
         *slow([("before", 1, True), ("half", 1, True), ("after", 1, True), ("half", 1, False)]),
     ],
 )
