@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from accel_trainer import ConfigError, OutputError
+from accel_trainer import OutputError
 from accel_trainer.commands import (
     Difference,
     RunReader,
@@ -19,6 +19,7 @@ from accel_trainer.commands import (
     read_rows,
 )
 
+from ..replay.at import check_step
 from ..replay.replay import Replay, environment_changes
 from ..why.records import differences
 from .search import find_changes
@@ -83,7 +84,8 @@ def find_effects(
     most `num_jobs` trainings run at once. `say` is called with a line before each part.
 
     Raises:
-        ConfigError, OutputError: the first run cannot be trained again, or does not repeat itself.
+        ConfigError: the first run has no step `until`.
+        ConfigError, OutputError: it cannot be trained again, or does not repeat itself.
     """
     settings = [name for name, _, _ in compare_runs(first, second)["config"]]
     found = differences(first, second)
@@ -98,6 +100,7 @@ def find_effects(
     all_trials = []
     repeats_second = None
     if tried:
+        check_step(first, limit)
         replay = Replay.of(first, recipe)
         trials = Trials(replay, second.settings, after=0, until=limit, num_jobs=num_jobs)
         _announce(trials, tried, say)
@@ -138,11 +141,7 @@ def _default_until(run: RunReader) -> int:
 
 
 def _announce(trials: Trials, tried: Sequence[str], say: Say) -> None:
-    """Say what is trained. Raises ConfigError if that is no step."""
     run = trials.replay.run
-    if trials.until <= trials.begin:
-        fact = f"{run.folder} starts at step {trials.begin}, but --until is {trials.until}"
-        raise ConfigError("STEP", f"{fact}: give a later step")
     if changes := environment_changes(run):
         say(f"note: differs from the run, so only approximate: {', '.join(changes)}")
     num_most = 3 + 2 * len(tried)

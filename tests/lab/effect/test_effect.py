@@ -54,6 +54,13 @@ def test_what_changes_the_result_is_told_from_what_does_later_or_never(
     assert found["repeats_second"] is False  # its rows are those of the first run
 
 
+def test_a_step_that_was_never_trained_is_one_line(
+    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run_command(capsys, ["diff", *pair, "--effect", "--until", 1000])
+    assert (code, "error[STEP]" in err, "has no step 1000" in err) == (64, True, True)
+
+
 def test_settings_of_a_branch_are_tried_from_where_it_began(
     train_poisoned: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
