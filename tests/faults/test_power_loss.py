@@ -19,8 +19,8 @@ def no_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_no_power_loss_takes_an_acknowledged_checkpoint(effort: int) -> None:
-    states = list(simulate(num_states=60 * effort))
-    assert len(states) >= 60 * effort
+    states = list(simulate(num_states=200 * effort))
+    assert len(states) >= 200 * effort
     assert not any(states)
 
 
