@@ -35,6 +35,7 @@ NAMES = (
     "imbalance",
     "defaults",
     "padded_lm",
+    "comparisons",
     "gpu",
 )
 ON_IMAGES = ("cpu_cifar", "fine_tuning", "imbalance", "defaults")
@@ -71,6 +72,7 @@ SHORTEST = {
         "--layouts",
         "1 x 8",
     ],
+    "comparisons": ["--pairs", "2"],
     "scaling": ["--repeats", "1", "--steps", "2"],
     "traffic": [],
     "gpu": ["--tiny"],
