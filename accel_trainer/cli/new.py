@@ -46,15 +46,15 @@ accel-trainer data photos --val-fraction 0.1      # sizes, duplicates and broken
 _PREDICT = """accel-trainer evaluate runs/...                       # loss and accuracy
 accel-trainer predict runs/... photos/cat             # the class of each photo in a folder
 """
-_DIGITS = """The digits of scikit-learn are there to try it. Then replace `--dataset digits`:
-`cifar10` and `cifar100` are downloaded, and a folder of small images, all of one size, is read.
+_DIGITS = """Try it on scikit-learn's digits first. Then replace `--dataset digits` with
+`cifar10` or `cifar100`, which are downloaded, or with a folder of small images of one size.
 """
-_OWN = """`train.py` trains on the digits of scikit-learn. Your data, model and loss go
+_OWN = """`train.py` trains on a dataset of scikit-learn. Your data, model and loss go
 into its three marked lines.
 """
 _TEMPLATES = {
     "images": _Template(
-        "--dataset photos --val-fraction 0.1 --image-size 128 --batch-size 16",
+        "--dataset photos --val-fraction 0.1",
         _PHOTOS,
         "--dataset photos --val-fraction 0.5 --image-size 64 --batch-size 2",
         _MAKE_PHOTOS,
@@ -73,26 +73,26 @@ _README = """# {name}
 ## 2. Train
 
 ```bash
-accel-trainer plan train.py {flags}      # how long it will take here, in how much memory
+accel-trainer plan train.py {flags}      # estimate its time and memory
 python train.py {flags}
 ```
 
-Each run has a folder in `runs/`. Press Ctrl-C to stop: the same command continues. `python train.py --help` shows the
-everyday flags, and `--dry-run` first takes a few steps, saves and continues.
+Each run has a folder in `runs/`. Press Ctrl-C to stop it; the same command resumes it.
+`python train.py --help` lists the everyday flags, and `--dry-run` tries a few steps, a save and a resume.
 
-## 3. Look
+## 3. Look at the results
 
 ```bash
 accel-trainer runs                                    # all runs as a table
-accel-trainer watch runs --open                       # a page that follows them while they train
-accel-trainer report runs --open                      # the same page as a file
+accel-trainer watch runs --open                       # follow them in the browser while they train
+accel-trainer report runs --open                      # the same page, as a file to keep or send
 {look}accel-trainer export runs/... --to model              # the weights for plain torch, with a model card
 ```
 
-## 4. Change
+## 4. Make it yours
 
-`train.py` is yours: the model, the data and the task. `config.yaml` keeps flags, and `pytest` checks in seconds that
-training still takes a step, evaluates, saves and continues. On several GPUs:
+`train.py` is yours: the model, the data and the task. `config.yaml` holds your settings, and `pytest` checks in
+seconds that training still takes a step, evaluates, saves and resumes. On several GPUs:
 
 ```bash
 accel-trainer launch --config_file accelerate_configs/multi_gpu.yaml train.py --config config.yaml {flags}

@@ -33,7 +33,7 @@ from accel_trainer.cli.share.export import reported_metrics
 from accel_trainer.cli.share.plain_model import write_source
 from accel_trainer.cli.share.predict import read_image
 from accel_trainer.cli.share.verify import compare, evaluate_apart
-from accel_trainer.core.errors import CheckpointError
+from accel_trainer.core.errors import CheckpointError, ConfigError
 from accel_trainer.vision import (
     MODEL_NAMES,
     ImageReader,
@@ -456,6 +456,12 @@ def test_a_python_without_this_package_gets_the_reported_numbers(
     code, out, err = run_command(capsys, ["verify", *arguments])
     assert code == 0, err
     assert out.count("  ok") == 4
+
+
+def test_a_python_that_does_not_exist_is_named(model: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "python9"
+    with pytest.raises(ConfigError, match=f"--python {missing} cannot be started"):
+        evaluate_apart(model, python=str(missing))
 
 
 def test_the_process_that_verifies_cannot_import_this_package(model: Path, tmp_path: Path) -> None:

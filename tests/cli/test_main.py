@@ -117,6 +117,10 @@ def test_the_help_of_the_doctor_is_its_own_and_keeps_its_paragraphs(
         (["probe", "r", "nope.py"], "nope.py is not a file: give the path of a Python file"),
         (["status", "nope"], "nope is not a run (there is no status.json): check the path"),
         (["runs", "--sotr", "best"], "unrecognized arguments: --sotr: did you mean --sort?"),
+        (
+            ["chaos", "--script", "python a.py {out}", "--resume", "--init=resume"],
+            "if its value starts with dashes, write --resume=VALUE",
+        ),
         (["runs", "--sort", "bset"], "see accel-trainer runs --help"),
         (
             ["replay", "runs/first"],

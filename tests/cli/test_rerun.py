@@ -82,6 +82,7 @@ def test_a_run_on_digits_comes_out_the_same_again(
         f"training first again in {tmp_path / 'first-rerun'}, with "
         f"{ROOT / 'recipes' / 'cifar.py'}\n" in out
     )
+    assert "next: " not in out
     assert "\nequal: the same weights after step 5, SHA-256 of model.safetensors " in out
     assert ", ema.safetensors " in out
     before, after = (

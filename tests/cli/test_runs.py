@@ -227,6 +227,9 @@ def test_what_is_not_a_run_is_named(
     code, _, err = run_command(capsys, ["diff", runs / "fast", tmp_path])
     assert code == 73
     assert "is not a run (there is no config.yaml): check the path" in err
+    code, _, err = run_command(capsys, ["diff", runs / "fast", runs])
+    assert code == 73
+    assert f"is not a run (there is no config.yaml): give one of its runs, such as {runs}/" in err
 
 
 @pytest.mark.parametrize(

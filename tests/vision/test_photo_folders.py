@@ -408,8 +408,8 @@ FOLDERS = {
         both(splits("train"), splits("val", classes=("ant", "wasp"))),
         "is of class wasp, which no training photo has",
     ),
-    "a photo": Folder(files("1.jpg"), "is not a folder, parquet or a tar", path="1.jpg"),
-    "a zip": Folder(zipped, "extract it", path="photos.zip"),
+    "a photo": Folder(files("1.jpg"), "is not a folder, a parquet file or a tar", path="1.jpg"),
+    "a zip": Folder(zipped, "extract an archive", path="photos.zip"),
     "a folder with a zip": Folder(zipped, "only .zip files"),
     "a zip beside the photos": Folder(
         both(splits("", per_class=9), lambda root: zipped(root, "more.zip")),

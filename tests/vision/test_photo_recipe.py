@@ -146,7 +146,7 @@ def test_it_trains_on_an_accelerator_as_on_the_cpu(photos: Path, tmp_path: Path)
         (
             ["--dataset", "nowhere"],
             ExitCode.DATA,
-            "no folder nowhere: give an existing one, or OWNER/NAME on the hub",
+            "no folder nowhere: give the folder of your photos",
         ),
         (
             ["--val-fraction", "0"],

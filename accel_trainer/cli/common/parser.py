@@ -106,6 +106,10 @@ class CommandParser(argparse.ArgumentParser):
         fix = (
             f"did you mean {near[0]}?" if near else f"see {' '.join(self.prog.split()[:2])} --help"
         )
+        if lacks_value := re.match(
+            r"argument (--[\w-]+): expected (one|at least one) argument", message
+        ):
+            fix = f"if its value starts with dashes, write {lacks_value[1]}=VALUE"
         raise ConfigError("USAGE", f"{message}: {fix}")
 
 

@@ -100,7 +100,8 @@ def split_at_flags(argv: Sequence[str]) -> list[list[str]]:
         elif groups:
             groups[-1].append(word)
         else:
-            raise ConfigError("CONFIG", f"unexpected {word!r}: values follow a flag, see --help")
+            fix = "put a flag in front of each value, such as --seed 1; see --help"
+            raise ConfigError("CONFIG", f"unexpected {word!r}: {fix}")
     return groups
 
 

@@ -20,7 +20,7 @@ from ..flags.short_help import short_help
 from .exit import exit_with
 from .hours import ending_in_time
 from .notes import note_other_items, say_next, warn_if_loss_grew
-from .start import this_start
+from .start import SHOWN_BY_COMMAND, this_start
 from .started import train_as
 
 C = TypeVar("C", bound=RecipeConfig)
@@ -99,6 +99,6 @@ def _train_with_notes(train: Callable[[C], RunResult], config: C) -> RunResult:
         note_other_items(config.run.output_dir)
     result = train(config)
     warn_if_loss_grew(result)
-    if not is_quiet:
+    if not is_quiet and SHOWN_BY_COMMAND not in os.environ:
         say_next(result)
     return result

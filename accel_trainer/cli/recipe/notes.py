@@ -45,7 +45,8 @@ def warn_if_loss_grew(result: RunResult) -> None:
     if losses and losses[0] > 0 and _MAX_GROWTH * losses[0] < losses[-1] < math.inf:
         _logger.warning(
             "the training loss has ended at %.4g, more than %d times its first value of %.4g: set "
-            "a lower --lr, or --optimizer.name adamw --lr 0.001",
+            "a lower --lr, or --optimizer.name adamw --lr 0.001; if the recipe creates its own "
+            "optimizer, lower the learning rate there",
             losses[-1],
             _MAX_GROWTH,
             losses[0],

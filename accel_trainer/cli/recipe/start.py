@@ -12,6 +12,9 @@ from typing import Any
 
 from ...run.extra_callbacks import START_VARIABLE
 
+SHOWN_BY_COMMAND = "ACCEL_TRAINER_SHOWN_BY_COMMAND"
+"""Set for a recipe if the command that starts it says what comes next."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Start:

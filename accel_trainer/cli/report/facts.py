@@ -45,11 +45,11 @@ def _end(run: RunReader) -> Iterator[Fact]:
         note = f"of {num_steps:,}"
     yield _fact("steps", f"{result['optimizer_step']:,}", note)
     if samples_per_s := result.get("samples_per_s"):
-        note = f"{result.get('samples_seen') or 0:,} seen"
+        note = f"{result.get('samples_seen') or 0:,} in all"
         yield _fact("samples per second", f"{samples_per_s:,.0f}", note)
     if run.wall_s is not None:
         memory = (result.get("peak_memory_bytes") or 0) / 2**30
-        yield _fact("time", format_duration(run.wall_s), f"{memory:.1f} GiB at most")
+        yield _fact("time", format_duration(run.wall_s), f"peak memory {memory:.1f} GiB")
 
 
 def _progress(run: RunReader) -> Iterator[Fact]:
@@ -63,7 +63,7 @@ def _progress(run: RunReader) -> Iterator[Fact]:
         yield _fact("training loss", format_number("loss", loss))
     for samples_per_s in run.series("perf/samples_per_s")[1][-1:]:
         memory_gib = max(run.series("perf/peak_memory_gib")[1], default=0)
-        note = f"{memory_gib:.1f} GiB at most"
+        note = f"peak memory {memory_gib:.1f} GiB"
         yield _fact("samples per second", f"{samples_per_s:,.0f}", note)
     clock = run.training_clock
     if clock is not None and num_steps is not None and run.state == "running":

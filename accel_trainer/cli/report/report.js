@@ -134,7 +134,7 @@
     if (chart.isLog) return high > low ? [low / 1.1, high * 1.1] : [low / 2, high * 2];
     const top = isCut(chart, high) && low < chart.top ? chart.top : high;
     const room = top > low ? 0.04 * (top - low) : Math.abs(top) / 10 || 1; // a constant gets room as well
-    return [chart.fromZero ? 0 : low - room, top + room];
+    return [chart.fromZero ? 0 : low < 0 ? low - room : Math.max(low - room, 0), top + room];
   }
 
   const isCut = (chart, high) => chart.top !== null && high > chart.top && !chart.isLog;

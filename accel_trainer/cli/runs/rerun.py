@@ -17,6 +17,7 @@ from ...core.errors import CheckpointError, ExitCode
 from ..common.output import say, tell
 from ..common.parser import CommandParser
 from ..common.processes import forward_signals, start_recipe
+from ..recipe.start import SHOWN_BY_COMMAND
 from .changes import compare_runs
 from .checkpoints import checkpoints_in
 from .difference import Difference
@@ -47,7 +48,11 @@ def main(argv: Sequence[str]) -> int:
     folder = (options.output_dir or _free_folder(options.run)).resolve()
     final = _final_weights(run)  # before any work: this fails if the run has no checkpoint
     (start,) = recorded_starts([run], [options.recipe])
-    start = replace(start, flags=[*start.flags, *_flags(run, folder)])
+    start = replace(
+        start,
+        flags=[*start.flags, *_flags(run, folder)],
+        variables={**start.variables, SHOWN_BY_COMMAND: "1"},
+    )
     say(f"training {run.name} again in {folder}, with {start.recipe}")
     tell(f"note: running {start.recipe}", file=sys.stderr)
     with forward_signals(), start_recipe(start) as process:

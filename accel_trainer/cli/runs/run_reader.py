@@ -273,7 +273,9 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunReader:
     config = folder / "config.yaml"
     if not is_run(folder):
         fact = "only a config.yaml" if os.path.lexists(config) else "no config.yaml"
-        raise OutputError("NOT_A_RUN", f"{folder} is not a run (there is {fact}): check the path")
+        within = sorted(path.parent for path in folder.glob("*/config.yaml") if is_run(path.parent))
+        fix = f"give one of its runs, such as {within[0]}" if within else "check the path"
+        raise OutputError("NOT_A_RUN", f"{folder} is not a run (there is {fact}): {fix}")
     try:
         rows = metrics.read()
         result = _checked("result.json", _read_json(folder / "result.json"), _RESULT)

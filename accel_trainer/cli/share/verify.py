@@ -22,7 +22,7 @@ from safetensors.torch import save as save_safetensors
 
 from ...callbacks.export import ONNX_FILES
 from ...core import filesystem
-from ...core.errors import CheckpointError, DataError, ExitCode
+from ...core.errors import CheckpointError, ConfigError, DataError, ExitCode
 from ...core.run_dir import expand_home
 from ...distributed.machine import available_cpus
 from ...vision.pretrained import find_export, read_export_config, read_export_content
@@ -150,7 +150,11 @@ def evaluate_apart(
         str(_SCRIPT),
         *(str(path.resolve()) for path in (folder, data) if path is not None),
     ]
-    done = subprocess.run(command, capture_output=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except OSError as error:
+        fact = f"--python {python} cannot be started ({error.strerror})"
+        raise ConfigError("VERIFY", f"{fact}: give the path of a Python interpreter") from error
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()
         reason = (said.splitlines() or [f"exit code {done.returncode}"])[-1]

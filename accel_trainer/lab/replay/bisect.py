@@ -124,9 +124,10 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
         )
         rows, proof = retrained.rows, retrained.proof
     columns = {name for numbers in numbers_by_step(rows).values() for name in numbers}
+    condition = parse_condition(options.where, columns)
     found = find_first_step(
         replay,
-        parse_condition(options.where, columns),
+        condition,
         rows,
         callbacks=[path.resolve() for path in callbacks],
         from_start=any([has_state(path) for path in callbacks]),
@@ -135,7 +136,8 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
     )
     if found is None:
         means = ", which are means over several steps; --every-step checks each step"
-        more = "" if is_every_step else means
+        averaged = {name for row in rows if row["event"] in ("train", "log") for name in row}
+        more = "" if is_every_step or not condition.names & averaged else means
         say(f"{options.where} holds in none of {len(rows)} rows{more}")
         return None
     say(f"{options.where} holds first at step {found.step}: {tell_numbers(found.values)}")

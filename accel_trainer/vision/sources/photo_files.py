@@ -49,11 +49,15 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Opened:
         return read_table(path.absolute(), str(source), cache)
     if path.exists():
         raise DataError(
-            "DATA_NOT_A_FOLDER", f"{source} is not a folder, parquet or a tar: extract it"
+            "DATA_NOT_A_FOLDER",
+            f"{source} is not a folder, a parquet file or a tar file: give the folder of your "
+            "photos, and extract an archive first",
         )
     if not is_hub_name(str(source)):
         raise DataError(
-            "DATA_NOT_FOUND", f"no folder {source}: give an existing one, or OWNER/NAME on the hub"
+            "DATA_NOT_FOUND",
+            f"no folder {source}: give the folder of your photos (recipes: --dataset FOLDER), or "
+            "OWNER/NAME on the hub",
         )
     return opened(load_from_hub(str(source)), str(source))
 

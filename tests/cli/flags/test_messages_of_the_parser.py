@@ -47,9 +47,18 @@ FLAGS: list[tuple[list[str], str]] = [
     (["-x"], "unknown flag -x: see --help"),
     (["--lr", "-inf"], "--lr: expected float"),
     (["--tyro-print-completion", "bash"], "unknown flag --tyro-print-completion: see --help"),
-    (["digits", "--lr", "1"], "unexpected 'digits': values follow a flag, see --help"),
-    (["-5", "--lr", "1"], "unexpected '-5': values follow a flag, see --help"),
-    (["--", "--lr", "1"], "unexpected '--': values follow a flag, see --help"),
+    (
+        ["digits", "--lr", "1"],
+        "unexpected 'digits': put a flag in front of each value, such as --seed 1; see --help",
+    ),
+    (
+        ["-5", "--lr", "1"],
+        "unexpected '-5': put a flag in front of each value, such as --seed 1; see --help",
+    ),
+    (
+        ["--", "--lr", "1"],
+        "unexpected '--': put a flag in front of each value, such as --seed 1; see --help",
+    ),
     # names of other toolkits; test_familiar_flags.py has more
     (["--learning_rate", "1"], "unknown flag --learning_rate: did you mean --lr?"),
     (["--max-epochs", "3"], "unknown flag --max-epochs: did you mean --epochs?"),

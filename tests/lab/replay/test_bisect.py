@@ -40,10 +40,11 @@ def test_the_step_and_the_sample_behind_a_mean_are_found(
 def test_a_condition_that_never_holds_is_said(
     poisoned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = run_command(capsys, ["bisect", poisoned, "--where", "isnan(eval/loss)"])
-    assert (code, err) == (1, "")
-    assert "isnan(eval/loss) holds in none of 18 rows" in out
-    assert "--every-step" in out
+    for where, is_of_means in (("isnan(train/loss)", True), ("isnan(eval/loss)", False)):
+        code, out, err = run_command(capsys, ["bisect", poisoned, "--where", where])
+        assert (code, err) == (1, "")
+        assert f"{where} holds in none of 18 rows" in out
+        assert ("--every-step" in out) is is_of_means
 
 
 def test_a_condition_may_read_what_a_probe_logs(
