@@ -94,7 +94,7 @@ def crash_test(options: Namespace, folder: Path, stops: Sequence[int]) -> int:
     elif failed is None:
         tell(_survived(verdicts))
     else:
-        tell("\n".join(_failure(failed, once)))
+        tell("\n".join(_failure(failed, once, options.keep)))
     return ExitCode.DONE if failed is None else _DIFFERENT
 
 
@@ -154,7 +154,7 @@ def _survived(verdicts: Sequence[_Verdict]) -> str:
     )
 
 
-def _failure(failed: _Verdict, once: _Verdict | None) -> Iterator[str]:
+def _failure(failed: _Verdict, once: _Verdict | None, kept: Path | None) -> Iterator[str]:
     if not failed.trial.kills:
         yield "the same command did not give the same files again:"
     yield from (f"  {line}" for line in failed.lines[:_SHOWN])
@@ -167,7 +167,8 @@ def _failure(failed: _Verdict, once: _Verdict | None) -> Iterator[str]:
         )
     if once is not None and once.outcome == "equal":
         yield "only the second resume loses state: after one kill, the files are equal"
-    yield "to keep the files and the output of every run, add --keep FOLDER"
+    if kept is None:
+        yield "to keep the files and the output of every run, add --keep FOLDER"
 
 
 def _as_json(
