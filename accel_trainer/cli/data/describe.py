@@ -191,7 +191,7 @@ def _describe_pixels(photos: Sequence[Photo]) -> Iterator[str]:
     for photo in photos:
         ranges[photo.kind] |= photo.pixels
     listed = ", ".join(f"{found.low} to {found.high} in {kind}" for kind, found in ranges.items())
-    yield f"pixels, of 0 to 255: {listed}"
+    yield f"pixel values, between 0 and 255: {listed}"
     plain = [photo.name for photo in photos if photo.is_plain]
     longer = [photo.name for photo in photos if photo.has_more]
     for what, names in (

@@ -1,4 +1,4 @@
-"""`accel-trainer compare RECIPE.py [its flags] --b FLAGS`: is B better, or is it the seed?
+"""`accel-trainer compare RECIPE.py [its flags] --b FLAGS`: compare two settings over several seeds.
 
 A is the recipe with its flags, and B adds the flags of `--b`. For each seed, the beginning of the
 run is trained once, as A, up to `--at`; both arms then continue from that checkpoint. They are

@@ -1,4 +1,4 @@
-"""`accel-trainer finish RUN --at STEP`: get a finished model from any step of a trunk.
+"""`accel-trainer finish RUN --at STEP`: decay the learning rate from any step, to finish a model.
 
 A trunk is a run with `--schedule.shape trunk`: its learning rate is constant after the warmup. For
 each STEP, a branch continues the trunk from there in a folder beside it, while its learning rate
