@@ -188,7 +188,7 @@ def _problem(trial: Trial, log: Path) -> str:
     late = trial.code == _LATE
     how = "took too long" if late else f"ended with exit code {trial.code}"
     said = log.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
-    return f"start {len(trial.resumed)}, {kind}, {how}: {said}"
+    return f"start {len(trial.resumed)}, {kind}, {how}: {said or 'it printed nothing'}"
 
 
 @contextmanager

@@ -45,7 +45,9 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     run = read_run(options.run)
     check_step(run, options.step)
-    _check_new(options.to)
+    if _is_taken(options.to):
+        fact = f"{options.to} is not empty"
+        raise OutputError("RUN_EXISTS", f"{fact}: move it, or give a new folder")
     kept = None if options.again else complete_by_step(run.folder).get(options.step)
     if kept is not None:
         with made(options.to) as folder:
@@ -94,10 +96,8 @@ def check_step(run: RunReader, step: int) -> None:
         raise ConfigError("STEP", f"{run.folder} has no step {step}: {fix}")
 
 
-def _check_new(folder: Path) -> None:
-    """Raise OutputError if `folder` exists and is not empty."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise OutputError("RUN_EXISTS", f"{folder} is not empty: move it, or give a new folder")
+def _is_taken(folder: Path) -> bool:
+    return folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
 
 
 @contextmanager
@@ -105,12 +105,16 @@ def made(folder: Path) -> Iterator[Path]:
     """Yield a new folder beside `folder`, which takes its name at the end of the block.
 
     A failure leaves nothing behind, and removes nothing that is not its own.
+
+    Raises OutputError if somebody fills `folder` in the meantime.
     """
     final = folder.resolve()
     prepare_directory(final.parent)
     with filesystem.new_directory(final) as temporary:
         yield prepare_directory(temporary)
-        _check_new(final)  # somebody may have filled it meanwhile
+        if _is_taken(final):
+            fact = f"a different command filled {folder} in the meantime"
+            raise OutputError("RUN_EXISTS", f"{fact}: run this one again")
         with writes_to(final):
             filesystem.publish(temporary, final)
 
