@@ -140,12 +140,17 @@ def _describe(report: CheckpointReport) -> Iterator[str]:
             f"{name.replace('_', ' ')} {manifest[name]:,}" for name in _POSITION
         )
     for name, value in manifest.items():
-        if name not in ("files", *_POSITION):
-            if name == "metadata":
-                value = json.dumps(value, ensure_ascii=False)
-            elif isinstance(value, dict):
-                value = ", ".join(f"{key} {entry}" for key, entry in value.items())
-            yield f"{name}: {value}"
+        if name in ("files", *_POSITION) or value in ("", [], {}):
+            continue
+        if name == "settings" and isinstance(value, dict):
+            yield f"{name}:"
+            yield from (f"  {key}: {entry}" for key, entry in value.items())
+            continue
+        if name == "metadata":
+            value = json.dumps(value, ensure_ascii=False)
+        elif isinstance(value, dict):
+            value = ", ".join(f"{key} {entry}" for key, entry in value.items())
+        yield f"{name}: {value}"
     rows = []
     for name, problem in report.problems.items():
         file = manifest["files"][name]
