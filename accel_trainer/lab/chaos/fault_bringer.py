@@ -33,7 +33,8 @@ class FaultBringer(Callback):
         if fault.step != step:
             return
         if fault.kind == "write":
-            disk.num_left = int(fault.value)
+            if step:  # else the disk counts since the start of the process
+                disk.num_left = int(fault.value)
         elif fault.kind == "full":
             disk.is_full = True
         elif fault.step % trainer.accelerator.num_processes != trainer.accelerator.process_index:
