@@ -330,7 +330,9 @@ def _draw_bars(
         axes.barh(range(len(bars)), lengths, _BAR, color=LIGHT.series[series])
         _label_bars(axes, bars, longest=longest)
 
-    return draw_chart(name, title=title, size=_SQUARE, draw=draw)
+    width, most = _SQUARE
+    size = width, min(most, 0.4 + 0.24 * len(bars))
+    return draw_chart(name, title=title, size=size, draw=draw)
 
 
 def _label_bars(axes: Axes, bars: Sequence[tuple[str, float, str]], *, longest: float) -> None:
