@@ -8,6 +8,7 @@ import statistics
 from typing import Any
 
 from benchmarks import summary
+from benchmarks.results import cell
 
 from .pages import ROOT
 
@@ -73,3 +74,12 @@ def test_no_number_with_a_unit_stands_in_the_prose_without_a_result() -> None:
     prose = re.sub(r"```.*?```", "", (ROOT / "README.md").read_text() + PAGE, flags=re.DOTALL)
     outside = "\n".join(line for line in prose.splitlines() if not line.startswith("|"))
     assert re.findall(r"\d[\d.,]* ?(?:%|ms|us|s|x|times|images/s|GB|MB)\b", outside) == []
+
+
+def test_the_page_of_comparisons_is_that_of_the_benchmark() -> None:
+    page = (ROOT / "docs" / "compare.md").read_text()
+    path = ROOT / "benchmarks" / "results" / "comparisons.json"
+    rows = json.loads(path.read_text())["tables"]["B against A"]
+    shown = ("B", "verdict", "gain in points", "rho", "independent runs for the same precision")
+    for row in rows:
+        assert f"| {' | '.join(cell(row[name]) for name in shown)} |" in page
