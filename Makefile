@@ -30,7 +30,7 @@ $(INSTALLED) $(TRAINABLE): pyproject.toml constraints.txt
 train: $(TRAINABLE) ## Train a small ResNet on the digits that come with scikit-learn
 	@$(BIN)/python recipes/cifar.py --config recipes/configs/digits.yaml $(ARGS)
 
-test: setup ## Run the tests of every unit, and one of each promise: about three minutes on two cores
+test: setup ## Run the tests of every unit, and one of each promise: three to four minutes on two slow cores
 	@$(PYTEST) $(FAST) $(ARGS)
 
 test-all: setup ## Run all tests, also whole runs that repeat others, and variations
