@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Before torch is imported: a thread that waits leaves its core to the others.
+# Before torch is imported: waiting threads sleep, for together there are more than cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest

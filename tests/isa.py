@@ -60,8 +60,7 @@ LOWEST = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
 }
-# Waiting threads sleep, for the tests together have more than there are cores.
-TWO_THREADS = {"TEST_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
+TWO_THREADS = {"TEST_THREADS": "2"}
 # For each setting the flag of /proc/cpuinfo without which it would ask for what the CPU lacks.
 LIMITS: Mapping[str, Mapping[str, str]] = {
     "ATEN_CPU_CAPABILITY": {"default": "", "avx2": "avx2", "avx512": "avx512f"},

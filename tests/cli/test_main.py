@@ -119,7 +119,7 @@ def test_the_help_of_the_doctor_is_its_own_and_keeps_its_paragraphs(
         (["runs", "--sotr", "best"], "unrecognized arguments: --sotr: did you mean --sort?"),
         (
             ["chaos", "--script", "python a.py {out}", "--resume", "--init=resume"],
-            "if its value starts with dashes, write --resume=VALUE",
+            "give it; if its value starts with dashes, write --resume=VALUE",
         ),
         (["runs", "--sort", "bset"], "see accel-trainer runs --help"),
         (

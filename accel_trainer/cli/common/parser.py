@@ -109,7 +109,7 @@ class CommandParser(argparse.ArgumentParser):
         if lacks_value := re.match(
             r"argument (--[\w-]+): expected (one|at least one) argument", message
         ):
-            fix = f"if its value starts with dashes, write {lacks_value[1]}=VALUE"
+            fix = f"give it; if its value starts with dashes, write {lacks_value[1]}=VALUE"
         raise ConfigError("USAGE", f"{message}: {fix}")
 
 

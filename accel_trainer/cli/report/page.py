@@ -21,6 +21,8 @@ from .logged import read_pictures
 from .page_data import page_data, policy
 from .pictures import Picture, read_mistakes
 
+# Where a run ends that nothing cuts short. `max_steps` leaves steps for a later start.
+_PLANNED_ENDS = ("num_epochs reached", "num_steps reached")
 _MAX_OPEN = 3  # a page of at most this many runs shows their details from the start
 
 
@@ -102,11 +104,12 @@ def _equal_runs(runs: Sequence[RunReader]) -> list[list[str]]:
 def _describe(run: RunReader, number: int) -> dict[str, Any]:
     """Return what the page shows for one run besides its charts."""
     facts = facts_of(run)
+    reason = run.result.get("stop_reason")
     return {
         "name": run.name,
         "color": series_name(number),
         "state": run.state,
-        "stop_reason": run.result.get("stop_reason"),
+        "stop_reason": None if reason in _PLANNED_ENDS else reason,
         "subtitle": _subtitle(run),
         "facts": facts,
         "cells": {fact["name"]: fact["value"] for fact in facts},

@@ -155,13 +155,13 @@ def _survived(verdicts: Sequence[_Verdict]) -> str:
 
 
 def _failure(failed: _Verdict, once: _Verdict | None, kept: Path | None) -> Iterator[str]:
-    repeats_itself = bool(failed.trial.kills or failed.trial.problem)
-    if not repeats_itself:
+    differs_by_itself = not failed.trial.kills and failed.trial.problem is None
+    if differs_by_itself:
         yield "the same command did not give the same files again:"
     yield from (f"  {line}" for line in failed.lines[:_SHOWN])
     if (more := len(failed.lines) - _SHOWN) > 0:
         yield f"  and {counted(more, 'more file')}"
-    if not repeats_itself:
+    if differs_by_itself:
         yield (
             "resumes cannot be tested until it does: the usual causes are a missing seed, the "
             "time of day, and operations without a deterministic kernel"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from accel_trainer import ConfigError
+from accel_trainer import ConfigError, TrainerView
 from accel_trainer.checkpoint.retention import load_checkpoint
+from accel_trainer.commands import filesystem
+from accel_trainer.lab.chaos.disk import FaultyDisk
+from accel_trainer.lab.chaos.fault_bringer import FaultBringer
 from accel_trainer.lab.chaos.faults import (
     KINDS,
     Fault,
@@ -19,6 +23,7 @@ from accel_trainer.lab.chaos.faults import (
     simpler,
 )
 from accel_trainer.lab.chaos.runs import damage_newest
+from tests.faults.disks import installed
 from tests.faults.tiny_run import continue_run, name_at, valid_steps
 
 
@@ -79,6 +84,15 @@ def test_a_fault_that_needs_another_before_it_keeps_both() -> None:
     while found := [each for each in [*shorter(plan), *simpler(plan)] if len(each) > 1]:
         plan = found[0]
     assert show_plan(plan) == "term@1 term@4"
+
+
+def test_a_kill_among_the_first_changes_counts_them_from_the_start_once(tmp_path: Path) -> None:
+    disk = FaultyDisk(tmp_path, "write", 0, 5)
+    with installed(disk):
+        filesystem.write_file_atomic(tmp_path / "run.json", b"{}")
+        left = disk.num_left
+        FaultBringer().on_fit_start(cast(TrainerView, None))
+    assert disk.num_left == left != 5
 
 
 def test_a_flipped_byte_makes_the_newest_checkpoint_invalid(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_what_takes_the_place_of_the_new_folder_is_left_alone(
         argv = ["at", poisoned, "--step", 2, "--to", folder / "new", "--recipe", recipe]
         code, _, err = run_command(capsys, argv)
         assert code == expected, (taken, ended, err)
+        assert ("in the meantime: run this one again" in err) is (ended == "finished")
         there = {str(path.relative_to(folder)) for path in folder.rglob("*")}
         assert {"new", "elsewhere", "elsewhere/thesis.txt"} <= there
         more = there - {"new", "elsewhere", "elsewhere/thesis.txt"}
