@@ -9,9 +9,11 @@ import pytest
 
 from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.cli.share.evaluate import _class_rows
+from accel_trainer.cli.share.evaluation_data import DataChoice, _load_photos
 from accel_trainer.cli.share.export import export, reported_metrics
+from accel_trainer.core.errors import DataError
 from accel_trainer.vision.pretrained import read_export_content
-from tests.vision.make_data import write_parquet_folder
+from tests.vision.make_data import write_image_folder, write_parquet_folder
 
 from .conftest import run_command
 
@@ -97,6 +99,25 @@ def test_a_class_that_the_model_does_not_have_is_one_line(
     code, _, err = run_command(capsys, argv)
     assert (code, len(err.splitlines())) == (65, 1)
     assert "classes that the model does not have (yak): the model has ant, bee, cow" in err
+
+
+@pytest.mark.parametrize(("fraction", "has_val"), [(0.0, False), (0.2, True)])
+def test_a_run_whose_validation_split_is_gone_asks_for_a_split(
+    fraction: float, has_val: bool, tmp_path: Path
+) -> None:
+    write_image_folder(tmp_path / "photos")
+    if not has_val:
+        shutil.rmtree(tmp_path / "photos/test")
+    choice = DataChoice(
+        dataset=str(tmp_path / "photos"),
+        split=None,
+        of_run={"val_fraction": fraction},
+        cache_dir=tmp_path / "cache",
+    )
+    with pytest.raises(DataError, match="--split") as caught:
+        _load_photos(choice)
+    assert caught.value.code == "DATA_SPLIT"
+    assert "--val-fraction" not in str(caught.value)
 
 
 def test_an_export_without_its_run_needs_the_data(

@@ -118,9 +118,17 @@ def _load_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...], str, 
     }
     if choice.split is None and choice.of_run is not None:
         fraction = float(choice.of_run.get("val_fraction") or 0.0)
-        photos = load_photos(
-            choice.dataset, **columns, val_fraction=fraction, cache_dir=choice.cache_dir
-        )
+        try:
+            photos = load_photos(
+                choice.dataset, **columns, val_fraction=fraction, cache_dir=choice.cache_dir
+            )
+        except (ConfigError, DataError) as error:
+            if error.code not in ("DATA_NO_VAL", "VAL_FRACTION"):
+                raise
+            fact = f"{choice.dataset} no longer has the validation split that the run was given"
+            raise DataError(
+                "DATA_SPLIT", f"{fact}: choose what to evaluate on with --split"
+            ) from None
         _warn(photos.notes)
         return photos.val, photos.class_names, "validation", photos.fingerprint
     found = load_splits(choice.dataset, **columns, cache_dir=choice.cache_dir)

@@ -141,7 +141,8 @@ def load_photos(
     for part, kind in zip(parts, ("training", "validation"), strict=True):
         if not len(part):
             raise DataError(
-                "DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction"
+                "DATA_EMPTY",
+                f"{name} has no {kind} photos: add some, or train with a different --val-fraction",
             )
     named = dict(zip(("training", "validation"), parts, strict=True))
     fingerprint, notes_on_pixels = fingerprint_photos(named, columns.names, class_names)
@@ -193,7 +194,7 @@ def _notes_on_missing_classes(
         missing = np.setdiff1d(np.arange(len(class_names)), _classes_in(part.labels))
         if missing.size and len(part):
             fact = f"no {kind} photo of {shortened([class_names[label] for label in missing])}"
-            notes.append(f"{fact}: add photos of it, or change --val-fraction")
+            notes.append(f"{fact}: add photos of it, or train with a different --val-fraction")
     return notes
 
 
