@@ -94,11 +94,13 @@ class Checkpointer:
         """Raise CheckpointError if `pieces` cannot be stored, or the disk lacks room for them.
 
         Two checkpoints must fit, as an old one is deleted after a new one is written; one more is
-        enough if the directory has one already. What no optimizer steps is stored once.
+        enough if the directory has one already. What no optimizer steps is stored once, where files
+        can be linked.
         """
         with writes_to(self.directory):
             free = free_bytes(self.directory)
             num_missing = 1 if list_checkpoints(self.directory) else 2
+            is_shared = bool(self._unstepped) and filesystem.can_link(self.directory)
         needed = 0
         frozen = {}
         for name, value in pieces.items():
@@ -107,7 +109,7 @@ class Checkpointer:
                     frozen[key] = tensor.nbytes
                 else:
                     needed += num_missing * tensor.nbytes
-        needed += sum(frozen.values())
+        needed += sum(frozen.values()) * (1 if is_shared else num_missing)
         if free < needed:
             raise CheckpointError(
                 "CKPT_PREFLIGHT",

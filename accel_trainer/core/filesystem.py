@@ -301,6 +301,18 @@ def probe_file(directory: Path) -> Iterator[Path]:
         _discard(probe)  # The run that holds the folder may have swept it.
 
 
+def can_link(directory: Path) -> bool:
+    """Whether a file in `directory` can have two names. Raises OSError if it cannot be written."""
+    second = temporary_path(directory / "probe", "tmp")
+    with probe_file(directory) as probe:
+        try:
+            disk.link(second, probe)
+        except OSError:
+            return False
+        _discard(second)
+        return True
+
+
 class AppendFile:
     """A file that grows line by line; an append that fails leaves no partial line."""
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ def frozen_file(directory: Path, step: int) -> Path:
     return directory / name_at(step) / FROZEN_FILE
 
 
+def refuse_link(*_: object, error: int = errno.EPERM) -> None:
+    raise OSError(error, os.strerror(error))
+
+
 def save_with_base(checkpointer: Checkpointer, step: int, base: Tensor) -> None:
     pieces: Any = pieces_at(step)
     pieces["model"]["base.weight"] = base
@@ -64,9 +69,12 @@ def test_retention_takes_a_name_of_the_file_and_not_its_content(directory: Path)
     assert is_state_at(load(directory, 5).pieces, 5)
 
 
+@pytest.mark.parametrize("can_link", [True, False])
 def test_the_room_that_is_required_is_what_two_checkpoints_take(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    can_link: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not can_link:
+        monkeypatch.setattr(os, "link", refuse_link)
     with monkeypatch.context() as full:
         full.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: 0)
         with pytest.raises(CheckpointError, match="CKPT_PREFLIGHT.*2 more checkpoints") as refused:
@@ -114,10 +122,7 @@ def test_a_file_that_is_not_as_it_was_written_is_not_linked(directory: Path, har
 def test_where_no_file_can_be_linked_each_checkpoint_has_its_own(
     directory: Path, error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(error, os.strerror(error))
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", partial(refuse_link, error=error))
     save(make(directory), 1, 2, 3)
     assert frozen_file(directory, 3).stat().st_nlink == 1
     assert all(is_state_at(load(directory, step).pieces, step) for step in (2, 3))
