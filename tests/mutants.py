@@ -469,7 +469,7 @@ MUTANTS = [
     ),
     Mutant(
         "a row is written before the hooks of its step",
-        "accel_trainer/run/observers.py",
+        "accel_trainer/run/callbacks.py",
         "return [*own, *callbacks, log, *trackers]",
         "return [*own, log, *callbacks, *trackers]",
         ("tests/callbacks/test_own_numbers.py",),
@@ -1923,10 +1923,10 @@ MUTANTS = [
     ),
     Mutant(
         "every process writes the result",
-        "accel_trainer/run/observers.py",
+        "accel_trainer/run/callbacks.py",
         "    if is_main:\n        exporter",
         "    if True:\n        exporter",
-        ("tests/run/test_observers.py",),
+        ("tests/run/test_callbacks.py",),
     ),
     Mutant(
         "a teacher that the first step creates is not named",

@@ -496,7 +496,7 @@ RULES = {
         ),
         {
             "core.filesystem",
-            "run.started",  # a list in the user's home, which stops no run
+            "run.known_recipes",  # a list in the user's home, which stops no run
             "vision.data.cache",  # makes the folder that users name
             "recipes.search",  # the same
             # These work in a temporary folder.
@@ -592,7 +592,7 @@ RULES = {
             "cli.recipe.start",
             "run.preflight",
             "run.provenance",  # records it
-            "run.started",  # where the list of starts lies
+            "run.known_recipes",  # where the list of starts lies
             "run.extra_callbacks",  # no config may name a program
             "cli.launch",
             "cli.common.processes",

@@ -62,6 +62,9 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     "distributed/test_fsdp_models.py": (),
     "distributed/test_launch.py": (
         "test_launch_trains_as_any_other_launcher_and_hands_back_the_result",
+        "test_launch_takes_any_function_and_processes_know_their_place",
+        "test_below_another_launcher_the_processes_are_there_already",
+        "test_an_accelerator_of_the_user_s_own_joins_the_launched_processes",
         "test_what_a_process_raises_comes_back",
     ),
     "distributed/test_launchers.py": ("test_every_preset_is_launched",),
@@ -107,8 +110,7 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_run_killed_twice_has_each_row_once_in_its_tracker",
         "test_a_tracker_that_cannot_be_used_is_one_line_before_training",
     ),
-    "callbacks/test_export.py": ("test_an_export_has_the_best_weights_that_there_are",),
-    "callbacks/test_profiler.py": (),
+    "callbacks/test_profiler.py": ("test_a_run_that_is_too_short_for_a_profile_says_so",),
     "run/test_session.py": (
         "test_the_same_command_continues_its_run_and_a_finished_one_says_so",
         "test_a_run_branches_from_a_checkpoint_of_another_and_ends_the_same",

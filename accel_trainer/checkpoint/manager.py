@@ -100,7 +100,8 @@ class Checkpointer:
         with writes_to(self.directory):
             free = free_bytes(self.directory)
             num_missing = 1 if list_checkpoints(self.directory) else 2
-            is_shared = bool(self._unstepped) and filesystem.can_link(self.directory)
+            is_linked = self._unstepped and filesystem.can_link(self.directory)
+            num_frozen = 1 if is_linked else num_missing
         needed = 0
         frozen = {}
         for name, value in pieces.items():
@@ -109,7 +110,7 @@ class Checkpointer:
                     frozen[key] = tensor.nbytes
                 else:
                     needed += num_missing * tensor.nbytes
-        needed += sum(frozen.values()) * (1 if is_shared else num_missing)
+        needed += num_frozen * sum(frozen.values())
         if free < needed:
             raise CheckpointError(
                 "CKPT_PREFLIGHT",
@@ -230,9 +231,9 @@ class Checkpointer:
                 if key is not None:
                     raise DivergedError(
                         "CKPT_NONFINITE",
-                        f"{piece}: {key} is NaN or inf: {name} is not saved and "
-                        f"{self.last_committed} stays the newest: lower the learning rate and "
-                        "resume from it",
+                        f"{piece}: {key} is NaN or inf: {name} is not saved, and "
+                        f"{self.last_committed or 'an older one, if any,'} stays the newest: lower "
+                        "the learning rate and resume from it",
                     )
             if self.peers.process_index > 0:
                 return False

@@ -15,7 +15,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -304,13 +304,11 @@ def probe_file(directory: Path) -> Iterator[Path]:
 def can_link(directory: Path) -> bool:
     """Whether a file in `directory` can have two names. Raises OSError if it cannot be written."""
     second = temporary_path(directory / "probe", "tmp")
-    with probe_file(directory) as probe:
-        try:
-            disk.link(second, probe)
-        except OSError:
-            return False
-        _discard(second)
+    with probe_file(directory) as probe, suppress(OSError):
+        disk.link(second, probe)
+        disk.remove(second)
         return True
+    return False
 
 
 class AppendFile:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import CheckpointError
-
-_logger = logging.getLogger(__name__)
 
 Pieces = Mapping[str, Any]
 """The states of the parts of a run by name, as a checkpoint holds them."""
@@ -62,17 +59,16 @@ class Registry:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states by name, as references to live tensors and to this process's shards."""
-        states = {name: part.state_dict() for name, part in self.parts.items()}
         return {
             name: state
-            for name, state in states.items()
-            if state or not self.parts[name].is_optional
+            for name, part in self.parts.items()
+            if (state := part.state_dict()) or not part.is_optional
         }
 
     def load_state_dict(self, stored: Pieces, *, changes: Collection[str] = ()) -> None:
         """Restore all parts; `changes` are the settings that were changed on purpose.
 
-        States whose part is gone are a warning.
+        States whose part is gone are ignored.
 
         Raises:
             CheckpointError: a part is missing or does not fit; no part was changed.
@@ -90,5 +86,3 @@ class Registry:
             parts[name].load_state_dict(state)
         for name in missing:
             parts[name].start_fresh()
-        for name in sorted(stored.keys() - parts.keys()):
-            _logger.warning("the checkpoint has %s, which this run does not have: it is lost", name)

@@ -50,11 +50,11 @@ from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
 from .agreement import check_same_everywhere
 from .best_weights import load_best_weights
+from .callbacks import build_callbacks
 from .config import decisive_values
 from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, fingerprint_of
 from .extra_callbacks import Observer, extra_callbacks
 from .folder import record_start
-from .observers import build_callbacks
 from .optimization import (
     BuildOptimizer,
     Optimization,
@@ -487,12 +487,8 @@ def _restore(
 ) -> None:
     """Restore the checkpoint that `start_run` has loaded, or begin a new run. **Collective.**"""
     if run.checkpoint is not None:
-        restore_checkpoint(
-            trainer,
-            run.checkpoint,
-            header=header,
-            allowed=run.config.run.allow_change,
-        )
+        # `MetricLogger` also cuts the history to what it was at the checkpoint.
+        restore_checkpoint(trainer, run.checkpoint, header=header, config=run.config)
         return
     if history is not None:
         history.truncate(0)  # of an attempt that died before its first checkpoint

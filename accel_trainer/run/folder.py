@@ -32,23 +32,23 @@ from ..core.run_dir import (
 from ..core.yaml_files import dump_yaml
 from ..fault_tolerance.preemption import StopFlag
 from .config import RecipeConfig
+from .known_recipes import remember_start
 from .provenance import describe_environment
 from .resume import Source, choose_folder, find_source
-from .started import remember_start
 
 _NUM_REMOVALS = 5
 _REMOVAL_S = 0.1
 
 
 def open_folder(
-    config: RecipeConfig, recipe: str, *, stop_flag: StopFlag, lock: ExitStack
+    config: RecipeConfig, recipe: str, *, stop_flag: StopFlag, resources: ExitStack
 ) -> tuple[str, Source | None]:
     """Lock the run folder and return it, and what the run continues from; None: it is new.
 
     For the main process, which sends both to the others as JSON values.
 
-    What `lock` closes at the end of the run: the lock file, the guards that end the run if another
-    folder takes the path, and the removal of a new folder after a run that was refused.
+    At the end of the run, `resources` closes the lock file and the guards that end the run if a
+    different folder takes the path, and removes a new folder after a run that was refused.
 
     Raises:
         OutputError: the folder cannot be written or is in use.
@@ -60,12 +60,12 @@ def open_folder(
     folder = prepare_directory(wanted)
     refuse_strange_entries(folder)
     path = folder / "run.lock"
-    descriptor = lock.enter_context(run_lock(path, is_optional=not config.run.lock))
+    descriptor = resources.enter_context(run_lock(path, is_optional=not config.run.lock))
     with writes_to(folder):
-        lock.enter_context(guarded_folder(folder))
+        resources.enter_context(guarded_folder(folder))
     if is_new:
-        lock.enter_context(_removed_if_refused(folder, stop_flag))
-    lock.enter_context(guarded(folder, path, descriptor))
+        resources.enter_context(_removed_if_refused(folder, stop_flag))
+    resources.enter_context(guarded(folder, path, descriptor))
     _sweep(folder)
     source = find_source(folder, config.run)
     if source is not None and Path(source.run) != folder:

@@ -16,12 +16,13 @@ from ..core.errors import CheckpointError, DamagedError
 from ..core.user_code import describe_error
 from ..data.fingerprint import is_same_data
 from ..training.trainer import Trainer
+from .config import RecipeConfig, training_changes
 
 _logger = logging.getLogger(__name__)
 
 
 def complete_frozen(checkpoint: LoadedCheckpoint, trainer: Trainer) -> None:
-    """Take the frozen parameters that a resume could not read from the model, as it was built.
+    """Take frozen parameters that could not be read from the model as it was built.
 
     Raises CheckpointError if the model has others than the checkpoint.
     """
@@ -45,18 +46,25 @@ def restore_checkpoint(
     checkpoint: LoadedCheckpoint,
     *,
     header: Mapping[str, Any],
-    allowed: Sequence[str],
+    config: RecipeConfig,
 ) -> None:
     """Check that `checkpoint` belongs to this run, and load its state into `trainer`.
 
-    `header` describes this start of the run, as the manifests of its checkpoints will. `allowed`
-    are the names in `--allow-change`.
+    `header` describes this start of the run, as the manifests of its checkpoints will.
 
     Raises:
         CheckpointError: the data or the task has changed, or this run cannot load the state.
     """
     stored = {**header, **checkpoint.manifest}  # those of older versions have less
-    changes = _find_changes(stored, header, allowed)
+    changes = [name for name, _, _ in training_changes(stored["settings"], config)]
+    if change := _change_of_data(stored, header, changes):
+        if "data" not in config.run.allow_change:
+            raise CheckpointError(
+                "DATA_CHANGED",
+                f"this run was trained on different data ({change}): restore it, choose a "
+                "different --output-dir, or continue on purpose with --allow-change data",
+            )
+        changes.append("data")
     if stored["task_fingerprint"] != header["task_fingerprint"]:
         raise CheckpointError(
             "TASK_CHANGED",
@@ -80,35 +88,17 @@ def restore_checkpoint(
         ) from error
 
 
-def _find_changes(
-    stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]
-) -> list[str]:
-    """Return what was changed on purpose since the checkpoint: settings, and perhaps `data`.
-
-    Raises CheckpointError if the data has changed, other than by `batch.order`, and may not.
-    """
-    changes = [
-        name
-        for name, value in now["settings"].items()
-        if stored["settings"].get(name, value) != value
-    ]
+def _change_of_data(
+    stored: Mapping[str, Any], now: Mapping[str, Any], changes: Sequence[str]
+) -> str | None:
+    """Return how the data has changed, other than by one of the settings in `changes`."""
     old = stored["data_fingerprint"]
     new = now["data_fingerprint"]
     if stored["num_samples"] != now["num_samples"]:
-        change = f"{tuple(stored['num_samples'])} -> {tuple(now['num_samples'])} samples"
-    elif stored["order"] != now["order"] and "batch.order" not in changes:
-        change = "other samples are left out, or have other weights or labels"
-    elif not is_same_data(old, new):
-        change = f"{old[:16]} -> {new[:16]}"
-    else:
-        return changes
-    if "data" in allowed:
-        return [*changes, "data"]
-    raise CheckpointError(
-        "DATA_CHANGED",
-        f"this run was trained on different data ({change}): restore it, choose a different "
-        "--output-dir, or continue on purpose with --allow-change data",
-    )
+        return f"{tuple(stored['num_samples'])} -> {tuple(now['num_samples'])} samples"
+    if stored["order"] != now["order"] and "batch.order" not in changes:
+        return "other samples are left out, or have other weights or labels"
+    return None if is_same_data(old, new) else f"{old[:16]} -> {new[:16]}"
 
 
 def _warn_of_changes(checkpoint: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:

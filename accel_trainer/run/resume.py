@@ -59,7 +59,7 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
     if run.output_dir is not None:
         return run.output_dir
     if run.resume == "auto":
-        for folder in sorted(run.runs_dir.glob(f"{recipe}-*"), reverse=True):
+        for folder in folders_of(recipe, run.runs_dir):
             if not folder.is_symlink() and is_unfinished(folder, config):
                 return folder
     name = f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -69,6 +69,13 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
         number += 1
         folder = run.runs_dir / f"{name}-{number}"
     return folder
+
+
+def folders_of(recipe: str, runs_dir: Path) -> list[Path]:
+    """Return the folders that `choose_folder` has named for a recipe, the newest first."""
+    # Not those of a recipe with a longer name, such as `images-small` beside `images`.
+    digit = "[0-9]"
+    return sorted(runs_dir.glob(f"{recipe}-{digit * 8}-{digit * 6}*"), reverse=True)
 
 
 def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
@@ -131,7 +138,8 @@ def load_for_all(
 ) -> LoadedCheckpoint | None:
     """Return the checkpoint to start from, on every process; None if the run is new.
 
-    If none is valid, it may lack the frozen parameters, with which the model may be built.
+    If all are damaged, it is the newest one that is valid but for its frozen parameters, which are
+    then taken from the model as it is built.
 
     **Collective.**
 
@@ -161,8 +169,8 @@ def load_for_all(
         return load(source.checkpoint)
     level = logging.WARNING if accelerator.is_main_process else logging.DEBUG
     loaded = first_valid(names, load, level=level)
-    if loaded is None:  # what is damaged has been reported
-        loaded = first_valid(names, partial(load, without=FROZEN_FILE), level=logging.DEBUG)
+    # What is damaged has been reported.
+    loaded = loaded or first_valid(names, partial(load, without=FROZEN_FILE), level=logging.DEBUG)
     if loaded is None:
         raise none_valid(directory)
     return loaded

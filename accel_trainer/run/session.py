@@ -101,16 +101,16 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     with (
         program_stopped(stop_flag, activity, is_main=rank == 0, is_quiet=is_quiet),
         preserved_generators(accelerator.device),
-        ExitStack() as lock,
+        ExitStack() as folder_resources,
         stop_on_signals(stop_flag),
         watchdog,
     ):
         stop_flag.is_starting = True  # until the trainer begins
         seed_generators(config.seed % 2**32, accelerator.device)  # for the initial weights
         if config.run.shared:
-            lock.callback(os.umask, os.umask(0o027))  # the inner call sets it
+            folder_resources.callback(os.umask, os.umask(0o027))  # the inner call sets it
         # 4. The main process opens the folder, and tells the others what the run continues from.
-        folder, source = _open_on_main(config, recipe, accelerator, stop_flag, lock)
+        folder, source = _open_on_main(config, recipe, accelerator, stop_flag, folder_resources)
         # 5. Errors are reported in that folder; those of memory and of compilation are explained.
         with failures_reported(folder, activity, watchdog, rank=rank, num_processes=num_processes):
             with (
@@ -146,12 +146,12 @@ def _open_on_main(
     recipe: str,
     accelerator: Accelerator,
     stop_flag: StopFlag,
-    lock: ExitStack,
+    resources: ExitStack,
 ) -> tuple[Path, Source | None]:
     """Open the run folder on the main process; return what that returned. **Collective.**"""
-    open_it = partial(open_folder, config, recipe, stop_flag=stop_flag, lock=lock)
+    open_it = partial(open_folder, config, recipe, stop_flag=stop_flag, resources=resources)
     path, source = run_on_main(open_it, accelerator)
     folder = Path(path)
     if not accelerator.is_main_process and folder.is_dir():  # perhaps on another machine's disk
-        lock.enter_context(guarded_folder(folder))
+        resources.enter_context(guarded_folder(folder))
     return folder, source and Source(*source)

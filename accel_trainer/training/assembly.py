@@ -68,7 +68,7 @@ def assemble(
         make_ready(optimizer)
     # 4. Gradients, buffers and the average belong to the plain model, whose tensors `prepare` has
     # placed; the step trains the wrapped one.
-    report = NonfiniteReport(
+    nonfinite = NonfiniteReport(
         strategy,
         may_skip=config.on_nonfinite == "skip",
         model=model,
@@ -81,7 +81,7 @@ def assemble(
         model=model,
         wrapped_model=wrapped_model,
         optimizers=optimizers,
-        report=report,
+        nonfinite=nonfinite,
         activity=activity,
         max_grad_norm=config.max_grad_norm,
         check_every_n_steps=config.check_every_n_steps,

@@ -61,7 +61,7 @@ class OptimizerStep:
     model: nn.Module
     wrapped_model: nn.Module
     optimizers: Optimizers
-    report: NonfiniteReport
+    nonfinite: NonfiniteReport
     activity: Activity
     max_grad_norm: float | None
     check_every_n_steps: int | None
@@ -81,7 +81,7 @@ class OptimizerStep:
         self._found = torch.zeros((), dtype=torch.float32, device=accelerator.device)
         self._one = torch.ones_like(self._found)
         self._may_defer = (
-            not self.report.may_skip
+            not self.nonfinite.may_skip
             and all(
                 group.get("fused")
                 for optimizer in self.optimizers.values()
@@ -356,7 +356,7 @@ class OptimizerStep:
         is_bad = ~torch.isfinite(torch.stack([*update.losses])).all()
         is_bad |= scaler.get_scale() >= scale
         if self._accelerator.reduce(is_bad.float()) > 0 or scaler.get_scale() < _MIN_LOSS_SCALE:
-            self.report(update)
+            self.nonfinite(update)
         return True
 
     def _is_bad(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
@@ -415,4 +415,4 @@ class OptimizerStep:
     def _undo(self, update: PendingUpdate, *, steps_ago: int = 0) -> None:
         """Undo what the forwards of a bad step changed, and report it. **Collective.**"""
         self._buffers.restore(steps_ago=steps_ago)
-        self.report(update)
+        self.nonfinite(update)

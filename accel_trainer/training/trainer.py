@@ -103,13 +103,14 @@ class Trainer:
         self._activity = step.activity
         self._callback_runner = CallbackRunner(callbacks)
         self.log = Log(self._run_folder, step.activity, self.accelerator.is_main_process)
-        loop = LoopState(self._progress, step.report, self._callback_runner, self.log)
+        loop = LoopState(self._progress, step.nonfinite, self._callback_runner, self.log)
         self._states = self._trained.extended({"trainer": loop})
         self._saved_best: BestCheckpoint | None = None
         self.metadata: dict[str, Any] = {}
         """Plain JSON values that every checkpoint stores; those of the main process count."""
         self.result: RunResult | None = None
         """How the run ended; None while it runs."""
+        # The last one: what is set later is of a subclass.
         self._engine_attributes = {*vars(self), "_engine_attributes"}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -156,7 +157,7 @@ class Trainer:
         while not self._stop_flag.agreed.is_preemption:
             if self._is_epoch_end:
                 self._end_epoch()
-            elif self._is_evaluation_due:  # a signal had stopped it
+            elif self._is_evaluation_due:  # a stop came before it, or during it
                 self._evaluate_within_epoch()
             elif self.is_finished or self._stop_flag.agreed:
                 break
@@ -397,6 +398,10 @@ class Trainer:
         self._move_to(self.state)
         self._saved_best = self.best
         if self.accelerator.is_main_process:
+            for name in sorted(pieces.keys() - self._states.parts.keys()):
+                _logger.warning(
+                    "the checkpoint has %s, which this run does not have: it is lost", name
+                )
             self._callback_runner.warn_of_lost(pieces["trainer"]["callbacks"])
             with suppress(OSError, ValueError):
                 step, details = read_details(self._run_folder)

@@ -28,7 +28,7 @@ from ..distributed.launch_env import setup_launch_env
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig
 from ..run.config import RecipeConfig, with_defaults
-from ..run.resume import Source, find_source, is_unfinished, stored_settings
+from ..run.resume import Source, find_source, folders_of, is_unfinished, stored_settings
 from ..training.config import TrainerConfig
 from .data.photo_decode import read_header
 from .models.timm_nets import expected_size
@@ -222,7 +222,7 @@ def _read_settings(source: Source) -> dict[str, Any]:
 
 def _settings_of_unfinished(config: PhotoRecipeConfig, recipe: str) -> dict[str, Any]:
     """Return those of the newest unfinished run that has all settings which `config` gives."""
-    for folder in sorted(config.run.runs_dir.glob(f"{recipe}-*"), reverse=True):
+    for folder in folders_of(recipe, config.run.runs_dir):
         with suppress(CheckpointError, ConfigError, OSError, ValueError):
             stored = _read_settings(Source(str(folder)))
             filled = config

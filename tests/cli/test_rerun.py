@@ -14,7 +14,7 @@ import pytest
 
 from accel_trainer.cli.common.processes import start_recipe
 from accel_trainer.cli.recipe.start import Start
-from accel_trainer.run.started import started_folder
+from accel_trainer.run.known_recipes import started_folder
 from tests.cli.conftest import run_command
 from tests.variants import slow
 

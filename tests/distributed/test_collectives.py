@@ -224,7 +224,7 @@ def wait_at_the_end(folder: Path, shows_life: bool) -> None:
     done = folder / "done"
     with joined_processes() as accelerator:
         if accelerator.is_main_process:
-            for _ in range(30):  # as in a long upload
+            for _ in range(15):  # as in a long upload
                 time.sleep(0.1)
                 if shows_life:
                     show_life(accelerator)

@@ -25,7 +25,7 @@ from tests.faults.disks import InterceptedDisk, installed
 from tests.faults.persistence import FileSystem, Tree, models
 from tests.faults.tiny_run import ROW_BYTES, continue_run, is_state_at, name_at, valid_steps
 
-LAST_STEP = 5
+LAST_STEP = 4
 KEEP_LAST_N = 2
 
 

@@ -30,7 +30,7 @@ def opened(config: RecipeConfig, *, error: UserError | None = None) -> tuple[str
     flag = StopFlag()
     flag.is_starting = True
     with ExitStack() as lock:
-        found = open_folder(config, "recipe", stop_flag=flag, lock=lock)
+        found = open_folder(config, "recipe", stop_flag=flag, resources=lock)
         if error is not None:
             raise error
     return found

@@ -2,21 +2,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from accel_trainer import RecipeConfig, RunConfig
 from accel_trainer.checkpoint.format import LoadedCheckpoint
 from accel_trainer.core.errors import CheckpointError
+from accel_trainer.run.config import decisive_values
 from accel_trainer.run.restore import restore_checkpoint
 from accel_trainer.training.trainer import Trainer
 
+CONFIG = RecipeConfig(seed=3)
 NOW: Mapping[str, Any] = {
     "num_samples": [72, 37],
     "data_fingerprint": "sampled:" + "1" * 64,
     "order": "3" * 64,
-    "settings": {"seed": 3, "batch.order": "uniform"},
+    "settings": decisive_values(CONFIG),
     "task_fingerprint": "task",
     "versions": {"torch": "2.13.0"},
     "num_processes": 2,
@@ -53,14 +57,17 @@ def restore(
     trainer = Restored(error, is_main=is_main)
     manifest = {name: value for name, value in {**NOW, **stored}.items() if value is not None}
     checkpoint = LoadedCheckpoint("step-3", manifest, {"model": {}})
-    restore_checkpoint(cast(Trainer, trainer), checkpoint, header=NOW, allowed=allowed)
+    config = replace(CONFIG, run=RunConfig(allow_change=tuple(allowed)))
+    restore_checkpoint(cast(Trainer, trainer), checkpoint, header=NOW, config=config)
     assert checkpoint.pieces == {}, "their memory is free"
     return trainer.changes
 
 
 def test_a_checkpoint_of_the_same_data_is_restored_with_the_changes() -> None:
     assert restore() == []
-    assert restore(settings={"seed": 2, "batch.order": "uniform"}) == ["seed"]
+    assert restore(settings={**NOW["settings"], "seed": 2}) == ["seed"]
+    older = {name: value for name, value in NOW["settings"].items() if name != "seed"}
+    assert restore(settings=older) == ["seed"], "its default was another"
     unknown = dict.fromkeys(("settings", "num_samples", "order", "data_fingerprint"))
     assert restore(**unknown, task_fingerprint=None) == [], "a manifest without them"
 
@@ -85,7 +92,8 @@ def test_a_checkpoint_of_other_data_is_restored_only_if_allowed(
 
 
 def test_another_order_follows_from_its_setting_but_other_data_does_not() -> None:
-    balanced = {"settings": {"seed": 3, "batch.order": "balanced"}, "order": "4" * 64}
+    settings = {**NOW["settings"], "batch.order": "balanced"}
+    balanced = {"settings": settings, "order": "4" * 64}
     assert restore(**balanced) == ["batch.order"]
     with pytest.raises(CheckpointError, match=r"DATA_CHANGED.*\(71, 37\) -> \(72, 37\) samples"):
         restore(**balanced, num_samples=[71, 37])

@@ -43,18 +43,25 @@ def make_run(folder: Path, config: RecipeConfig, *, state: str | None = None) ->
 def test_the_folder_of_a_run_is_the_newest_unfinished_one_of_its_config(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     stored = with_global_batch_size(config, None, num_processes=1)
-    make_run(tmp_path / "net-1", stored)
-    newest = make_run(tmp_path / "net-2", stored, state="preempted")
-    make_run(tmp_path / "net-3", stored, state="done")
-    make_run(tmp_path / "net-4", replace(stored, seed=7))
-    make_run(tmp_path / "other-5", stored)
-    (tmp_path / "net-6" / "checkpoints").mkdir(parents=True)
+
+    def folder(second: int, recipe: str = "net") -> Path:
+        return tmp_path / f"{recipe}-20261127-12000{second}"
+
+    make_run(folder(1), stored)
+    newest = make_run(folder(2), stored, state="preempted")
+    make_run(folder(3), stored, state="done")
+    make_run(folder(4), replace(stored, seed=7))
+    make_run(folder(5, "other"), stored)
+    (folder(6) / "checkpoints").mkdir(parents=True)
+    make_run(folder(7, "net-small"), stored)
     assert choose_folder(config, "net") == newest
 
 
 def test_the_folder_of_a_run_is_new_if_there_is_none_to_continue(tmp_path: Path) -> None:
     config = config_in(tmp_path)
-    make_run(tmp_path / "net-1", with_global_batch_size(config, None, num_processes=1))
+    make_run(
+        tmp_path / "net-20261127-120000", with_global_batch_size(config, None, num_processes=1)
+    )
     never = replace(config, run=replace(config.run, resume="never"))
     folder = choose_folder(never, "net")
     assert re.fullmatch(r"net-\d{8}-\d{6}", folder.name)

@@ -179,7 +179,7 @@ def make_step(task: Task, model: nn.Module) -> OptimizerStep:
         model=model,
         wrapped_model=model,
         optimizers={"": optimizer},
-        report=NonfiniteReport(strategy, may_skip=False, model=model, task=task, folder=Path()),
+        nonfinite=NonfiniteReport(strategy, may_skip=False, model=model, task=task, folder=Path()),
         activity=Activity(),
         max_grad_norm=None,
         check_every_n_steps=None,

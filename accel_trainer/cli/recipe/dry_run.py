@@ -28,7 +28,7 @@ from .exit import exit_with
 from .forks import new_process_context
 from .same_run import cause_of, difference_of_runs, lost_state, state_of
 from .start import Start
-from .started import train_as
+from .train_as import train_as
 from .unsaved import UNSAVED, file_of
 
 C = TypeVar("C", bound=RecipeConfig)

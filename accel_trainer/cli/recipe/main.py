@@ -21,7 +21,7 @@ from .exit import exit_with
 from .hours import ending_in_time
 from .notes import note_other_items, say_next, warn_if_loss_grew
 from .start import SHOWN_BY_COMMAND, this_start
-from .started import train_as
+from .train_as import train_as
 
 C = TypeVar("C", bound=RecipeConfig)
 

@@ -20,7 +20,7 @@ from ...core.errors import ConfigError, OutputError
 from ...core.filesystem import sha256_of
 from ...core.json_files import read_json_object
 from ...distributed.machine import available_cpus
-from ...run.started import started_folder
+from ...run.known_recipes import started_folder
 from ..common.output import tell
 from ..common.unknown_recipe import UnknownRecipeError
 from ..recipe.start import Start

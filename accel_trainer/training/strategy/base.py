@@ -30,8 +30,8 @@ class Strategy:
     A micro-batch is `begin_forward`, its forward and backward, then `end_backward`. The backward is
     that of `losses.sum() * gradient_factor / num_samples`, with the samples of all processes.
 
-    By default each process has the whole model, backward adds up the micro-batches, and the last
-    backward of a step averages the gradients over the processes.
+    By default each process has the whole model, and backward adds up its micro-batches. A subclass
+    combines the gradients of the processes, in the last backward of a step or in `finish`.
     """
 
     accelerator: Accelerator

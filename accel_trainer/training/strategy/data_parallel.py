@@ -40,7 +40,7 @@ class DataParallelStrategy(Strategy):
     def end_backward(self, num_samples: int) -> None:
         """Check, in the last micro-batch of a step, that DDP has averaged the gradients.
 
-        Now, as the other processes may wait for those of this one.
+        Checked here, because the others may already wait for the gradients of this process.
 
         Raises:
             ConfigError: some parameter has got no gradient, and DDP has therefore averaged none.

@@ -58,6 +58,7 @@ def in_folder(folder: Path, train: Callable[[Any], RunResult], config: RecipeCon
     exit_with(lambda: dry_run(train, config), is_debug=False)
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_dry_run_of_a_recipe_says_what_it_compared_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

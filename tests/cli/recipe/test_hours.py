@@ -235,6 +235,9 @@ def test_a_killed_run_ends_as_one_that_is_told_the_numbers(
     def attempt(folder: Path, *flags: object) -> tuple[int, str]:
         return train(folder, *flags, kills=kills, num_processes=num_processes)
 
+    def at_full_speed(folder: Path, *flags: object) -> tuple[int, str]:
+        return train(folder, *flags, num_processes=num_processes)
+
     killed = [attempt(run, *hours)[0] != 0 for _ in range(2)]
     assert killed == [True, True]
     assert {each.name for each in kills.iterdir()} >= {"before", "after"}
@@ -243,7 +246,7 @@ def test_a_killed_run_ends_as_one_that_is_told_the_numbers(
     assert code == 0, out
     assert read_run(run).decided == decided != {}, "a resume does not decide again"
     told = ["--steps", decided["trainer.num_steps"], "--schedule.decay-at"]
-    code, out = attempt(tmp_path / "told", *told, decided["schedule.decay_at"])
+    code, out = at_full_speed(tmp_path / "told", *told, decided["schedule.decay_at"])
     assert code == 0, out
     assert weights_of(run) == weights_of(tmp_path / "told")
     assert len(weights_of(run)) >= 4

@@ -25,7 +25,7 @@ from accel_trainer.cli.runs.recorded_start import NOT_FROM_THE_RUN, recorded_rec
 from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.core.config import config_values
 from accel_trainer.core.errors import OutputError
-from accel_trainer.run.started import remember_start, started_folder
+from accel_trainer.run.known_recipes import remember_start, started_folder
 from recipes import cifar, images
 from tests.cli.conftest import run_command
 from tests.docs.commands import command_help

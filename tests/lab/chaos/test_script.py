@@ -52,6 +52,7 @@ def test_a_program_that_resumes_right_survives_two_kills_in_one_run(
     assert found["runs"][1]["resumed"] == [False, True, True]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_only_after_the_second_resume_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from accel_trainer import RecipeConfig, main
 from accel_trainer.cli.common.processes import environment_of
 from accel_trainer.cli.recipe.start import Start, this_start
-from accel_trainer.cli.recipe.started import train_as
+from accel_trainer.cli.recipe.train_as import train_as
 from accel_trainer.core import filesystem
 from accel_trainer.lab.chaos.disk import FAULTY_DISK
 from accel_trainer.run.extra_callbacks import START_VARIABLE

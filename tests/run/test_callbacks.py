@@ -14,7 +14,7 @@ from accel_trainer import (
     TrainerConfig,
     start_run,
 )
-from accel_trainer.run.observers import build_callbacks
+from accel_trainer.run.callbacks import build_callbacks
 
 
 def names_of(
