@@ -218,7 +218,7 @@ def test_a_state_that_is_not_finite_is_never_committed(
     save(checkpointer, 3)
 
 
-def test_a_resumed_run_whose_first_state_is_not_finite_names_no_checkpoint_none(
+def test_a_resumed_run_whose_first_state_is_not_finite_says_so(
     directory: Path,
 ) -> None:
     save(make(directory), 1)
