@@ -16,8 +16,8 @@ import torch
 from accelerate import Accelerator
 
 from accel_trainer.checkpoint.config import CheckpointConfig
+from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.checkpoint.manager import Checkpointer
-from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.checkpoint.state_dict import training_state
 from accel_trainer.core.train_state import TrainState
 from accel_trainer.vision.models.zoo import ModelConfig, build_model

@@ -1226,7 +1226,7 @@ MUTANTS = [
         '    if sha256 != entry["sha256"]:',
         "    if False:",
         (
-            "tests/checkpoint/test_retention.py::test_a_damaged_newest_checkpoint_is_skipped_and_quarantined_by_a_save",
+            "tests/checkpoint/test_loading.py::test_a_damaged_newest_checkpoint_is_skipped_and_quarantined_by_a_save",
         ),
     ),
     Mutant(

@@ -271,13 +271,13 @@ PROMISES = [
         STORED,
         "first_valid",
         "return next(map(load, names), None)",
-        "tests/checkpoint/test_retention.py",
+        "tests/checkpoint/test_loading.py",
     ),
     Promise(
         STORED,
         "is_committed",
         "return (path / COMMIT).exists()",
-        "tests/checkpoint/test_format.py tests/checkpoint/test_retention.py",
+        "tests/checkpoint/test_format.py tests/checkpoint/test_loading.py",
     ),
     Promise(
         STORED,
@@ -308,7 +308,7 @@ PROMISES = [
             return read_header(path, entry)
         return _read(path, max_bytes=entry["bytes"])
         """,
-        "tests/checkpoint/test_retention.py tests/checkpoint/test_format.py",
+        "tests/checkpoint/test_loading.py tests/checkpoint/test_format.py",
     ),
     Promise(SAFE, "open_regular", "return os.open(path, flags)", "tests/core/test_filesystem.py"),
     Promise(

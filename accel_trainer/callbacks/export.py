@@ -17,7 +17,7 @@ import torch
 from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 
-from ..checkpoint.retention import load_checkpoint
+from ..checkpoint.loading import load_checkpoint
 from ..checkpoint.sharded import load_whole, stream_tensors
 from ..checkpoint.state_dict import load_weights
 from ..core import filesystem

@@ -17,7 +17,7 @@ from ..core.errors import CheckpointError, ConfigError, listed
 from ..core.json_files import read_json_object
 from ..core.tensor_memory import make_dense
 from .format import CHECKPOINT_NAME
-from .retention import load_checkpoint
+from .loading import load_checkpoint
 from .serialization import unpack_tensors
 from .sharded import load_whole
 from .state_dict import check_weights

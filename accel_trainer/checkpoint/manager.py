@@ -100,8 +100,8 @@ class Checkpointer:
         with writes_to(self.directory):
             free = free_bytes(self.directory)
             num_missing = 1 if list_checkpoints(self.directory) else 2
-            is_linked = self._unstepped and filesystem.can_link(self.directory)
-            num_frozen = 1 if is_linked else num_missing
+            has_links = self._unstepped and filesystem.can_link(self.directory)
+        num_frozen = 1 if has_links else num_missing
         needed = 0
         frozen = {}
         for name, value in pieces.items():

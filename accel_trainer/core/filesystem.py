@@ -303,8 +303,8 @@ def probe_file(directory: Path) -> Iterator[Path]:
 
 def can_link(directory: Path) -> bool:
     """Whether a file in `directory` can have two names. Raises OSError if it cannot be written."""
-    second = temporary_path(directory / "probe", "tmp")
     with probe_file(directory) as probe, suppress(OSError):
+        second = temporary_path(probe, "tmp")
         disk.link(second, probe)
         disk.remove(second)
         return True

@@ -77,8 +77,10 @@ class Registry:
         missing = [name for name in parts if name not in stored and not parts[name].is_optional]
         for name in missing:
             if not (changes and parts[name].starts_fresh):
-                fix = "start with the options that it was made with"
-                raise CheckpointError("CKPT_MISSING", f"the checkpoint has no {name}: {fix}")
+                raise CheckpointError(
+                    "CKPT_MISSING",
+                    f"the checkpoint has no {name}: start with the options that it was made with",
+                )
         fitted = {
             name: part.validated(stored[name]) for name, part in parts.items() if name in stored
         }

@@ -27,7 +27,7 @@ from ..checkpoint.format import (
     list_checkpoints,
     read_manifest,
 )
-from ..checkpoint.retention import (
+from ..checkpoint.loading import (
     candidates,
     first_valid,
     has_checkpoints,
@@ -168,9 +168,10 @@ def load_for_all(
     if source.checkpoint is not None:
         return load(source.checkpoint)
     level = logging.WARNING if accelerator.is_main_process else logging.DEBUG
-    loaded = first_valid(names, load, level=level)
-    # What is damaged has been reported.
-    loaded = loaded or first_valid(names, partial(load, without=FROZEN_FILE), level=logging.DEBUG)
+    # The second time, what is damaged has been reported.
+    loaded = first_valid(names, load, level=level) or first_valid(
+        names, partial(load, without=FROZEN_FILE), level=logging.DEBUG
+    )
     if loaded is None:
         raise none_valid(directory)
     return loaded

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from accel_trainer.checkpoint import retention
+from accel_trainer.checkpoint import loading
 
 
 @pytest.fixture(autouse=True)
 def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "RETRY_DELAYS_S", ())
+    monkeypatch.setattr(loading, "RETRY_DELAYS_S", ())
 
 
 @pytest.fixture

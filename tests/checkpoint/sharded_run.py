@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from accel_trainer import BatchConfig, Callback, OptimizerConfig, Trainer, TrainerConfig
-from accel_trainer.checkpoint.retention import load_checkpoint
+from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.checkpoint.sharded import load_whole
 from tests import processes, workload
 from tests.faults.disks import DyingDisk, installed

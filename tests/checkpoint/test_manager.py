@@ -11,11 +11,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from accel_trainer.checkpoint import retention
+from accel_trainer.checkpoint import loading
 from accel_trainer.checkpoint.config import CheckpointConfig
 from accel_trainer.checkpoint.format import list_checkpoints
+from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.checkpoint.manager import Checkpointer
-from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.core.errors import CheckpointError, DivergedError
 from accel_trainer.core.train_state import TrainState, checkpoint_name
 from tests import processes
@@ -173,7 +173,7 @@ def test_the_last_save_is_not_read_again_where_a_run_ends(
 ) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1)
-    monkeypatch.setattr(retention, "read_files", lambda path: pytest.fail(f"{path} is read"))
+    monkeypatch.setattr(loading, "read_files", lambda path: pytest.fail(f"{path} is read"))
     save(checkpointer, 1)
     assert names(directory) == [name_at(1)]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from accel_trainer import CheckpointError
 from accel_trainer.checkpoint.format import decode_files, read_files
-from accel_trainer.checkpoint.retention import load_checkpoint
+from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.checkpoint.sharded import StoredTensor, load_whole, stored_tensors
 from accel_trainer.cli.main import main
 from tests import processes

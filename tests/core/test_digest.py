@@ -11,7 +11,7 @@ from torch import Tensor
 
 from accel_trainer import read_history
 from accel_trainer.checkpoint.format import list_checkpoints, step_of
-from accel_trainer.checkpoint.retention import load_checkpoint
+from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.checkpoint.sharded import load_all
 from accel_trainer.core.digest import digest_of, samples_digest, sum_of_samples
 from tests import processes

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accel_trainer.checkpoint import retention
+from accel_trainer.checkpoint import loading
 from accel_trainer.checkpoint.format import read_files
 from accel_trainer.core.errors import CheckpointError
 from tests.faults.mutations import damage_folder, forge
@@ -127,7 +127,7 @@ class Campaign:
         return self.summary
 
     def _load(self) -> None:
-        retention.load_checkpoint(self.directory, self.name)
+        loading.load_checkpoint(self.directory, self.name)
 
     def _try(self, label: str, *, is_blind: bool) -> None:
         summary = self.summary
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     logging.disable()
-    retention.RETRY_DELAYS_S = ()
+    loading.RETRY_DELAYS_S = ()
     for is_blind in (True, False):
         num_cases = arguments.blind if is_blind else arguments.rehashed
         summary = run_campaign(num_cases, is_blind=is_blind, seed=arguments.seed)

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from accel_trainer.checkpoint import retention
+from accel_trainer.checkpoint import loading, retention
 from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.checkpoint.serialization import Encoded
@@ -138,7 +138,7 @@ def _what_is_lost(folder: Path, acknowledged: list[str]) -> str | None:
     if any(mine < theirs for mine, theirs in newest_first):
         return f"of the last {KEEP_LAST_N} acknowledged one is gone, valid are {steps}"
     try:
-        loaded = retention.load_checkpoint(directory)
+        loaded = loading.load_checkpoint(directory)
     except UserError as error:
         return str(error)
     if loaded is None:
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=2000)
     arguments = parser.parse_args()
     logging.disable()
-    retention.RETRY_DELAYS_S = ()
+    loading.RETRY_DELAYS_S = ()
     for label, options in {"the protocol": {}, **MUTANTS}.items():
         start = time.perf_counter()
         states = list(simulate(num_states=arguments.states, **options))

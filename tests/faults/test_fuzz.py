@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_trainer.checkpoint import format, retention
+from accel_trainer.checkpoint import format, loading
 from accel_trainer.checkpoint.format import LoadedCheckpoint
 from accel_trainer.distributed.collectives import Files
 from tests.faults.fuzz import run_campaign
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.fuzz
 
 @pytest.fixture(autouse=True)
 def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "RETRY_DELAYS_S", ())
+    monkeypatch.setattr(loading, "RETRY_DELAYS_S", ())
 
 
 def test_no_blind_damage_is_accepted(effort: int) -> None:
@@ -49,5 +49,5 @@ def test_the_campaign_sees_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> No
                 pickle.loads(data)
         return format.decode_files(files, folder)
 
-    monkeypatch.setattr(retention, "decode_files", decode_with_pickle)
+    monkeypatch.setattr(loading, "decode_files", decode_with_pickle)
     assert run_campaign(200, is_blind=False).num_code_events > 0

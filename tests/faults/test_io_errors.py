@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from accel_trainer.checkpoint.config import CheckpointConfig
+from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.checkpoint.manager import Checkpointer
-from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.core.errors import CheckpointError, ExitCode
 from accel_trainer.core.run_dir import free_bytes
 from tests.faults.disks import CountingDisk, FailingDisk, installed

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from accel_trainer.checkpoint import retention
+from accel_trainer.checkpoint import loading
 from tests.faults.power_loss import MUTANTS, simulate
 
 pytestmark = pytest.mark.crash
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.crash
 
 @pytest.fixture(autouse=True)
 def no_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(retention, "RETRY_DELAYS_S", ())
+    monkeypatch.setattr(loading, "RETRY_DELAYS_S", ())
     return
 
 

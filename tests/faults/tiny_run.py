@@ -15,8 +15,8 @@ from accel_trainer.checkpoint.format import (
     read_files,
 )
 from accel_trainer.checkpoint.frozen import marks_of
+from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.checkpoint.manager import Checkpointer
-from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.checkpoint.serialization import encode
 from accel_trainer.checkpoint.sharded import load_whole
 from accel_trainer.core.errors import CheckpointError

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from accel_trainer.checkpoint.config import CheckpointConfig
+from accel_trainer.checkpoint.loading import has_checkpoints
 from accel_trainer.checkpoint.manager import Checkpointer
-from accel_trainer.checkpoint.retention import has_checkpoints
 from accel_trainer.core.filesystem import AppendFile
 from accel_trainer.distributed.collectives import join_peers, run_on_main
 from accel_trainer.run.resume import Source, load_for_all

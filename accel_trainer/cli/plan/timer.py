@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from accel_trainer.checkpoint.retention import load_checkpoint
+from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.core import filesystem
 from accel_trainer.core.callback import RunResult, TrainerView
 from accel_trainer.core.types import Batch, EvalSource, StepReport

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...checkpoint.format import LoadedCheckpoint, decode_files, read_files
-from ...checkpoint.retention import BEST_FILE, best_name, load_checkpoint
+from ...checkpoint.loading import load_checkpoint
+from ...checkpoint.retention import BEST_FILE, best_name
 from ...checkpoint.sharded import stream_tensors
 from ...core import filesystem
 from ...core.errors import CheckpointError, ConfigError

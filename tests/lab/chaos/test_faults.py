@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from accel_trainer import ConfigError, TrainerView
-from accel_trainer.checkpoint.retention import load_checkpoint
+from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.commands import filesystem
 from accel_trainer.lab.chaos.disk import FaultyDisk
 from accel_trainer.lab.chaos.fault_bringer import FaultBringer

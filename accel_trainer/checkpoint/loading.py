@@ -1,0 +1,102 @@
+"""Finds and reads the checkpoint to resume from: the newest one that is not damaged."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from ..core.errors import CheckpointError, DamagedError
+from ..distributed.collectives import Files
+from .format import LoadedCheckpoint, decode_files, list_checkpoints, read_files
+
+_logger = logging.getLogger(__name__)
+
+# On a network file system a name can appear before its content does.
+RETRY_DELAYS_S = (0.05, 0.2)
+
+
+def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoint | None:
+    """Return the newest valid checkpoint, or the one called `name`; None: there never was one.
+
+    The slices of the one called `name` are verified when they are read, since no other can replace
+    it.
+
+    Raises:
+        CheckpointError: it does not exist or is damaged; or there are checkpoints and none is
+            valid: only the user may decide to start over.
+    """
+    names = candidates(directory, name)
+    if name is not None:
+        return decode_files(read_patiently(directory / name), directory / name)
+    found = first_valid(names, lambda each: load_whole(directory / each))
+    if found is None and has_checkpoints(directory):
+        raise none_valid(directory)
+    return found
+
+
+def candidates(directory: Path, name: str | None = None) -> list[str]:
+    """Return the names of all checkpoints, the newest first, or only `name`.
+
+    Raises CheckpointError if there is none called `name`.
+    """
+    names = [path.name for path in reversed(list_checkpoints(directory))]
+    if name is None:
+        return names
+    if name not in names:
+        known = ", ".join(names[2::-1]) or "none"
+        raise CheckpointError(
+            "CKPT_NOT_FOUND", f"{directory / name} does not exist: there are {known}"
+        )
+    return [name]
+
+
+def first_valid(
+    names: Iterable[str], load: Callable[[str], LoadedCheckpoint], *, level: int = logging.WARNING
+) -> LoadedCheckpoint | None:
+    """Return what `load` returns for the first checkpoint that is not damaged; None: all are.
+
+    A damaged one is reported at `level` and passed over; the next save quarantines it.
+    """
+    for name in names:
+        try:
+            return load(name)
+        except DamagedError as error:
+            _logger.log(level, "%s is passed over: %s", name, error)
+    return None
+
+
+def none_valid(directory: Path) -> CheckpointError:
+    """Return the error of a run whose checkpoints are all damaged, or gone."""
+    return CheckpointError(
+        "CKPT_NONE_VALID",
+        f"{directory} has no valid checkpoint: restore one, or move the damaged ones away to train "
+        "from scratch",
+    )
+
+
+def read_patiently(path: Path, *, without: str = "") -> Files:
+    """Return `read_files`; the content of the files may arrive after their names."""
+    for delay_s in RETRY_DELAYS_S:
+        with suppress(DamagedError):
+            return read_files(path, without=without)
+        time.sleep(delay_s)
+    return read_files(path, without=without)
+
+
+def load_whole(path: Path) -> LoadedCheckpoint:
+    """Return a checkpoint whose slices are verified, too."""
+    loaded = decode_files(read_patiently(path), path)
+    for stored in loaded.slices:
+        stored.read()
+    return loaded
+
+
+def has_checkpoints(directory: Path) -> bool:
+    """Whether there is a checkpoint, valid or damaged.
+
+    A run must then not silently start from scratch.
+    """
+    return bool(list_checkpoints(directory)) or any(directory.glob("damaged-*"))
