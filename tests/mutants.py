@@ -277,7 +277,7 @@ MUTANTS = [
     Mutant(
         "a shared run leaves its umask behind",
         "accel_trainer/run/session.py",
-        "lock.callback(os.umask, os.umask(0o027))",
+        "folder_resources.callback(os.umask, os.umask(0o027))",
         "os.umask(0o027)",
         ("tests/run/test_session.py::test_a_shared_run_can_be_read_by_its_group",),
     ),
@@ -979,8 +979,8 @@ MUTANTS = [
     Mutant(
         "an evaluation within an epoch that a signal stopped is left out",
         "accel_trainer/training/trainer.py",
-        "elif self._is_evaluation_due:  # a signal had stopped it",
-        "elif False:  # a signal had stopped it",
+        "elif self._is_evaluation_due:  # a stop came before it, or during it",
+        "elif False:  # a stop came before it, or during it",
         ("tests/training/test_interrupted_evaluation.py",),
     ),
     Mutant(
@@ -1882,8 +1882,8 @@ MUTANTS = [
     Mutant(
         "other data of the same size is restored without a word",
         "accel_trainer/run/restore.py",
-        "    elif not is_same_data(old, new):",
-        "    elif False:",
+        "return None if is_same_data(old, new) else",
+        "return None if True else",
         ("tests/run/test_restore.py",),
     ),
     Mutant(
@@ -1903,8 +1903,8 @@ MUTANTS = [
     Mutant(
         "a change by an attempt that was killed before its first save is forgotten",
         "accel_trainer/run/restore.py",
-        'if stored["settings"].get(name, value) != value',
-        "if False",
+        '[name for name, _, _ in training_changes(stored["settings"], config)]',
+        "[]",
         ("tests/run/test_restore.py",),
     ),
     Mutant(
