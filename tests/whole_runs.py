@@ -110,7 +110,7 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_run_killed_twice_has_each_row_once_in_its_tracker",
         "test_a_tracker_that_cannot_be_used_is_one_line_before_training",
     ),
-    "callbacks/test_profiler.py": ("test_a_run_that_is_too_short_for_a_profile_says_so",),
+    "callbacks/test_profiler.py": (),
     "run/test_session.py": (
         "test_the_same_command_continues_its_run_and_a_finished_one_says_so",
         "test_a_run_branches_from_a_checkpoint_of_another_and_ends_the_same",
@@ -362,6 +362,7 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_networks_in_turn_resume_to_the_same_bytes_on_two_processes",
         "test_exact_sums_give_the_same_bytes_on_one_and_two_processes",
         "test_networks_in_turn_resume_to_the_same_bytes[1:]",
+        "test_two_processes_train_the_networks_of_one[1:]",
         "test_muon_and_adamw_side_by_side_resume_to_the_same_bytes",
         "test_a_turn_may_be_computed_twice",
     ),

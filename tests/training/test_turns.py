@@ -204,23 +204,18 @@ def train_all_in_parts(folder: Path) -> None:
         train_in_parts(folder / name, name)
 
 
-def train_all(folder: Path, **options: Any) -> None:
+def train_in_float64(folder: Path, name: str) -> None:
     """Without norms over the batch, of which each process has a part of its own."""
-    for name, program in PROGRAMS.items():
-        model = program.get("model", lambda: Gan(nn.LayerNorm))
-        train(folder / name, **{**program, "model": model, **options})
+    model = PROGRAMS[name].get("model", lambda: Gan(nn.LayerNorm))
+    train(folder, **{**PROGRAMS[name], "model": model, "dtype": torch.float64})
 
 
-def train_all_in_float64(folder: Path) -> None:
-    train_all(folder, dtype=torch.float64)
-
-
-def test_two_processes_train_the_networks_of_one(tmp_path: Path) -> None:
-    train_all_in_float64(tmp_path / "one")
-    processes.run(train_all_in_float64, tmp_path / "two", num_processes=2, folder=tmp_path / "logs")
-    for name in PROGRAMS:
-        one, two = tmp_path / "one" / name, tmp_path / "two" / name
-        assert largest_difference(one, two) <= 1e-12, name
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_two_processes_train_the_networks_of_one(name: str, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    train_in_float64(one, name)
+    processes.run(train_in_float64, two, name, num_processes=2, folder=tmp_path / "logs")
+    assert largest_difference(one, two) <= 1e-12
 
 
 def train_all_exactly(folder: Path) -> None:
