@@ -409,5 +409,13 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_the_start_of_a_command_line_does_not_import_the_compiler",
     ),
     "test_benchmarks.py": ("test_a_benchmark_runs_with_tiny_sizes[1:]",),
+    # Tests of what the tests are made of.
     "test_promises.py": ("test_a_broken_function_is_still_python_and_a_missing_one_is_named",),
+    "test_reaper.py": ("test_a_test_run_that_is_killed_leaves_no_process_behind",),
+    "test_forked_python.py": (
+        "test_forked_python_buffers_and_encodes_as_python_does",
+        "test_a_client_killed_before_it_knows_its_process_takes_it_along",
+        "test_a_signal_reaches_the_process_that_was_forked",
+    ),
+    "test_processes.py": ("test_threads_that_start_processes_at_once_read_each_exit_code",),
 }

@@ -190,17 +190,19 @@ SHOWN = {  # of five steps in the first epoch
         "num_workers": 0,
         "max_steps": 6,
     },
-    "a counter for each class": {"net": "usage", "max_steps": 6},
 }
 VARIATIONS = {
     "GroupNorm": {"norm": "group", "clip": 0.5, "max_steps": 6},
     "BatchNorm, AdamW, items": {"optimizer": "adamw", "items": True, "max_steps": 6},
     "an assigned buffer": {"net": "assigned", "max_steps": 6},
     "a counter of samples": {"net": "samples", "max_steps": 6},
+    "a counter for each class": {"net": "usage", "max_steps": 6},
 }
 
 
-@pytest.mark.parametrize("columns", slow_but([SHOWN], [SHOWN, VARIATIONS]))
+@pytest.mark.parametrize(
+    "columns", slow_but([SHOWN], [SHOWN, VARIATIONS]), ids=["shown", "variations"]
+)
 def test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes(
     columns: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
