@@ -83,3 +83,12 @@ def test_the_page_of_comparisons_is_that_of_the_benchmark() -> None:
     shown = ("B", "verdict", "gain in points", "rho", "independent runs for the same precision")
     for row in rows:
         assert f"| {' | '.join(cell(row[name]) for name in shown)} |" in page
+
+
+def test_the_examples_on_the_page_of_comparisons_are_the_benchmarks_output() -> None:
+    printed = (ROOT / "benchmarks" / "results" / "compare_example.txt").read_text()
+    examples = re.findall(
+        r"```text\n(.*?)```", (ROOT / "docs" / "compare.md").read_text(), re.DOTALL
+    )
+    assert len(examples) == 2
+    assert all(example in printed for example in examples)
