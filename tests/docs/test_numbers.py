@@ -85,7 +85,7 @@ def test_the_page_of_comparisons_is_that_of_the_benchmark() -> None:
         assert f"| {' | '.join(cell(row[name]) for name in shown)} |" in page
 
 
-def test_the_examples_on_the_page_of_comparisons_are_the_benchmarks_output() -> None:
+def test_the_examples_of_comparisons_are_what_the_benchmark_prints() -> None:
     printed = (ROOT / "benchmarks" / "results" / "compare_example.txt").read_text()
     examples = re.findall(
         r"```text\n(.*?)```", (ROOT / "docs" / "compare.md").read_text(), re.DOTALL
