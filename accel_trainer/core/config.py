@@ -79,12 +79,14 @@ def check_types(config: object, config_class: Any, prefix: str = "") -> None:
 
 def _fits(value: Any, kind: Any) -> bool:
     """Whether a value is of the type of a field: one of its choices, or a number of its kind."""
-    if get_origin(kind) is Literal:
+    origin = get_origin(kind)
+    if origin is Literal:
         return value in get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
+    if origin in (Union, UnionType):
         return any(_fits(value, each) for each in get_args(kind))
     kind = {int: Integral, float: Real}.get(kind, kind)
-    return not isinstance(kind, type) or isinstance(value, kind)
+    # In Python 3.10, `tuple[str, ...]` is a type, of which nothing can be an instance.
+    return origin is not None or not isinstance(kind, type) or isinstance(value, kind)
 
 
 def type_name(kind: Any) -> str:

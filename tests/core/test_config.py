@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from types import GenericAlias, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from accel_trainer.core.config import (
     NOT_NEGATIVE,
     POSITIVE,
     Range,
+    _fits,
     check_types,
 )
 from accel_trainer.core.errors import ConfigError
@@ -85,6 +86,18 @@ def test_a_value_that_a_program_gives_is_checked_as_one_of_a_flag(
         return
     with pytest.raises(ConfigError, match=f"{part}.{name} is .*: give "):
         check_types(config, RecipeConfig)
+
+
+class OldAlias(GenericAlias):
+    """`tuple[str, ...]` as in Python 3.10, where it counts as a class."""
+
+    __class__ = property(lambda self: type)  # type: ignore[assignment]  # on purpose
+
+
+def test_a_tuple_of_texts_is_accepted_where_python_takes_it_for_a_class() -> None:
+    kind = OldAlias(tuple, (str, ...))
+    assert isinstance(kind, type)
+    assert _fits(("a", "b"), kind)
 
 
 def test_the_defaults_of_all_settings_are_of_their_types() -> None:
