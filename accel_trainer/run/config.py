@@ -13,6 +13,7 @@ from ..core.batch_plan import BatchConfig
 from ..core.config import (
     check_pattern,
     config_values,
+    diff_config,
     flatten_config,
     short_flag,
     unchecked_defaults,
@@ -170,14 +171,11 @@ def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tu
     """Return `(dotted name, old, new)` for each setting that decides the training and was changed.
 
     A setting that is not in the `stored` config had its default; a stored value for which there is
-    no setting is ignored.
+    no setting is ignored. A new key of a dict is a change from None.
     """
     before = config_values(unchecked_defaults(type(config))) | dict(flatten_config(stored))
-    return [
-        (name, before[name], new)
-        for name, new in decisive_values(config).items()
-        if new != before[name]
-    ]
+    now = decisive_values(config)
+    return diff_config({name: before.get(name) for name in now}, now)
 
 
 def describe_shared(config: RecipeConfig) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,17 @@ def test_a_stored_config_of_an_earlier_version_is_no_change() -> None:
     del earlier["trainer"]["patience"]
     earlier["trainer"] |= {"gone": 3}
     assert training_changes(earlier, CONFIG) == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted(RecipeConfig):
+    weights: Mapping[str, float] = field(default_factory=lambda: {"pixels": 1.0})
+
+
+def test_a_new_key_of_a_dict_is_a_change() -> None:
+    config = Weighted(weights={"pixels": 1.0, "edges": 0.5})
+    assert training_changes(stored(config), config) == []
+    assert training_changes(stored(Weighted()), config) == [("weights.edges", None, 0.5)]
 
 
 @dataclass(frozen=True, kw_only=True)
