@@ -88,7 +88,7 @@ def load_initial_weights(
 
 def _class_names_of(path: Path) -> list[str]:
     """Return the classes that the export at `path`, or of its run, names; none if it names none."""
-    for folder in (path / "export", path.resolve().parents[1] / "export", path.parent):
+    for folder in (path / "export", path.resolve().parent.parent / "export", path.parent):
         with suppress(OSError, ValueError, KeyError, TypeError):
             return list(read_json_object(folder / "config.json")["class_names"])
     return []
@@ -115,9 +115,9 @@ def _cast_and_tie(theirs: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> d
 
 def _read_weights(path: Path) -> tuple[Mapping[str, Tensor], str]:
     """Return the weights at `path` and their SHA-256."""
-    if not path.exists():
-        raise CheckpointError("INIT_FROM", f"--init-from {path} does not exist: check the path")
     try:
+        if not path.exists():
+            raise CheckpointError("INIT_FROM", f"--init-from {path} does not exist: check the path")
         if path.is_file():
             data = filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES)
             return _unpack(data), hashlib.sha256(data).hexdigest()

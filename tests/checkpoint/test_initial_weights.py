@@ -57,6 +57,11 @@ def test_a_folder_that_holds_no_weights_is_refused_with_what_to_give(tmp_path: P
         load_initial_weights(nn.Linear(2, 2), tmp_path, skip=None)
 
 
+def test_weights_that_the_system_refuses_to_look_up_are_one_line() -> None:
+    with pytest.raises(CheckpointError, match=r"INIT_FROM.*cannot be read \(.*File name too long"):
+        load_initial_weights(nn.Linear(2, 2), Path("x" * 300), skip=None)
+
+
 @pytest.mark.parametrize("is_zip", [True, False])
 def test_a_file_of_torch_save_is_refused_with_the_way_out(tmp_path: Path, is_zip: bool) -> None:
     path = tmp_path / "weights.pt"
@@ -107,5 +112,6 @@ def test_the_classes_of_a_run_are_found_from_its_checkpoints_too(tmp_path: Path)
     for path in (tmp_path / "run", checkpoint):
         assert initial_weights._class_names_of(path) == ["a", "b"]
     assert initial_weights._class_names_of(tmp_path) == []
+    assert initial_weights._class_names_of(Path("/weights.safetensors")) == []
     (tmp_path / "run" / "export" / "config.json").write_text('{"class_names": 7}')
     assert initial_weights._class_names_of(tmp_path / "run") == []
