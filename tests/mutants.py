@@ -1411,7 +1411,7 @@ MUTANTS = [
     Mutant(
         "a process that is stuck does not say where",
         "accel_trainer/fault_tolerance/watchdog.py",
-        "                faulthandler.dump_traceback()\n",
+        "                    faulthandler.dump_traceback(2)\n",
         "",
         (
             "tests/fault_tolerance/test_watchdog.py::test_a_stuck_timeout_ends_a_process_and_shows_its_stacks",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -71,7 +70,10 @@ class Watchdog:
             idle_s = idle_s + _INTERVAL_S if now == seen and phase in _WATCHED else 0.0
             seen = now
             if idle_s > self.timeout_s + _GRACE_S:
-                faulthandler.dump_traceback()
-                line = self.on_stuck(idle_s)
-                os.write(sys.stderr.fileno(), f"accel_trainer: {line}\n".encode())
-                os._exit(ExitCode.INTERNAL)
+                try:
+                    # Not to `sys.stderr`, which may have been replaced by an object without a file.
+                    faulthandler.dump_traceback(2)
+                    line = self.on_stuck(idle_s)
+                    os.write(2, f"accel_trainer: {line}\n".encode())
+                finally:
+                    os._exit(ExitCode.INTERNAL)

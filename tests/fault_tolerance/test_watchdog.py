@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,10 @@ import pytest
 
 from accel_trainer import BatchConfig, Callback, RecipeConfig, StepReport, Trainer, main
 from accel_trainer.checkpoint import manager
+from accel_trainer.core.activity import Activity
+from accel_trainer.fault_tolerance import watchdog
+from accel_trainer.fault_tolerance.preemption import StopFlag
+from accel_trainer.fault_tolerance.watchdog import Watchdog
 from tests import processes, variants, workload
 from tests.faults import signals
 
@@ -95,6 +100,31 @@ def test_a_stuck_timeout_ends_a_process_and_shows_its_stacks(tmp_path: Path) -> 
         in job.output().splitlines()[-1]
     )
     assert "in on_step_end" in job.output()
+
+
+class Tee:
+    """A stderr without a file, as a logger puts it in place of Python's."""
+
+    def write(self, text: str) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+
+def hang_with_a_tee() -> None:
+    sys.stderr = Tee()  # type: ignore[assignment]  # on purpose
+    activity = Activity()
+    activity.phase = "training"
+    with Watchdog(activity, StopFlag(), timeout_s=-watchdog._GRACE_S, launcher_pid=None):
+        time.sleep(60)
+
+
+def test_a_stuck_process_ends_even_if_stderr_has_no_file(tmp_path: Path) -> None:
+    job = processes.start(hang_with_a_tee, num_processes=1, folder=tmp_path)
+    assert job.wait() == [70]
+    assert "in hang_with_a_tee" in job.output()
+    assert "accel_trainer: stuck for" in job.output()
 
 
 def pause_and_train(folder: Path) -> None:
