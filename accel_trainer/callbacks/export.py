@@ -135,9 +135,11 @@ class Exporter(Callback):
                 warnings.simplefilter("ignore")
                 return dict(zip(ONNX_FILES, onnx.files(weights), strict=True))
         except Exception as error:  # torch's exporter raises many types
-            path = self._folder / "model.onnx"
-            reason = describe_error(error.__cause__ or error)
-            _logger.warning("no %s: torch cannot convert the model (%s)", path, reason)
+            _logger.warning(
+                "no %s: torch cannot convert the model (%s)",
+                self._folder / "model.onnx",
+                describe_error(error.__cause__ or error),
+            )
             return {}
 
 

@@ -53,8 +53,11 @@ class MetricsFile:
                 self._write()
             except OSError as error:
                 if is_first:
-                    text = "a row of %s cannot be written yet and is kept: %s"
-                    _logger.warning(text, self.path, error.strerror)
+                    _logger.warning(
+                        "a row of %s cannot be written yet and is kept: %s",
+                        self.path,
+                        error.strerror,
+                    )
 
     def _write(self) -> None:
         if self._unwritten:
@@ -64,8 +67,12 @@ class MetricsFile:
     def truncate(self, size: int) -> None:
         """Drop the rows after the first `size` bytes."""
         if self.size < size:
-            text = "%s has %d bytes, but had %d at the checkpoint: earlier rows are missing"
-            _logger.warning(text, self.path, self.size, size)
+            _logger.warning(
+                "%s has %d bytes, but had %d at the checkpoint: earlier rows are missing",
+                self.path,
+                self.size,
+                size,
+            )
         else:
             self._file.truncate(size)
             self._file.drop_half_line()  # if somebody has edited the rows, one may be cut in half

@@ -20,6 +20,7 @@ _logger = logging.getLogger(__name__)
 
 _WARMUP_STEPS = 5
 _STEPS = 10
+_NEEDED_STEPS = _WARMUP_STEPS + _STEPS
 
 
 @dataclass(eq=False)
@@ -44,9 +45,10 @@ class Profile(Callback):
         if trainer.is_finished:
             return
         num_steps = self.config.last_step(trainer.loader.plan.steps_per_epoch)
-        if (left := num_steps - trainer.state.optimizer_step) < _WARMUP_STEPS + _STEPS:
-            needed = _WARMUP_STEPS + _STEPS
-            _logger.warning("--profile needs %d steps, but this run has only %d left", needed, left)
+        if (left := num_steps - trainer.state.optimizer_step) < _NEEDED_STEPS:
+            _logger.warning(
+                "--profile needs %d steps, but this run has only %d left", _NEEDED_STEPS, left
+            )
         filesystem.make_directory(self.folder)
         schedule = {"wait": _WARMUP_STEPS - 1, "warmup": 1, "active": _STEPS, "repeat": 1}
         self._profiler = ProfileKwargs(
@@ -63,7 +65,7 @@ class Profile(Callback):
         if profiler is None:
             return
         profiler.step()
-        if profiler.step_num == _WARMUP_STEPS + _STEPS:
+        if profiler.step_num == _NEEDED_STEPS:
             self._profiler = None
             profiler.stop()
             trace = self.folder / "trace.json"
@@ -79,6 +81,5 @@ class Profile(Callback):
         if self._profiler is not None:
             self._profiler.stop()
             self.show(
-                f"no profile: it needs {_WARMUP_STEPS + _STEPS} steps, "
-                f"there were {self._profiler.step_num}"
+                f"no profile: it needs {_NEEDED_STEPS} steps, there were {self._profiler.step_num}"
             )

@@ -115,8 +115,12 @@ class Trackers(Callback):
             yield
         except Exception as error:
             self._trackers.pop(name, None)
-            text = "%s failed (%s: %s) and is ignored until the next start; training continues"
-            _logger.warning(text, name, type(error).__name__, error)
+            _logger.warning(
+                "%s failed (%s: %s) and is ignored until the next start; training continues",
+                name,
+                type(error).__name__,
+                error,
+            )
 
 
 def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:

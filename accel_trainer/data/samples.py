@@ -64,8 +64,10 @@ class Columns:
 
     def __init__(self, table: Any, columns: tuple[str, str]) -> None:
         if isinstance(columns, str) or len(columns) != 2:
-            fix = 'pass two names, such as columns=("image", "label")'
-            raise ConfigError("DATASET", f"columns={columns!r}: {fix}")
+            raise ConfigError(
+                "DATASET",
+                f'columns={columns!r}: pass two names, such as columns=("image", "label")',
+            )
         self.dataset = table
         self._columns = columns
 
@@ -79,19 +81,20 @@ class Columns:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
         row = self.dataset[index]
         if unknown := [name for name in self._columns if name not in row]:
             raise KeyError(f"no column {unknown[0]}, only {', '.join(row)}")
-        source, target = (_picture_to_tensor(row[name]) for name in self._columns)
-        return source, target
+        return tuple(_picture_to_tensor(row[name]) for name in self._columns)
 
 
 def _picture_to_tensor(value: Any) -> Any:
     if not hasattr(value, "getbands"):  # Only pictures of Pillow have it.
         return value
     if value.mode not in ("L", "RGB"):
-        fix = 'convert it to "RGB" or "L", such as in with_transform'
-        raise ValueError(f"a picture has mode {value.mode}: {fix}")
+        raise ValueError(
+            f'a picture has mode {value.mode}: convert it to "RGB" or "L", such as in '
+            "with_transform"
+        )
     pixels = torch.from_numpy(np.array(value)).float() / 255
     return pixels[None] if value.mode == "L" else pixels.permute(2, 0, 1).contiguous()

@@ -82,9 +82,9 @@ class StreamReader(Reader):
                     )
                 while position < wanted:
                     position, sample = next(samples, (len(self), None))
-                if position > wanted and self.num_samples is None:
-                    return
                 if position > wanted:
+                    if self.num_samples is None:
+                        return
                     raise DataError(
                         "DATA_STREAM",
                         f"the stream ended before sample {wanted}, counted from 0: "

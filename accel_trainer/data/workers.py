@@ -311,7 +311,7 @@ def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:
     """Return the DataError that explains a missing batch; None if the data is not the cause."""
     if isinstance(error, SampleError):
         return error.as_data_error()
-    texts = (str(error.__cause__), str(error))
+    texts = map(str, (error.__cause__, error))
     reasons = [text for text in texts if text.startswith("DataLoader")]
     try:
         # Wait for the signal of a worker's death: it may come after a timeout, or after the reset

@@ -48,12 +48,14 @@ def init_process_group(
         )
     except (RuntimeError, OSError) as error:
         where = f"at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {timeout_s:g} s"
-        message = (
+        raise ProcessError(
+            "RENDEZVOUS",
             f"process {rank} of {num_processes} did not meet the others {where} "
             f"({reason_of(error)}): start all, with the address of process 0's machine and a free "
-            "port there, open between the machines"
-        )
-        raise ProcessError("RENDEZVOUS", message, rank, ExitCode.INTERNAL) from error
+            "port there, open between the machines",
+            rank,
+            ExitCode.INTERNAL,
+        ) from error
 
 
 def find_cpu_group(*, timeout_s: float) -> dist.ProcessGroup | None:

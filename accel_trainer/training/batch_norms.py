@@ -57,7 +57,8 @@ def lone_samples_refused(
             fix = "leave the last samples of an epoch out with --batch.drop-last"
             if smallest(0) == 1:
                 fix = "set --batch-size so that each forward has at least 2"
-            fact = (
-                f"{name or 'the model'} normalises over the batch, but a forward has only 1 sample"
+            raise ConfigError(
+                "BATCH_SIZE",
+                f"{name or 'the model'} normalises over the batch, but a forward has only "
+                f"1 sample: {fix}",
             )
-            raise ConfigError("BATCH_SIZE", f"{fact}: {fix}")

@@ -52,8 +52,9 @@ class CallbackRunner:
             except UserError:
                 raise
             except Exception as error:
-                text = f"callback {name}.{hook} failed ({type(error).__name__}: {error})"
-                raise PartFailed(text) from error
+                raise PartFailed(
+                    f"callback {name}.{hook} failed ({type(error).__name__}: {error})"
+                ) from error
 
     @contextmanager
     def errors_observed(self, trainer: TrainerView, checkpointer: Checkpointer) -> Iterator[None]:
@@ -79,8 +80,11 @@ class CallbackRunner:
         for name, callback in self._callbacks.items():
             state = callback.state_dict()
             if not isinstance(state, dict):
-                fact = f"state_dict of {name} returned {state!r:.40}"
-                raise ConfigError("CALLBACK", f"{fact}: return a dict, {{}} without a state")
+                raise ConfigError(
+                    "CALLBACK",
+                    f"state_dict of {name} returned {state!r:.40}: "
+                    "return a dict, {} without a state",
+                )
             if state:
                 states[name] = state
         return states
@@ -110,7 +114,7 @@ def _listens(callback: Callback, hook: str) -> bool:
 def named(parts: Sequence[Any]) -> dict[str, Any]:
     """Name parts by class, the second of a class `Name-2`, to keep their states apart."""
     named: dict[str, Any] = {}
-    count: Counter[str] = Counter()
+    count = Counter[str]()
     for part in parts:
         name = type(part).__name__
         count[name] += 1

@@ -113,8 +113,9 @@ class TorchMetric:
 
 def _targets_for(metric: Any, targets: Any) -> Any:
     """Return whole numbers as integers if `metric` is one of classification; losses need floats."""
-    modules = [each.__module__ for each in type(metric).__mro__]
-    is_wanted = any(name.startswith("torchmetrics.classification") for name in modules)
+    is_wanted = any(
+        each.__module__.startswith("torchmetrics.classification") for each in type(metric).__mro__
+    )
     if not (is_wanted and targets.is_floating_point()):
         return targets
     integers = targets.long()
@@ -141,8 +142,11 @@ class WholeSetMetric:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            given = f"WholeSetMetric({self.function!r:.40}, ...) needs a function first"
-            raise ConfigError("METRIC", f"{given}: give WholeSetMetric(function, num_outputs)")
+            raise ConfigError(
+                "METRIC",
+                f"WholeSetMetric({self.function!r:.40}, ...) needs a function first: "
+                "give WholeSetMetric(function, num_outputs)",
+            )
 
     def for_samples(self, num_samples: int) -> WholeSetMetric:
         """Return the metric for an evaluation of `num_samples`."""

@@ -206,9 +206,10 @@ def check_labels(batch: Batch, output: StepOutput) -> Tensor:
 
 def misfit_of(outputs: Any, targets: Any, fix: str) -> ConfigError:
     """Return the error of outputs whose shape or dtype does not fit the targets."""
-    found = describe_tensor(outputs)
     return ConfigError(
-        "SHAPES", f"the model returns {found} for targets {describe_tensor(targets)}: {fix}"
+        "SHAPES",
+        f"the model returns {describe_tensor(outputs)} for targets {describe_tensor(targets)}: "
+        + fix,
     )
 
 

@@ -97,10 +97,10 @@ class Rehearsal:
         self._fresh = {name: _copy_optimizer(each) for name, each in self._optimizers.items()}
         self._marks: list[Marks] = []
         self._uses: list[StepUse] = []
-        self._num_calls: Counter[str] = Counter()
-        self._read: set[str] = set()
-        self._restored: set[str] = set()
-        self._named: set[str] = set()
+        self._num_calls = Counter[str]()
+        self._read = set[str]()
+        self._restored = set[str]()
+        self._named = set[str]()
 
     def begin(self, trainer: TrainerAttributes) -> None:
         """Note the state before the first step; `trainer` returns the attributes of a subclass."""
@@ -238,8 +238,12 @@ class Rehearsal:
         In the first two steps. Raises CheckpointError if `train_step` has changed them.
         """
         if len(self._weights) > 1:
-            fix = "restore what train_step changes between two calls of compute_gradients"
-            _refuse_changes("train_step", self._weights[0], self._sum_weights(), fix)
+            _refuse_changes(
+                "train_step",
+                self._weights[0],
+                self._sum_weights(),
+                "restore what train_step changes between two calls of compute_gradients",
+            )
         self._weights.clear()
 
     def _sum_weights(self) -> dict[str, int]:
@@ -265,8 +269,12 @@ class Rehearsal:
             return
         before = _digests(read_state())
         yield
-        fix = "change it in on_step_end, since a run that is killed saves more often"
-        _refuse_changes("before_save", before, _digests(read_state()), fix)
+        _refuse_changes(
+            "before_save",
+            before,
+            _digests(read_state()),
+            "change it in on_step_end, since a run that is killed saves more often",
+        )
 
     def after_step(self, read_state: Callable[[], Pieces]) -> None:
         """Check the state that a checkpoint would hold, perhaps with this process's shards.
@@ -414,16 +422,22 @@ class Rehearsal:
         first, second, third = [*self._marks, self._mark()]
         self._marks = []
         one, two = self._uses[0], self._uses[-1]
-        fix = "set it before it is used, or before build_trainer"
-        self._say("a step changes", one.changed_late(two), fix)
+        self._say(
+            "a step changes",
+            one.changed_late(two),
+            "set it before it is used, or before build_trainer",
+        )
         self._warn_of_unreached(one, two)
         created = {
             name
             for name in third.keys() - first.keys()
             if isinstance(kind := third[name][0], tuple) and kind[0] is nn.Parameter
         }
-        fix = "a resume would draw other random numbers for it, so create it before build_trainer"
-        self._say("the first step creates", created, fix)
+        self._say(
+            "the first step creates",
+            created,
+            "a resume would draw other random numbers for it, so create it before build_trainer",
+        )
         # What is None until the first step is often kept for a log alone: nothing reads it.
         kept = _changed(first, second) | self._read
         unsaved = kept & _changed(second, third) - self._restored
@@ -455,14 +469,15 @@ class Rehearsal:
         }
         reached = {each for each in trained if one.used.get(each) or two.used.get(each)}
         may_skip = getattr(self.accelerator.ddp_handler, "find_unused_parameters", False)
-        if reached and trained - reached and not may_skip:
+        unreached = trained - reached
+        if reached and unreached and not may_skip:
             _logger.warning(
                 "[UNUSED_PARAMETERS] %d of %d trained parameters got no gradient in the first two "
                 "steps (%s): freeze them (requires_grad=False), or look for a detach() or "
                 "no_grad() between them and the loss",
-                len(trained - reached),
+                len(unreached),
                 len(trained),
-                listed(each.removesuffix(".requires_grad") for each in trained - reached),
+                listed(each.removesuffix(".requires_grad") for each in unreached),
             )
 
 

@@ -73,7 +73,7 @@ def _run_marked(run: Callable[[], T], model: nn.Module) -> tuple[T, Counter[str]
     They are those of the gradients, before these are averaged over the processes, in the order of
     backward, and then of the buffers and parameters.
     """
-    marks: Counter[str] = Counter()
+    marks = Counter[str]()
 
     def mark(name: str, parameter: Any) -> None:
         marks[name] += int(sum_of_bits(parameter.grad))

@@ -29,8 +29,10 @@ def trust(batch: Batch, fits: Tensor, fix: str) -> Tensor:
     if fits.is_cpu and not fits_all.all():
         place = fits_all.int().argmin()
         value = batch.targets[place][~fits[place]].reshape(-1)[0].item()
-        fact = f"sample {batch.sample_ids[place]} has the target {value}"
-        raise DataError("DATA_LABEL", f"{fact}, {fix.format(value)}")
+        raise DataError(
+            "DATA_LABEL",
+            f"sample {batch.sample_ids[place]} has the target {value}, {fix.format(value)}",
+        )
     return fits_all / fits_all  # 0 / 0 is NaN: one kernel on a device, not three
 
 

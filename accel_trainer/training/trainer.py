@@ -237,11 +237,10 @@ class Trainer:
                 loss scaling.
         """
         if not isinstance(step_batch, StepBatch) or not step_batch.micro_batches:
-            found = describe_tensor(step_batch)
             raise ConfigError(
                 "TRAINER",
-                f"compute_gradients got {found}: give it the step batch that train_step got, "
-                "or one with other micro-batches",
+                f"compute_gradients got {describe_tensor(step_batch)}: give it the step batch that "
+                "train_step got, or one with other micro-batches",
             )
         is_observed = self._callback_runner.has_listeners("before_micro_batch", "on_micro_batch")
         notify = self._notify if is_observed else None

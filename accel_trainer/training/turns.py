@@ -38,8 +38,10 @@ def turn_at(
         )
     row = torch.tensor([[name in found for name in names]], device=accelerator.device).byte()
     if (accelerator.gather(row) != row).any():
-        text = f"{fact}, and another one on another process: let it follow from the position alone"
-        raise ConfigError("TASK", text)
+        raise ConfigError(
+            "TASK",
+            f"{fact}, and another one on another process: let it follow from the position alone",
+        )
     return turn
 
 
