@@ -29,7 +29,8 @@ class Ema:
     `step` of their decay.
 
     `copied` is a copy of `source`. If the weights are sharded, both are sharded in the same way.
-    What no optimizer steps shares its memory with its average, until either is written.
+    What no optimizer steps shares its memory with its average, until either is written. Integer
+    buffers, and those that begin with inf or NaN, such as a mask of -inf, are copied.
     """
 
     def __init__(
@@ -51,6 +52,11 @@ class Ema:
         self._has_shards = any(is_shard(average) for average, _ in self._parameters)
         self._average_places = buffer_places(self.model)
         self._source_places = buffer_places(source)
+        # A resume finds the same: it creates the average before it loads the checkpoint.
+        self._is_finite = [
+            bool(local_part(each).isfinite().all())
+            for each in (*source.parameters(), *buffers_at(self._source_places))
+        ]
         self._look_up()
 
     @torch.no_grad()
@@ -108,9 +114,10 @@ class Ema:
         self._copied: Pairs = []
         self._shared: Pairs = []
         self._averaged: dict[str, Pairs] = defaultdict(list)
-        for average, source in [*self._parameters, *zip(averages, sources, strict=True)]:
+        rows = [*self._parameters, *zip(averages, sources, strict=True)]
+        for (average, source), is_finite in zip(rows, self._is_finite, strict=True):
             owned = self._averaged[self._owners.get(source, "")]
-            pairs = owned if average.is_floating_point() else self._copied
+            pairs = owned if is_finite and average.is_floating_point() else self._copied
             pair = (local_part(average), local_part(source))
             (self._shared if _is_shared(*pair) else pairs).append(pair)
 

@@ -191,3 +191,22 @@ def test_a_torch_that_cannot_share_memory_has_an_average_of_its_own(
     assert torch.equal(ema.model.weight, before)
     ema.update({"": 100})
     torch.testing.assert_close(ema.model.weight, before.lerp(source.weight, 0.1))
+
+
+class Masked(nn.Module):
+    """Has a mask of -inf, and a maximum that begins there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+        self.register_buffer("highest", torch.tensor(-torch.inf))
+
+
+def test_buffers_that_begin_with_infinity_are_copied_and_not_averaged() -> None:
+    source = Masked()
+    ema = average_of(source, decay=0.9)
+    ema.update({"": 1})
+    assert torch.equal(ema.model.mask, source.mask)
+    source.highest.fill_(3.0)
+    ema.update({"": 2})
+    assert ema.model.highest.item() == 3
