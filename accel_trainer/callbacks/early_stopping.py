@@ -20,18 +20,19 @@ class EarlyStopping(Callback):
         self.best_checkpoint: str | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Decide again whether to stop: a run may continue with another patience."""
-        self._stop_if_due(trainer)
+        """Decide again whether to stop: a run may continue with another patience or metric."""
+        self._count(0, trainer)
 
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
         """Count the evaluations since the best one, and stop if there are too many."""
-        best = None if trainer.best is None else trainer.best.name
-        is_better = best != self.best_checkpoint
-        self.num_bad_evaluations = 0 if is_better else self.num_bad_evaluations + 1
-        self.best_checkpoint = best
-        self._stop_if_due(trainer)
+        self._count(1, trainer)
 
-    def _stop_if_due(self, trainer: TrainerView) -> None:
+    def _count(self, num_evaluations: int, trainer: TrainerView) -> None:
+        best = None if trainer.best is None else trainer.best.name
+        self.num_bad_evaluations += num_evaluations
+        if best != self.best_checkpoint:
+            self.num_bad_evaluations = 0
+        self.best_checkpoint = best
         if self.num_bad_evaluations >= self.patience:
             trainer.request_stop(f"early stopping: no better evaluation in {self.patience}")
 

@@ -61,9 +61,23 @@ def test_early_stopping_decides_again_if_a_resume_has_another_patience(
 ) -> None:
     state: dict[str, Any] = {"num_bad_evaluations": 2, "best_checkpoint": "a"}
     stopping, run = EarlyStopping(patience=patience), Run()
+    run.best = BestCheckpoint("a", "eval/loss", 0.5)
     stopping.load_state_dict(state)
     stopping.on_fit_start(cast(TrainerView, run))
     assert (run.stop_reason is not None) == stops
+
+
+@pytest.mark.parametrize(("before", "now"), [("a", None), (None, "a")])
+def test_early_stopping_counts_anew_for_another_metric_or_if_it_is_new(
+    before: str | None, now: str | None
+) -> None:
+    stopping, run = EarlyStopping(patience=2), Run()
+    stopping.load_state_dict({"num_bad_evaluations": 2, "best_checkpoint": before})
+    run.best = None if now is None else BestCheckpoint(now, "eval/accuracy", 0.5)
+    stopping.on_fit_start(cast(TrainerView, run))
+    assert run.stop_reason is None
+    assert evaluate(stopping, [now]).stop_reason is None
+    assert evaluate(stopping, [now]).stop_reason is not None
 
 
 @pytest.mark.parametrize(("max_seconds", "reason"), [(3600.0, None), (-1.0, "time limit")])
