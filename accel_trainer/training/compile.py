@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from ..core.errors import ConfigError, reason_of
@@ -24,7 +25,7 @@ def compile_model(model: nn.Module, preparation: Stopwatch) -> None:
     resumed (torch 2.13).
 
     It compiles when it first runs; its class and parameter names do not change. `preparation`
-    counts the time spent compiling.
+    counts the time spent compiling for training.
     """
     import torch._dynamo
 
@@ -41,7 +42,8 @@ def compile_graph(
     """Return `graph` as a compiled function, as torch.compile asks for it."""
     from torch._dynamo import lookup_backend
 
-    with preparation.running():
+    # An evaluation, which has no gradients, is counted as a whole.
+    with preparation.running() if torch.is_grad_enabled() else nullcontext():
         return lookup_backend("inductor")(graph, inputs)
 
 

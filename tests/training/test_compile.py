@@ -106,6 +106,21 @@ def test_more_shapes_than_torchs_recompile_limit_are_all_compiled(tmp_path: Path
     processes.run(compile_ten_shapes, folder=tmp_path)
 
 
+def compile_for_both() -> None:
+    torch._dynamo.lookup_backend = lambda _: lambda graph, inputs: graph.forward
+    model, preparation = Doubled(), Stopwatch()
+    compile_model(model, preparation)
+    with torch.no_grad():
+        model(torch.zeros(2))
+    assert preparation.seconds == 0
+    model(torch.zeros(2))
+    assert preparation.seconds > 0
+
+
+def test_compiling_for_an_evaluation_is_not_counted_twice(tmp_path: Path) -> None:
+    processes.run(compile_for_both, folder=tmp_path)
+
+
 class ReadsNumber(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs * (1 + int(inputs[0].item()))
