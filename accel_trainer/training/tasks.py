@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core.config import BELOW_ONE
+from ..core.config import BELOW_ONE, FRACTION, POSITIVE
 from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
 from ..core.wording import describe_tensor
@@ -226,22 +226,18 @@ class DistillationTask:
         temperature: float = 4.0,
         labels: ClassificationTask | None = None,
     ) -> None:
-        if not (0 <= weight <= 1 and 0 < temperature < math.inf):
-            raise ConfigError(
-                "CONFIG",
-                f"DistillationTask has weight={weight} and temperature={temperature}: "
-                "give a weight from 0 to 1 and a temperature above 0",
-            )
         self._teacher = teacher.eval().requires_grad_(False)
-        self._weight = weight
-        self._temperature = temperature
+        self.weight = weight
+        self.temperature = temperature
+        FRACTION.check(self, "DistillationTask", "weight")
+        POSITIVE.check(self, "DistillationTask", "temperature")
         self._labels = labels or ClassificationTask()
         self.eval_step = self._labels.eval_step
 
     def fingerprint(self) -> str:
         """Return a hash of the teacher's weights and of the options."""
-        parts = [self._teacher.state_dict(), self._weight, self._temperature]
-        return hash_value([*parts, *filter(None, [self._labels.fingerprint()])]).hex()
+        options = [self.weight, self.temperature, *filter(None, [self._labels.fingerprint()])]
+        return hash_value([self._teacher.state_dict(), *options]).hex()
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the weighted sums of both losses [B].
@@ -251,20 +247,20 @@ class DistillationTask:
         logits = call_model(model, batch)
         labels = self._labels.loss(logits, batch)
         with torch.no_grad():
-            teacher_logits = self._teacher.to(batch.sample_ids.device)(batch.inputs)
+            teacher_logits = logits_of(self._teacher.to(batch.sample_ids.device)(batch.inputs))
         if teacher_logits.shape != logits.shape:
             raise ConfigError(
                 "SHAPES",
                 f"the teacher returns {describe_tensor(teacher_logits)}, the model "
                 f"{describe_tensor(logits)}: both must have the same classes",
             )
-        student = F.log_softmax(logits / self._temperature, 1)
-        teacher = F.log_softmax(teacher_logits / self._temperature, 1)
+        student = F.log_softmax(logits / self.temperature, 1)
+        teacher = F.log_softmax(teacher_logits / self.temperature, 1)
         divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(1)
-        imitation = divergence * self._temperature**2
+        imitation = divergence * self.temperature**2
         if labels.num_items is not None:
             imitation = imitation * labels.num_items
-        losses = (1 - self._weight) * labels.losses + self._weight * imitation
+        losses = (1 - self.weight) * labels.losses + self.weight * imitation
         return labels._replace(losses=losses)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -267,6 +268,23 @@ def test_distillation_adds_the_divergence_from_the_teacher() -> None:
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
+class Named(nn.Module):
+    """Returns a record of outputs, as models of transformers do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Any:
+        return SimpleNamespace(logits=self.model(inputs))
+
+
+def test_a_teacher_may_return_a_record_with_its_logits() -> None:
+    student, teacher, batch = make_model(), make_model(), make_batch()
+    plain = DistillationTask(teacher).step(student, batch)
+    assert torch.equal(DistillationTask(Named(teacher)).step(student, batch).losses, plain.losses)
+
+
 def test_another_teacher_is_another_task() -> None:
     teacher = make_model()
     other = make_model()
@@ -302,11 +320,10 @@ def test_class_weights_that_are_not_one_for_each_class_are_named(weights: Any) -
         ClassificationTask(class_weights=weights).step(nn.Identity(), batch)
 
 
-@pytest.mark.parametrize(
-    "options", [{"weight": 2.0}, {"weight": float("nan")}, {"temperature": 0.0}]
-)
+@pytest.mark.parametrize("options", [{"weight": 2.0}, {"weight": math.nan}, {"temperature": 0.0}])
 def test_a_distillation_outside_its_ranges_is_named(options: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="give a weight from 0 to 1 and a temperature above 0"):
+    ((name, value),) = options.items()
+    with pytest.raises(ConfigError, match=f"DistillationTask.{name} is {value}: set it"):
         DistillationTask(nn.Linear(3, 3), **options)  # type: ignore[arg-type]
 
 
