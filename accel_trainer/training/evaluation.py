@@ -97,11 +97,14 @@ def run_evaluation(
     model.eval()
     # Not inference mode: tensors that a forward caches there, or FSDP gathers, cannot be trained on
     # (torch 2.13).
-    with preserved_generators(accelerator.device), torch.no_grad():
-        seed_evaluation(seed, 0, accelerator.device)
-        found = evaluation.run(model, position, stop_flag, **limited)
-    # A forward may change buffers in evaluation, too, even into tensors that cannot be trained.
-    buffers.put_back()
+    try:
+        with preserved_generators(accelerator.device), torch.no_grad():
+            seed_evaluation(seed, 0, accelerator.device)
+            found = evaluation.run(model, position, stop_flag, **limited)
+    finally:
+        # A forward may change buffers in evaluation, too, even into tensors that cannot be trained.
+        # After an error, the run is saved without these changes.
+        buffers.put_back()
     if was_training:
         set_training_mode(model)
     if stop_flag.agreed.is_preemption:

@@ -433,3 +433,11 @@ def test_numbers_of_any_library_are_in_rows_lines_and_the_result(tmp_path: Path)
     ]
     assert len(lines) == 3, "two rows, and the end"
     processes.run(train_and_count, tmp_path / "run", folder=tmp_path / "again")
+
+
+def test_buffers_are_put_back_after_an_evaluation_that_fails() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = Remembering()
+    with pytest.raises(RuntimeError):
+        evaluate(model, Given([0, 0], num_samples=2), accelerator)
+    assert (int(model.calls), model.center.tolist()) == (0, [0] * NUM_CLASSES)
