@@ -104,7 +104,7 @@ class MetricLogger(Callback):
         last_step = step - self._meters.num_steps
         is_digest_due = step // every > last_step // every  # a multiple lies between the rows
         values = self._meters.read()  # waits for the device, so the clocks are read after it
-        if "train/loss" not in values:
+        if not {"train/loss", "optim/skipped_steps"} & values.keys():
             self._num_empty_steps += step - last_step
         now_s = self._read_clocks(trainer)
         spent_s = {name: seconds - self._before_s[name] for name, seconds in now_s.items()}

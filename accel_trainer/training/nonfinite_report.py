@@ -120,15 +120,20 @@ class NonfiniteReport:
         }
 
     def _are_suspect(self, batch: Batch) -> Tensor:
-        """Return for each sample [B] of a bad micro-batch whether its own loss is NaN or inf."""
+        """Return for each sample [B] of a bad micro-batch whether its own loss is NaN or inf.
+
+        None is if that cannot be known: an `eval_step` may need other samples than `step`.
+        """
+        suspect = torch.zeros_like(batch.sample_ids)
         if self.strategy.has_collective_forward:
-            return torch.zeros_like(batch.sample_ids)
+            return suspect
         self.model.eval()  # in training mode, batch norms mix the samples
-        with torch.no_grad(), self.strategy.accelerator.autocast():
+        with suppress(Exception), torch.no_grad(), self.strategy.accelerator.autocast():
             output = eval_step_of(self.task)(self.model, batch)
+            # The mean of a micro-batch blames nobody.
+            suspect = ~torch.isfinite(output.losses).expand(len(batch)) & output.is_per_sample
         set_training_mode(self.model)
-        # The mean of a micro-batch blames nobody.
-        return ~torch.isfinite(output.losses).expand(len(batch)) & output.is_per_sample
+        return suspect
 
 
 def skips_too_often(steps: Sequence[int]) -> bool:

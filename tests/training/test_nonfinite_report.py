@@ -392,3 +392,22 @@ def test_replay_repeats_the_step_and_does_not_change_the_run(
     assert "loss sum nan" in shown
     assert "NaN or inf: [1000]" in shown
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+class OtherSamples(Poisoned):
+    """Its evaluation needs other samples than its training."""
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        if len(batch) > 10:  # the batches of the evaluation have 10
+            raise KeyError("labels")
+        return super().eval_step(model, batch)
+
+
+@pytest.mark.parametrize(("task", "num_blamed"), [(Poisoned, 1), (OtherSamples, 72)])
+def test_epochs_whose_only_step_is_skipped_end_no_run(
+    tmp_path: Path, task: type[Poisoned], num_blamed: int
+) -> None:
+    one_an_epoch = BatchConfig(per_device_batch_size=72, eval_batch_size=10)
+    result = run(tmp_path, policy="skip", batch=one_an_epoch, task=task())
+    assert result.state == "done"
+    assert [len(each["nonfinite_sample_ids"]) for each in records(tmp_path)] == [num_blamed] * 2
