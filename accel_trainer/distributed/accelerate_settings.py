@@ -101,9 +101,10 @@ def launch_errors_explained() -> Iterator[None]:
     try:
         yield
     except (ImportError, NotImplementedError, ValueError) as error:
-        reason = " ".join(str(error).split())
         raise ConfigError(
-            "LAUNCH", f"accelerate rejects its settings ({reason}): use those of a preset"
+            "LAUNCH",
+            f"accelerate rejects its settings ({' '.join(str(error).split())}): "
+            "use those of a preset",
         ) from error
 
 

@@ -179,8 +179,9 @@ class Rehearsal:
         self, parts: Mapping[str, object], what: str, fix: str
     ) -> AbstractContextManager[None]:
         mark = partial(mark_unsaved, parts, model=self.model, stored=self._stored())
-        fix = f"{fix}, or if no result depends on it, {_NOT_NEEDED}"
-        return self._watching(what, mark, _UNSAVED, fix)
+        return self._watching(
+            what, mark, _UNSAVED, f"{fix}, or if no result depends on it, {_NOT_NEEDED}"
+        )
 
     @contextmanager
     def _watching(self, what: str, mark: Callable[[], Marks], why: str, fix: str) -> Iterator[None]:

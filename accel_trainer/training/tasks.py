@@ -162,7 +162,9 @@ class _ElementwiseTask:
         targets = batch.targets
         if outputs.shape != targets.shape:
             raise misfit_of(outputs, targets, "both must have the same shape")
-        losses = self._loss(outputs, targets.to(outputs.dtype), reduction="none")
+        # Half precision would round the targets, and float16 ends at 65504.
+        exact = outputs.to(torch.promote_types(outputs.dtype, torch.float))
+        losses = self._loss(exact, targets.to(exact), reduction="none")
         factors = trust(batch, self._fits(targets), self._fix)
         return StepOutput(rows_of(losses).mean(1) * factors, outputs)
 

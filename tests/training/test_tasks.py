@@ -268,6 +268,16 @@ def test_distillation_adds_the_divergence_from_the_teacher() -> None:
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_targets_keep_their_precision_beside_outputs_in_half_precision(dtype: torch.dtype) -> None:
+    targets = torch.tensor([[100.3], [70_000.0]])
+    output = RegressionTask().step(of(torch.zeros(2, 1, dtype=dtype)), batch_of(targets))
+    assert torch.equal(output.losses, targets.square()[:, 0])
+    chances = torch.full((2, 4), 0.3)
+    output = MultiLabelTask().step(of(torch.zeros(2, 4, dtype=dtype)), batch_of(chances))
+    assert torch.equal(output.losses, torch.full((2,), math.log(2)))
+
+
 class Named(nn.Module):
     """Returns a record of outputs, as models of transformers do."""
 
