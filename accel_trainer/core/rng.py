@@ -28,7 +28,7 @@ _EVALUATION = 0x6576616C
 _UPDATE = 0x75706474
 
 
-def _mix(x: N) -> N:
+def mix(x: N) -> N:
     """Hash 32-bit values: Python integers, or int64 [*].
 
     Products of tensors overflow, but their low 32 bits are right.
@@ -46,30 +46,11 @@ def fold_in(*keys: int, start: int = _INCREMENT) -> int:
     key = start
     for value in keys:
         while True:  # 32 bits at a time, so that large seeds do not collide
-            key = _mix((key ^ (value & _MASK)) + _INCREMENT & _MASK)
+            key = mix((key ^ (value & _MASK)) + _INCREMENT & _MASK)
             value >>= 32
             if value in (0, -1):
                 break
     return key
-
-
-def random_bits(key: int, sample_ids: Tensor, draw: int) -> Tensor:
-    """Draw 32 random bits per sample: int64 [B] in [0, 2**32), on the device of `sample_ids`.
-
-    Integer arithmetic only, so that the bits are the same on every device. `draw` numbers the draws
-    for one sample (0 for the crop's row, 1 for its column, and so on).
-    """
-    return _mix((_mix((sample_ids & _MASK) ^ key) + fold_in(key, draw)) & _MASK)
-
-
-def random_uniform(key: int, sample_ids: Tensor, draw: int) -> Tensor:
-    """Draw float32 [B] in [0, 1) per sample: 24 random bits each, exactly representable."""
-    return (random_bits(key, sample_ids, draw) >> 8).to(torch.float32) * 2.0**-24
-
-
-def random_int(key: int, sample_ids: Tensor, draw: int, *, high: int) -> Tensor:
-    """Draw int64 [B] in [0, high) per sample, by multiply-shift: its bias is below high / 2**32."""
-    return (random_bits(key, sample_ids, draw) * high) >> 32
 
 
 def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.rng import fold_in, random_uniform
+from accel_trainer.core.rng import fold_in
+from accel_trainer.vision.augment.draws import random_uniform
 from accel_trainer.vision.augment.photo import (
     Draw,
     PhotoAugment,

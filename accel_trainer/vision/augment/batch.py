@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.config import NOT_NEGATIVE
-from ...core.rng import fold_in, random_bits, random_int, random_uniform
+from ...core.rng import fold_in
+from .draws import random_bits, random_int, random_uniform
 
 _MAX_SIMD_ELEMENTS = 32  # two AVX-512 vectors, which torch processes at once
 

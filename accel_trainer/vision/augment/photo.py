@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ...core.config import FRACTION, NOT_NEGATIVE, POSITIVE, Range
 from ...core.errors import ConfigError
-from ...core.rng import fold_in, random_uniform
+from ...core.rng import fold_in
 from ..data.eval_transform import Box, crop_photo
 from .batch import BasicAugmentConfig, draw_placement
+from .draws import random_uniform
 from .photo_ops import MAX_MAGNITUDE, OPERATIONS, jitter_colors, operate
 
 _CROP_TRIES = 10
