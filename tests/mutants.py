@@ -1910,8 +1910,8 @@ MUTANTS = [
     Mutant(
         "a finished run is continued",
         "accel_trainer/run/resume.py",
-        'return not (result.exists() and read_json_object(result)["state"] == "done")',
-        "return True",
+        "return not is_done and has_same_start",
+        "return has_same_start",
         ("tests/run/test_resume.py",),
     ),
     Mutant(

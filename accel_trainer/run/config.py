@@ -66,7 +66,7 @@ class RunConfig:
     """Where a run lives and where it starts from."""
 
     output_dir: Annotated[Path | None, short_flag("--output-dir")] = None
-    """The run folder; None: the newest unfinished one of the same config, or else
+    """The run folder; None: the newest unfinished one of the same config and start, or else
     `runs/<recipe>-<time>`."""
     resume: Annotated[str, short_flag("--resume")] = "auto"
     """`auto` resumes the run in the folder, if any; `never` fails if there is one; or a checkpoint

@@ -9,6 +9,8 @@ checkpoint and compares its settings with the new ones, and `build_trainer` rest
 from __future__ import annotations
 
 import logging
+import os
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,7 +22,6 @@ from typing import Any, NamedTuple, TypeVar
 from accelerate import Accelerator
 
 from ..checkpoint.format import (
-    CHECKPOINT_NAME,
     FROZEN_FILE,
     LoadedCheckpoint,
     decode_files,
@@ -38,6 +39,7 @@ from ..checkpoint.sharded import keep_slices
 from ..core.errors import CheckpointError, ConfigError, OutputError
 from ..core.json_files import read_json_object
 from ..core.run_dir import expand_home, is_in_use
+from ..core.yaml_files import read_yaml
 from ..distributed.collectives import broadcast_files, join_peers, run_on_main
 from .config import RecipeConfig, RunConfig, training_changes
 
@@ -58,14 +60,14 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
     run = config.run
     if run.output_dir is not None:
         return run.output_dir
-    if run.resume == "auto":
+    if run.resume != "never":
         for folder in folders_of(recipe, run.runs_dir):
             if not folder.is_symlink() and is_unfinished(folder, config):
                 return folder
     name = f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = run.runs_dir / name
     number = 0
-    while folder.exists():
+    while os.path.lexists(folder):
         number += 1
         folder = run.runs_dir / f"{name}-{number}"
     return folder
@@ -73,13 +75,16 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
 
 def folders_of(recipe: str, runs_dir: Path) -> list[Path]:
     """Return the folders that `choose_folder` has named for a recipe, the newest first."""
-    # Not those of a recipe with a longer name, such as `images-small` beside `images`.
-    digit = "[0-9]"
-    return sorted(runs_dir.glob(f"{recipe}-{digit * 8}-{digit * 6}*"), reverse=True)
+    # Not those of a recipe with a longer name, such as `images-small` beside `images`, nor a copy
+    # with a name that a user gave it.
+    first = runs_dir / recipe
+    name = re.compile(rf"{re.escape(first.name)}-\d{{8}}-\d{{6}}(-\d+)?")
+    folders = (folder for folder in first.parent.glob("*") if name.fullmatch(folder.name))
+    return sorted(folders, reverse=True)
 
 
 def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
-    """Whether `folder` holds a run of the same config that is neither done nor in use."""
+    """Whether `folder` holds a run of the same config and start that is neither done nor in use."""
     try:
         stored = stored_settings(Source(str(folder)))
         size = stored.get("batch.global_batch_size")
@@ -87,9 +92,21 @@ def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
         if not stored or training_changes(stored, resolved) or is_in_use(folder):
             return False
         result = folder / "result.json"
-        return not (result.exists() and read_json_object(result)["state"] == "done")
+        is_done = result.exists() and read_json_object(result)["state"] == "done"
+        return not is_done and has_same_start(folder, config.run)
     except (OSError, ValueError, KeyError, TypeError, CheckpointError):
         return False
+
+
+def has_same_start(folder: Path, run: RunConfig) -> bool:
+    """Whether the run in `folder` began with the weights of `run`, or from the run that it names.
+
+    With `--resume auto` it may be a branch of any run. Raises OSError, ValueError, KeyError or
+    TypeError if the folder does not tell.
+    """
+    begun = read_yaml(folder / "config.yaml")["run"]
+    weights = run.init_from and str(run.init_from)
+    return run.resume in ("auto", begun["resume"]) and begun["init_from"] == weights
 
 
 def stored_settings(source: Source) -> Mapping[str, Any]:
@@ -112,24 +129,28 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
     """Return what to continue from; None: the run is new.
 
     Checkpoints in the run folder come before `--resume`, so that the same command continues a
-    branch that it has begun.
+    branch that it has begun. `--resume` cannot go back to an older one of them.
     """
+    path = Path(os.path.realpath(expand_home(Path(run.resume))))
     if has_checkpoints(folder / "checkpoints"):
-        if run.resume == "never":
+        if run.resume == "never" or path in list_checkpoints(folder / "checkpoints")[:-1]:
             raise OutputError(
                 "RUN_EXISTS",
-                f"{folder} has checkpoints, and --resume is never: choose a different folder",
+                f"{folder} has checkpoints, and --resume is {run.resume}: "
+                "choose a different folder",
             )
         return Source(str(folder))
     if run.resume in ("auto", "never"):
         return None
-    path = expand_home(Path(run.resume)).resolve()
-    if CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir():
-        return Source(str(path.parent.parent), path.name)
-    if has_checkpoints(path / "checkpoints"):
-        return Source(str(path))
+    with suppress(OSError):  # it may not be looked up
+        if path.parent.name == "checkpoints" and path.is_dir():
+            return Source(str(path.parent.parent), path.name)
+        if has_checkpoints(path / "checkpoints"):
+            return Source(str(path))
     raise CheckpointError(
-        "CKPT_NOT_FOUND", f"--resume {run.resume} is neither a checkpoint nor a run: check the path"
+        "CKPT_NOT_FOUND",
+        f"--resume {run.resume} is neither a checkpoint nor a run that can be read: "
+        "give the folder of a run, or a checkpoint that is still in it",
     )
 
 

@@ -11,7 +11,9 @@ from accelerate import Accelerator
 
 from accel_trainer import BatchConfig, RecipeConfig, RunConfig
 from accel_trainer.checkpoint.format import LoadedCheckpoint
+from accel_trainer.core.config import config_to_dict
 from accel_trainer.core.errors import CheckpointError, ConfigError, OutputError
+from accel_trainer.core.yaml_files import dump_yaml
 from accel_trainer.run.config import decisive_values
 from accel_trainer.run.resume import (
     Source,
@@ -32,6 +34,7 @@ def config_in(runs_dir: Path, **changes: Any) -> RecipeConfig:
 def make_run(folder: Path, config: RecipeConfig, *, state: str | None = None) -> Path:
     """Make the folder of a run with a checkpoint, and with a result if it has ended."""
     folder.mkdir()
+    (folder / "config.yaml").write_text(dump_yaml(config_to_dict(config)))
     checkpointer = make(folder / "checkpoints", {"settings": decisive_values(config)})
     save(checkpointer, 3)
     checkpointer.close()
@@ -54,7 +57,38 @@ def test_the_folder_of_a_run_is_the_newest_unfinished_one_of_its_config(tmp_path
     make_run(folder(5, "other"), stored)
     (folder(6) / "checkpoints").mkdir(parents=True)
     make_run(folder(7, "net-small"), stored)
+    make_run(tmp_path / "net-20261127-120002-backup", stored)
     assert choose_folder(config, "net") == newest
+    brackets = make_run(folder(8, "net[8]"), stored)
+    assert choose_folder(config, "net[8]") == brackets
+
+
+@pytest.mark.parametrize(
+    ("begun", "given", "continues"),
+    [
+        ({}, {}, True),
+        ({"init_from": Path("a")}, {"init_from": Path("a")}, True),
+        ({"init_from": Path("a")}, {"init_from": Path("b")}, False),
+        ({"init_from": Path("a")}, {}, False),
+        ({}, {"init_from": Path("a")}, False),
+        ({"resume": "runs/a"}, {"resume": "runs/a"}, True),
+        ({"resume": "runs/a"}, {"resume": "runs/b"}, False),
+        ({"resume": "runs/a"}, {}, True),
+        ({"resume": "never"}, {}, True),
+        ({}, {"resume": "runs/a"}, False),
+    ],
+)
+def test_an_unfinished_run_is_continued_by_a_command_with_its_start(
+    tmp_path: Path, begun: dict[str, Any], given: dict[str, Any], continues: bool
+) -> None:
+    """A branch is continued, and `--init-from` is not ignored."""
+
+    def config(start: dict[str, Any]) -> RecipeConfig:
+        return RecipeConfig(run=RunConfig(runs_dir=tmp_path, **start))
+
+    stored = with_global_batch_size(config(begun), None, num_processes=1)
+    folder = make_run(tmp_path / "net-20261127-120001", stored)
+    assert (choose_folder(config(given), "net") == folder) == continues
 
 
 def test_the_folder_of_a_run_is_new_if_there_is_none_to_continue(tmp_path: Path) -> None:
@@ -92,6 +126,29 @@ def test_a_run_resumes_from_its_own_checkpoints_before_those_of_another(tmp_path
         str(other), name_at(3)
     )
     assert find_source(tmp_path / "new", RunConfig()) is None
+
+
+def test_a_run_does_not_go_back_to_an_older_checkpoint_of_its_own(tmp_path: Path) -> None:
+    """It would continue from the newest, and overwrite what came after the older one."""
+    folder = make_run(tmp_path / "own", RecipeConfig())
+    checkpointer = make(folder / "checkpoints", {"settings": decisive_values(RecipeConfig())})
+    save(checkpointer, 4)
+    checkpointer.close()
+    older, newest = (str(folder / "checkpoints" / name_at(step)) for step in (3, 4))
+    with pytest.raises(OutputError, match=f"RUN_EXISTS.*--resume is {older}"):
+        find_source(folder, RunConfig(resume=older))
+    assert find_source(folder, RunConfig(resume=newest)) == Source(str(folder))
+    assert find_source(tmp_path / "new", RunConfig(resume=older)) == Source(str(folder), name_at(3))
+
+
+@pytest.mark.parametrize("kind", ["moved", "long", "loop"])
+def test_what_cannot_be_branched_off_is_one_line(tmp_path: Path, kind: str) -> None:
+    own = make_run(tmp_path / "own", RecipeConfig())
+    paths = {"moved": tmp_path / name_at(3), "long": Path("x" * 300), "loop": tmp_path / "loop"}
+    (own / "checkpoints" / name_at(3)).rename(paths["moved"])
+    paths["loop"].symlink_to(paths["loop"])
+    with pytest.raises(CheckpointError, match="CKPT_NOT_FOUND.*neither a checkpoint nor a run"):
+        find_source(tmp_path / "new", RunConfig(resume=str(paths[kind])))
 
 
 def test_a_run_does_not_resume_if_it_must_not_or_cannot(tmp_path: Path) -> None:
