@@ -20,6 +20,7 @@ from ..core.errors import CheckpointError, listed
 from ..core.parameters import Optimizers, named_parts
 from ..core.registry import Registry, Stateful
 from ..core.tensor_memory import make_dense
+from ..core.wording import describe_tensor
 from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weights
 from .optimizer_state import OptimizerState
 from .sharded import load_all, load_like
@@ -124,7 +125,7 @@ class UnlistedBuffers(Stateful):
             for key, stored in state.get(name, {}).items():
                 path, _, attribute = key.rpartition(".")
                 whole = load_all(stored)
-                if key in live and live[key].shape == whole.shape:
+                if describe_tensor(live.get(key)) == describe_tensor(whole):
                     live[key].copy_(whole)
                 else:
                     owner = model.get_submodule(path)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_trainer.checkpoint.state_dict import check_weights, training_state
+from accel_trainer.checkpoint.state_dict import UnlistedBuffers, check_weights, training_state
 from accel_trainer.core.errors import CheckpointError, ExitCode
 from accel_trainer.core.registry import Registry
 from accel_trainer.optim.config import OptimizerConfig
@@ -242,3 +242,18 @@ def test_a_prefix_that_all_stored_names_share_is_said() -> None:
     for theirs in (dict([*mine.items()][1:]), {"other": mine["layers.9.bias"]}):
         with pytest.raises(CheckpointError, match="use the model that saved it"):
             check_weights("model", mine, theirs)
+
+
+def test_an_unlisted_buffer_keeps_the_dtype_that_training_gave_it() -> None:
+    """A cache that a forward has replaced by one in half precision."""
+
+    def parts() -> tuple[nn.Module, UnlistedBuffers]:
+        model = nn.Linear(2, 2)
+        model.register_buffer("cache", torch.zeros(3), persistent=False)
+        return model, UnlistedBuffers({"model": model})
+
+    (model, buffers), (other, restored) = parts(), parts()
+    model.cache = torch.ones(3, dtype=torch.float16)
+    restored.load_state_dict(buffers.state_dict())
+    assert torch.equal(other.cache, model.cache)
+    assert other.cache.dtype == torch.float16
