@@ -623,10 +623,11 @@ def test_a_part_that_does_not_fit_is_one_line_with_the_fix(
     assert not any(line.startswith("Traceback") for line in lines)
 
 
+@pytest.mark.parametrize("flag", ["--debug", "--run.debug"])
 def test_debug_shows_all_frames_of_an_error_in_the_users_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
-    code, lines = end_of(with_model(m.MisspellsALayer), tmp_path, capsys, "--debug")
+    code, lines = end_of(with_model(m.MisspellsALayer), tmp_path, capsys, flag)
     assert code == 80
     assert any("accel_trainer/training/trainer.py" in line for line in lines)
 

@@ -74,7 +74,9 @@ def main(
             return checked(config)
         return _train_with_notes(checked, config)
 
-    exit_with(run, "--debug" in (sys.argv if argv is None else argv))
+    # Not from the config, which an error in a flag would leave unknown.
+    is_debug = bool({"--debug", "--run.debug"} & set(sys.argv if argv is None else argv))
+    exit_with(run, is_debug)
 
 
 def _train(train: Callable[[C], RunResult], config: C) -> RunResult:
