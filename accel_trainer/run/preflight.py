@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from ..core.errors import ConfigError
 from ..distributed.accelerate_settings import is_switched_on
-
-if TYPE_CHECKING:
-    from .config import RecipeConfig
+from .config import RecipeConfig
 
 # The versions that the whole suite has run with; the tables are in docs/troubleshooting.md.
 TRIED_PYTHON = ("3.10", "3.11", "3.12", "3.13", "3.14")
