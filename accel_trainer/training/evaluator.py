@@ -150,6 +150,7 @@ class Evaluator:
         and some metrics need many samples.
         """
         task = trial_copy(self.task)
+        level = logging.WARNING if self.accelerator.is_main_process else logging.DEBUG
         block_sums = _BlockSums(self._empty_sums(), [])
         try:
             ids, num_counted, output, failure = self._update(model, task, block_sums, batches)
@@ -157,8 +158,8 @@ class Evaluator:
             # Training calls `step` before anything else, so it needs nothing that training leaves.
             if isinstance(error, UserError) or not hasattr(task, "eval_step"):
                 raise
-            _logger.warning(
-                "the evaluation cannot be tried before training (%s)", describe_error(error)
+            _logger.log(
+                level, "the evaluation cannot be tried before training (%s)", describe_error(error)
             )
             return dict.fromkeys(self.monitors)
         if failure:
@@ -168,7 +169,8 @@ class Evaluator:
         results: dict[str, Any] = {}
         for metric, sums in zip(self.metrics, block_sums.current, strict=True):
             if num_counted and sums._version == 0:  # it writes `sums = sums + x`
-                _logger.warning(
+                _logger.log(
+                    level,
                     "[METRIC] the update of metric %s has not changed its sums: "
                     "add to them in place, as sums.add_(x) does",
                     type(metric).__name__,
@@ -178,7 +180,7 @@ class Evaluator:
             for loader in (self.train_loader, self.loader):
                 check_extremes(loader, task, output.outputs)
         if self.train_loader is not None and not self.has_collective_forward:
-            warn_if_coupled(task, model, batches)
+            warn_if_coupled(task, model, batches, level)
         return results
 
     def _empty_sums(self) -> list[Tensor]:
