@@ -52,8 +52,7 @@ class Reader(ABC):
         """
 
         def read(index: int) -> list[Any]:
-            batches = self.read([torch.tensor([index])], None)
-            batch = checked(self, next(batches, None), 1)
+            batch = checked(self, next(self.read([torch.tensor([index])], None), None), 1)
             return [batch.inputs, batch.targets]
 
         return fingerprint_samples(read, len(self), name=type(self).__name__)

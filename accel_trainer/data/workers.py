@@ -163,10 +163,8 @@ class SampleReader(Reader):
         """
         labels = take(np.asarray(labels_of(self.dataset)), ids)
         first = np.unique(labels, return_index=True)[1] // (labels.size // len(ids))
-        found = {*first[:2].tolist(), *first[-2:].tolist()}
-        return self._make_batch(
-            [self._samples[0, int(ids[place]), None] for place in sorted(found)]
-        )
+        places = sorted({*first[:2].tolist(), *first[-2:].tolist()})
+        return self._make_batch([self._samples[0, int(ids[place]), None] for place in places])
 
     def _empty_batch(self, key: int) -> Batch:
         return self._make_batch([self._samples[key, 0, None]]).map(lambda tensor: tensor[:0])

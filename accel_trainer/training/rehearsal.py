@@ -108,8 +108,7 @@ class Rehearsal:
         self._marks = [self._mark()]
 
     def _all_parts(self) -> dict[str, object]:
-        attributes = {f"trainer.{name}": value for name, value in self._trainer().items()}
-        return {**self._parts, **attributes}
+        return self._parts | {f"trainer.{name}": each for name, each in self._trainer().items()}
 
     def _mark(self) -> Marks:
         return mark_unsaved(self._all_parts(), model=self.model, stored=self._stored())
@@ -322,8 +321,9 @@ class Rehearsal:
             if weights:
                 # Stacked, so that there is one host sync.
                 sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")
-                pairs = zip(weights, sums, strict=True)
-                lines += [f"model.{name} bits {each}" for name, each in pairs]
+                lines += [
+                    f"model.{name} bits {each}" for name, each in zip(weights, sums, strict=True)
+                ]
             self._check_same_everywhere(lines)
 
     def _warn_of_views(self) -> None:
@@ -356,9 +356,11 @@ class Rehearsal:
         Raises CheckpointError if a module is in evaluation mode on some of them.
         """
         if self.accelerator.num_processes > 1:
-            modules = self.model.named_modules()
             self._check_same_everywhere(
-                [f"training of {name or 'the model'} is {each.training}" for name, each in modules],
+                [
+                    f"training of {name or 'the model'} is {each.training}"
+                    for name, each in self.model.named_modules()
+                ],
                 "call train() and eval() on all processes",
             )
 
@@ -547,8 +549,9 @@ def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
 
 def _lines(state: Mapping[str, Any]) -> list[str]:
     """Return a line for each value in `state` that is no shard."""
-    leaves = flatten(state).items()
-    return [f"{path} {_describe(leaf)}" for path, leaf in leaves if not is_shard(leaf)]
+    return [
+        f"{path} {_describe(leaf)}" for path, leaf in flatten(state).items() if not is_shard(leaf)
+    ]
 
 
 def _describe(leaf: Any) -> str:

@@ -113,11 +113,15 @@ class _Walk:
 
     def _visit_object(self, name: str, value: Any, *, is_users: bool) -> None:
         if isinstance(value, nn.Module):
-            trained = [each.requires_grad for each in value.parameters(recurse=False)]
             hooks = hooks_of(value)
-            owned = {**value._parameters, **value._buffers, **value._modules}
-            numbers = {"requires_grad": trained, "num_hooks": len(hooks)}
-            self._visit_all(name, value, owned | numbers)
+            owned = {
+                **value._parameters,
+                **value._buffers,
+                **value._modules,
+                "requires_grad": [each.requires_grad for each in value.parameters(recurse=False)],
+                "num_hooks": len(hooks),
+            }
+            self._visit_all(name, value, owned)
             for hook in hooks:
                 self.visit(f"{name}.hook", hook)
             if type(value).get_extra_state is not nn.Module.get_extra_state:
