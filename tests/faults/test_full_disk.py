@@ -28,7 +28,8 @@ def exit_code(folder: Path, *callbacks: Callback) -> int:
 
     with pytest.raises(SystemExit) as ended:
         main(train, RecipeConfig, description="", argv=[])
-    return int(str(ended.value))
+    assert isinstance(ended.value.code, int)
+    return int(ended.value.code)
 
 
 class FillAfterSaves(Callback):

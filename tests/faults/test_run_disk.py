@@ -52,7 +52,8 @@ def exit_code(folder: Path, *callbacks: Callback) -> int:
 
     with pytest.raises(SystemExit) as raised:
         main(train, RecipeConfig, description="a run", argv=[])
-    return int(str(raised.value))
+    assert isinstance(raised.value.code, int)
+    return int(raised.value.code)
 
 
 @pytest.mark.parametrize("what", ["", "checkpoints"])

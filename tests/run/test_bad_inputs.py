@@ -239,7 +239,8 @@ def start_here(place: Path, flags: str, variables: dict[str, str]) -> int:
         start_recipe(place, flags, variables)
     # accelerate keeps it for the life of a process
     AcceleratorState._reset_state(reset_partial_state=True)
-    return int(str(ended.value.code))
+    assert isinstance(ended.value.code, int)
+    return int(ended.value.code)
 
 
 def start_in_a_fork(place: Path, flags: str, variables: dict[str, str]) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 
 class Outcome(Protocol):
@@ -20,7 +21,8 @@ Try = Callable[[Sequence[frozenset[str]]], Sequence[T]]
 """Returns what comes of each of several sets of changes."""
 
 
-class Change(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class Change(Generic[T]):
     """Changes that make a difference: one, or several that are not possible one by one."""
 
     names: tuple[str, ...]
