@@ -40,6 +40,7 @@ class Checkpointer:
     """Saves and deletes the checkpoints of one run in `directory`.
 
     `header` goes into every manifest: `settings`, `data_fingerprint`, versions and the like.
+    `masks` are the buffers that hold NaN or inf from the start, such as a mask of -inf.
     `before_commit` runs in the saving thread just before a checkpoint becomes valid, to sync what
     must not be older than the checkpoint, such as the history of metrics. `peers` are the processes
     that save together, each its own shards; each has a Checkpointer, and all of them save, wait and
@@ -53,6 +54,7 @@ class Checkpointer:
     _: KW_ONLY
     config: CheckpointConfig
     header: Mapping[str, object]
+    masks: Collection[str] = ()
     before_commit: Callable[[], None] = lambda: None
     peers: Peers = SINGLE_PROCESS
 
@@ -227,7 +229,9 @@ class Checkpointer:
             for piece, encoded in pieces.items():
                 if piece.partition("-")[0] not in _TRAINED:
                     continue  # a mask may hold -inf, and so may a state of the user's
-                key = first_nonfinite(encoded.tensors)
+                key = first_nonfinite(
+                    {key: each for key, each in encoded.tensors.items() if key not in self.masks}
+                )
                 if key is not None:
                     raise DivergedError(
                         "CKPT_NONFINITE",

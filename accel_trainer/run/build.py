@@ -177,7 +177,7 @@ def build_trainer(
     if run.accelerator.is_main_process:
         file = MetricsFile(run.folder / "metrics.jsonl")
         history = run.resources.enter_context(closing(file))
-    checkpointer = _open_checkpointer(run, strategy, header, history)
+    checkpointer = _open_checkpointer(run, strategy, model, header, history)
     parts = {"model": model, **named_parts(optimization.optimizers), "task": task}
     parts |= {"schedule": schedule, "collate": options.collate}
     parts |= named([*callbacks, *own])
@@ -399,13 +399,18 @@ def _describe_training(run: Run, plan: BatchPlan, task: Task) -> dict[str, Any]:
 
 
 def _open_checkpointer(
-    run: Run, strategy: Strategy, header: Mapping[str, Any], history: MetricsFile | None
+    run: Run,
+    strategy: Strategy,
+    model: nn.Module,
+    header: Mapping[str, Any],
+    history: MetricsFile | None,
 ) -> Checkpointer:
     """Return the checkpointer, which is closed with the run. **Collective.**"""
     checkpointer = Checkpointer(
         run.folder / "checkpoints",
         config=run.config.checkpoint,
         header=header,
+        masks=[name for name, each in model.named_buffers() if not each.isfinite().all()],
         before_commit=history.sync if history is not None else lambda: None,
         peers=strategy.checkpoint_peers(timeout_s=run.config.runtime.timeout_s),
     )

@@ -220,6 +220,24 @@ def test_a_state_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(
     assert (status["state"], status["exit_code"]) == ("diverged", 79)
 
 
+class Masked(workload.SmallNet):
+    """Keeps a mask of -inf in a buffer, as models with causal attention do."""
+
+    def __init__(self) -> None:
+        super().__init__(norm="group")
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+
+def test_a_mask_of_minus_infinity_is_saved_and_resumed(tmp_path: Path) -> None:
+    config = workload.make_config(tmp_path)
+    for max_steps in (3, 5):
+        trainer = replace(config.trainer, max_steps=max_steps)
+        workload.train(replace(config, trainer=trainer), net=Masked)
+    newest = max((tmp_path / "checkpoints").glob("step-*"))
+    for piece in ("model", "ema"):
+        assert torch.equal(load_file(newest / f"{piece}.safetensors")["mask"], Masked().mask)
+
+
 def test_weights_that_a_guard_let_pass_are_in_no_checkpoint_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
