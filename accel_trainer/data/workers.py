@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import tee
 from multiprocessing.sharedctypes import RawArray, RawValue
@@ -296,13 +297,13 @@ def inputs_and_targets(collated: Any) -> tuple[Any, Any]:
     if isinstance(collated, Mapping):
         inputs = {name: value for name, value in collated.items() if name != "labels"}
         return inputs, collated.get("labels")
-    try:
-        inputs, targets = collated
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"the batch is of type {type(collated).__name__}, not of (input, target) pairs"
-        ) from None
-    return inputs, targets
+    if not isinstance(collated, Tensor):  # two bare samples are one tensor [2, ...], and no pair
+        with suppress(TypeError, ValueError):
+            inputs, targets = collated
+            return inputs, targets
+    raise ValueError(
+        f"the batch is of type {type(collated).__name__}, not of (input, target) pairs"
+    )
 
 
 def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:

@@ -89,6 +89,12 @@ def test_a_collated_batch_of_another_kind_is_refused() -> None:
         inputs_and_targets([1, 2, 3])
 
 
+@pytest.mark.parametrize("num_samples", [2, 3])
+def test_a_batch_of_bare_tensors_is_refused_whatever_its_size(num_samples: int) -> None:
+    with pytest.raises(ValueError, match="of type Tensor, not of"):
+        inputs_and_targets(torch.zeros(num_samples, 4))
+
+
 def test_a_label_outside_the_classes_names_its_sample() -> None:
     reader = SampleReader(Drawing(), CPU, num_classes=5)
     read(reader, [4])
