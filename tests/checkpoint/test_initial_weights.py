@@ -58,7 +58,8 @@ def test_a_folder_that_holds_no_weights_is_refused_with_what_to_give(tmp_path: P
 
 
 def test_weights_that_the_system_refuses_to_look_up_are_one_line() -> None:
-    with pytest.raises(CheckpointError, match=r"INIT_FROM.*cannot be read \(.*File name too long"):
+    # From Python 3.14 on, such a path does not exist.
+    with pytest.raises(CheckpointError, match=r"INIT_FROM.*(File name too long|does not exist)"):
         load_initial_weights(nn.Linear(2, 2), Path("x" * 300), skip=None)
 
 
