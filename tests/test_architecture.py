@@ -786,7 +786,7 @@ def test_tokens_of_code_are_counted() -> None:
 
 def test_the_engine_can_be_read_in_an_afternoon() -> None:
     paths = [path for folder in ENGINE for path in (ROOT / PACKAGE / folder).rglob("*.py")]
-    assert sum(count_tokens(path.read_text()) for path in paths) <= 89_365
+    assert sum(count_tokens(path.read_text()) for path in paths) <= 89_290
 
 
 def modules_after(statement: str) -> set[str]:

@@ -20,7 +20,7 @@ class EarlyStopping(Callback):
         self.best_checkpoint: str | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Decide again whether to stop: a run may continue with another patience or metric."""
+        """Decide again whether to stop: a run may continue with a different patience or metric."""
         self._count(0, trainer)
 
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:

@@ -149,5 +149,7 @@ def _unpack(data: bytes) -> dict[str, Tensor]:
     except ValueError:
         if not data.startswith(_TORCH_SAVES):
             raise
-        fix = "docs/models.md shows how to convert it in three lines"
-        raise ValueError(f"it is a torch.save file, which can run code: {fix}") from None
+        raise ValueError(
+            "it is a torch.save file, which can run code: docs/models.md shows how to convert it "
+            "in three lines"
+        ) from None

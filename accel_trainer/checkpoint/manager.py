@@ -40,7 +40,7 @@ class Checkpointer:
     """Saves and deletes the checkpoints of one run in `directory`.
 
     `header` goes into every manifest: `settings`, `data_fingerprint`, versions and the like.
-    `masks` are the buffers that hold NaN or inf from the start, such as a mask of -inf.
+    `masks` are the buffers that hold inf from the start, such as a mask of -inf.
     `before_commit` runs in the saving thread just before a checkpoint becomes valid, to sync what
     must not be older than the checkpoint, such as the history of metrics. `peers` are the processes
     that save together, each its own shards; each has a Checkpointer, and all of them save, wait and
@@ -96,14 +96,11 @@ class Checkpointer:
         """Raise CheckpointError if `pieces` cannot be stored, or the disk lacks room for them.
 
         Two checkpoints must fit, as an old one is deleted after a new one is written; one more is
-        enough if the directory has one already. What no optimizer steps is stored once, where files
-        can be linked.
+        enough if the directory has one already. What no optimizer steps is stored once.
         """
         with writes_to(self.directory):
             free = free_bytes(self.directory)
             num_missing = 1 if list_checkpoints(self.directory) else 2
-            has_links = self._unstepped and filesystem.can_link(self.directory)
-        num_frozen = 1 if has_links else num_missing
         needed = 0
         frozen = {}
         for name, value in pieces.items():
@@ -112,7 +109,7 @@ class Checkpointer:
                     frozen[key] = tensor.nbytes
                 else:
                     needed += num_missing * tensor.nbytes
-        needed += num_frozen * sum(frozen.values())
+        needed += sum(frozen.values())
         if free < needed:
             raise CheckpointError(
                 "CKPT_PREFLIGHT",
@@ -213,11 +210,16 @@ class Checkpointer:
         if not self.directory.is_dir():
             raise CheckpointError(code, f"{reason}, the folder is gone") from error
         if must_succeed or self.num_failed_saves >= self.config.max_failed_saves:
-            message = f"{reason}, {count}: free or repair the disk and resume"
-            raise CheckpointError(code, message) from error
+            raise CheckpointError(
+                code, f"{reason}, {count}: free or repair the disk and resume"
+            ) from error
         if self.peers.process_index == 0:
-            fact = f"error[{code}]: {reason}; older checkpoints are intact and training continues"
-            _logger.warning("%s, %s", fact, count)
+            _logger.warning(
+                "error[%s]: %s; older checkpoints are intact and training continues, %s",
+                code,
+                reason,
+                count,
+            )
 
     def _commit(
         self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]
@@ -229,9 +231,7 @@ class Checkpointer:
             for piece, encoded in pieces.items():
                 if piece.partition("-")[0] not in _TRAINED:
                     continue  # a mask may hold -inf, and so may a state of the user's
-                key = first_nonfinite(
-                    {key: each for key, each in encoded.tensors.items() if key not in self.masks}
-                )
+                key = first_nonfinite(encoded.tensors, self.masks)
                 if key is not None:
                     raise DivergedError(
                         "CKPT_NONFINITE",

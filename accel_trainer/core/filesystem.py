@@ -15,7 +15,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -299,16 +299,6 @@ def probe_file(directory: Path) -> Iterator[Path]:
         yield probe
     finally:
         _discard(probe)  # The run that holds the folder may have swept it.
-
-
-def can_link(directory: Path) -> bool:
-    """Whether a file in `directory` can have two names. Raises OSError if it cannot be written."""
-    with probe_file(directory) as probe, suppress(OSError):
-        second = temporary_path(probe, "tmp")
-        disk.link(second, probe)
-        disk.remove(second)
-        return True
-    return False
 
 
 class AppendFile:

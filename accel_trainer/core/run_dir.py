@@ -162,8 +162,9 @@ def run_lock(path: Path, *, is_optional: bool = False) -> Iterator[int]:
             found = _not_locked(path.parent, error, os.read(descriptor, 4096))
             if found.code != "NO_LOCKS" or not is_optional:
                 raise found from error
-            fact = "[NO_LOCKS] %s is not locked: make sure that no other run writes there"
-            _logger.warning(fact, path.parent)
+            _logger.warning(
+                "[NO_LOCKS] %s is not locked: make sure that no other run writes there", path.parent
+            )
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         owner = f"pid {os.getpid()} on {socket.gethostname()} since {since}"
         with writes_to(path.parent):

@@ -65,7 +65,7 @@ def nondeterminism_named(*, warns: bool) -> Iterator[set[str]]:
     torch reports such an operation by a Python warning that points into its own sources: this
     replaces it. Raises ConfigError where torch refuses the operation, as with `strict`.
     """
-    operations = set[str]()
+    operations: set[str] = set()
     show = warnings.showwarning
 
     def record_it(message: Any, *where: Any, **more: Any) -> None:

@@ -76,7 +76,7 @@ def own_units(model: nn.Module) -> Iterator[None]:
 
 def called_modules(model: nn.Module) -> set[nn.Module]:
     """Return the modules that define a forward and whose weights are used only inside them."""
-    inside = set[nn.Module]()
+    inside: set[nn.Module] = set()
     for module in model.modules():
         if isinstance(module, _WHOLE):
             inside.update([*module.modules()][1:])

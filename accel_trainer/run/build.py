@@ -410,7 +410,7 @@ def _open_checkpointer(
         run.folder / "checkpoints",
         config=run.config.checkpoint,
         header=header,
-        masks=[name for name, each in model.named_buffers() if not each.isfinite().all()],
+        masks=[name for name, each in model.named_buffers() if each.isinf().any()],
         before_commit=history.sync if history is not None else lambda: None,
         peers=strategy.checkpoint_peers(timeout_s=run.config.runtime.timeout_s),
     )

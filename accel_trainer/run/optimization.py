@@ -98,8 +98,10 @@ def refuse_epochs(config: RecipeConfig, plan: BatchPlan) -> None:
     }
     for problem, value in in_epochs.items():
         if plan.is_endless and value:
-            text = f"a stream without a length has no epochs, and {problem.format(value)}"
-            raise ConfigError("DATA_STREAM", text)
+            raise ConfigError(
+                "DATA_STREAM",
+                f"a stream without a length has no epochs, and {problem.format(value)}",
+            )
 
 
 def plan_learning_rate(

@@ -77,8 +77,11 @@ def check_part(name: str, part: Any) -> None:
     if name == "callbacks":
         for method in dir(part):
             if method.startswith(HOOKS) and not hasattr(Callback, method):
-                fact = f"callbacks= has {type(part).__name__}.{method}, which nothing calls"
-                raise ConfigError("CONFIG", f"{fact}: name it as a hook of Callback, or otherwise")
+                raise ConfigError(
+                    "CONFIG",
+                    f"callbacks= has {type(part).__name__}.{method}, which nothing calls: name it "
+                    "as a hook of Callback, or differently",
+                )
 
 
 def check_optimizers(optimizer: Any, task: Task, accelerator: Accelerator) -> None:

@@ -111,5 +111,8 @@ def _warn_of_changes(checkpoint: str, stored: Mapping[str, Any], now: Mapping[st
     if changed := [
         f"{name} {before[name]} -> {after[name]}" for name in names if before[name] != after[name]
     ]:
-        text = "changed since %s was saved: %s; the results may differ in the last bits"
-        _logger.warning(text, checkpoint, ", ".join(changed))
+        _logger.warning(
+            "changed since %s was saved: %s; the results may differ in the last bits",
+            checkpoint,
+            ", ".join(changed),
+        )

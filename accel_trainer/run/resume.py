@@ -75,8 +75,8 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
 
 def folders_of(recipe: str, runs_dir: Path) -> list[Path]:
     """Return the folders that `choose_folder` has named for a recipe, the newest first."""
-    # Not those of a recipe with a longer name, such as `images-small` beside `images`, nor a copy
-    # with a name that a user gave it.
+    # Neither recipes with longer names, such as `images-small` beside `images`, nor copies of a run
+    # that somebody has renamed.
     first = runs_dir / recipe
     name = re.compile(rf"{re.escape(first.name)}-\d{{8}}-\d{{6}}(-\d+)?")
     folders = (folder for folder in first.parent.glob("*") if name.fullmatch(folder.name))

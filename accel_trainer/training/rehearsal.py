@@ -97,10 +97,10 @@ class Rehearsal:
         self._fresh = {name: _copy_optimizer(each) for name, each in self._optimizers.items()}
         self._marks: list[Marks] = []
         self._uses: list[StepUse] = []
-        self._num_calls = Counter[str]()
-        self._read = set[str]()
-        self._restored = set[str]()
-        self._named = set[str]()
+        self._num_calls: Counter[str] = Counter()
+        self._read: set[str] = set()
+        self._restored: set[str] = set()
+        self._named: set[str] = set()
 
     def begin(self, trainer: TrainerAttributes) -> None:
         """Note the state before the first step; `trainer` returns the attributes of a subclass."""

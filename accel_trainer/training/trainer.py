@@ -240,7 +240,7 @@ class Trainer:
             raise ConfigError(
                 "TRAINER",
                 f"compute_gradients got {describe_tensor(step_batch)}: give it the step batch that "
-                "train_step got, or one with other micro-batches",
+                "train_step got, or one with different micro-batches",
             )
         is_observed = self._callback_runner.has_listeners("before_micro_batch", "on_micro_batch")
         notify = self._notify if is_observed else None

@@ -69,12 +69,9 @@ def test_retention_takes_a_name_of_the_file_and_not_its_content(directory: Path)
     assert is_state_at(load(directory, 5).pieces, 5)
 
 
-@pytest.mark.parametrize("can_link", [True, False])
 def test_the_room_that_is_required_is_what_two_checkpoints_take(
-    can_link: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not can_link:
-        monkeypatch.setattr(os, "link", refuse_link)
     with monkeypatch.context() as full:
         full.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: 0)
         with pytest.raises(CheckpointError, match="CKPT_PREFLIGHT.*2 more checkpoints") as refused:
