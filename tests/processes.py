@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import multiprocessing
 import os
 import re
@@ -14,6 +15,8 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from .ports import free_port
 
@@ -167,5 +170,9 @@ def _child(
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
+    # A crash shows the stacks of every thread, those of C++ and those of Python.
+    if sys.platform == "linux":
+        torch._C._set_print_stack_traces_on_fatal_signal(True)
+    faulthandler.enable()
     os.environ.update(environment)
     target(*arguments)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pytest
+
+from . import processes
 from .processes import context
 
 
@@ -17,3 +24,15 @@ def _exit_code(_: int) -> int | None:
 def test_threads_that_start_processes_at_once_read_each_exit_code() -> None:
     with ThreadPoolExecutor(8) as threads:
         assert {*threads.map(_exit_code, range(40))} == {0}
+
+
+def _crash() -> None:
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch shows stacks of C++ on Linux alone")
+def test_a_crash_shows_the_stacks_of_python_and_of_cpp(tmp_path: Path) -> None:
+    job = processes.start(_crash, num_processes=1, folder=tmp_path)
+    assert job.wait() == [-signal.SIGABRT]
+    assert "in _crash" in job.output()
+    assert "libc10.so" in job.output()
