@@ -1,6 +1,11 @@
 """Train a GAN (DCGAN) on digits: the critic and the generator step in turn, each by its own Adam.
 
 python recipes/gan.py --ema 0.99 --epochs 40
+
+A step trains the network that has the turn. The other is frozen meanwhile and gets no gradients.
+--ema, off by default, averages each network after its own steps only. Evaluations see the model,
+and its average, without its DDP wrapper and in evaluation mode. Every setting of `--help`, such as
+the cosine schedule of the learning rates, is the same as in any recipe.
 """
 
 import torch
@@ -57,7 +62,7 @@ class InTurn:
     """One step of the critic, then one of the generator."""
 
     def turn(self, position: Position) -> str:
-        """Return the name of the optimizer that steps."""
+        """Return the key of the optimizer that takes the step after `position.step` steps."""
         return "generator" if position.step % 2 else "critic"
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
@@ -66,7 +71,10 @@ class InTurn:
         return StepOutput(model(batch.inputs, noise, batch.turn))
 
     def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the distance [B] of each real picture to the most similar of 256 made ones."""
+        """Return the distance [B] of each real picture to the most similar of 256 made ones.
+
+        They stand for losses: the mean is `eval/loss`, and chooses the best checkpoint.
+        """
         made = model.generator(FIXED_NOISE.to(batch.inputs))
         return StepOutput(torch.cdist(batch.inputs.flatten(1), made.flatten(1)).amin(1))
 
@@ -80,9 +88,11 @@ class Watch(Callback):
 
     @torch.no_grad()
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Draw what the averaged generator makes of the same noise each time."""
-        model = trainer.average_model or trainer.model
-        made = model.generator(FIXED_NOISE[:16].to(trainer.accelerator.device))
+        """Draw what the generator, with --ema its average, makes of the same noise each time."""
+        generator = (trainer.average_model or trainer.model).generator
+        was_training = generator.training
+        made = generator.eval()(FIXED_NOISE[:16].to(trainer.accelerator.device))
+        generator.train(was_training)  # in training mode, a forward would change BatchNorm's means
         trainer.log.picture("made", to_png(torch.cat(list(made), 2)))
 
 

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,22 @@ def test_a_resumed_recipe_ends_with_the_same_bytes(tmp_path: Path, name: str) ->
 def train_whole_and_in_parts(name: str, folder: Path) -> None:
     train(name, folder / "whole")
     train(name, folder / "parts", 3)
+
+
+def test_drawing_what_a_gan_makes_leaves_its_running_means_alone() -> None:
+    module = recipe("gan")
+    model, drawn = module.Gan(), {}
+    before = {name: each.clone() for name, each in model.named_buffers()}
+    seen = SimpleNamespace(
+        model=model,
+        average_model=None,
+        accelerator=SimpleNamespace(device=torch.device("cpu")),
+        log=SimpleNamespace(picture=drawn.__setitem__),
+    )
+    module.Watch().on_epoch_end(seen)
+    assert [*drawn] == ["made"]
+    assert model.generator.training
+    assert all(torch.equal(each, before[name]) for name, each in model.named_buffers())
 
 
 @pytest.mark.slow

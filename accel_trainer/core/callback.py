@@ -93,11 +93,17 @@ class TrainerView(Protocol):
 
     @property
     def model(self) -> nn.Module:
-        """The plain model, to be read or watched by hooks of torch, not to be changed."""
+        """The plain model, to be read or watched by hooks of torch, not to be changed.
+
+        It is in training mode: a forward draws dropout, and changes the means of batch norms.
+        """
 
     @property
     def average_model(self) -> nn.Module | None:
-        """The model with the averaged weights, to be read only; None without `--ema`."""
+        """The model with averaged weights, in evaluation mode, to be read only.
+
+        None without `--ema`.
+        """
 
     @property
     def optimizer(self) -> Optimizer:
