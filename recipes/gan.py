@@ -4,8 +4,9 @@ python recipes/gan.py --ema 0.99 --epochs 40
 
 A step trains the network that has the turn. The other is frozen meanwhile and gets no gradients.
 --ema, off by default, averages each network after its own steps only. Evaluations see the model,
-and its average, without its DDP wrapper and in evaluation mode. Every setting of `--help`, such as
-the cosine schedule of the learning rates, is the same as in any recipe.
+and its average, without its DDP wrapper and in evaluation mode. Settings that are not in this file,
+such as the batch size, are those of `--help`. Killed at any moment, the same command continues the
+run to the same weights.
 """
 
 import torch
