@@ -46,10 +46,10 @@ def prepare_directory(path: Path) -> Path:
             f"the output folder {str(path)!r} contains a control character: rename it",
         )
     with writes_to(path):
-        path = path.resolve()
-        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-        for folder in reversed(missing):
-            filesystem.make_directory(folder)
+        path = Path(os.path.realpath(path))  # which no loop of links ends
+        for folder in (*reversed(path.parents), path):
+            if not folder.exists():
+                filesystem.make_directory(folder)
         with filesystem.probe_file(path):
             pass
     return path

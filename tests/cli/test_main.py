@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from accel_trainer.cli.main import find_commands, grouped, main
+from accel_trainer.core.errors import ExitCode
 
 
 def test_without_a_command_each_is_listed_once_with_its_sentence(
@@ -138,6 +139,25 @@ def test_a_misspelt_flag_is_one_line_that_names_the_nearest(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "inspect loop",
+        "report loop",
+        "sweep recipes/minimal.py --seed 0 1 --output-dir loop",
+        "sweep recipes/minimal.py --seed 0 1 --values loop",
+    ],
+)
+def test_a_loop_of_links_is_one_line(
+    typed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn")
+    (tmp_path / "loop").symlink_to("loop")
+    words = [word if word != "loop" else str(tmp_path / word) for word in typed.split()]
+    assert main(words) in (ExitCode.USAGE, ExitCode.OUTPUT, ExitCode.CHECKPOINT)
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 VISION, REPORT = ("pip install 'accel-trainer[vision]'", "pip install 'accel-trainer[report]'")

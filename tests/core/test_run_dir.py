@@ -104,6 +104,12 @@ def test_a_file_in_the_way_is_named(tmp_path: Path, below: str) -> None:
         prepare_directory(tmp_path / "file" / below)
 
 
+def test_a_loop_of_links_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OutputError, match=f"cannot write to {tmp_path}/loop/run"):
+        prepare_directory(tmp_path / "loop" / "run")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:

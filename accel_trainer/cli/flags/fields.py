@@ -40,6 +40,8 @@ class ConfigField:
         is_path = Path in {self.type, *get_args(self.type)}
         if is_path and "" in words:  # an empty path is the current folder
             raise ConfigError("CONFIG", f"{where} is empty: give a path, or leave it out")
+        if any("\0" in word for word in words):  # only a file can hold it, and no path
+            raise ConfigError("CONFIG", f"{where} contains a NUL character: remove it")
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # tyro's report has several lines
                 return tyro.cli(self.type, args=["--", *words])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
@@ -119,7 +120,7 @@ def _read_file(config_class: Any, paths: Sequence[str]) -> dict[str, Any]:
     given = " ".join(["--config", *paths])
     if len(paths) != 1:
         raise ConfigError("CONFIG", f"{given}: expected one file")
-    path = expand_home(Path(paths[0])).resolve()  # the user may name a link
+    path = Path(os.path.realpath(expand_home(Path(paths[0]))))  # the user may name a link
     try:
         text = read_file(path, max_bytes=MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:

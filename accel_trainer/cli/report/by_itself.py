@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -21,7 +22,7 @@ class Fault(NamedTuple):
 
 def fault_of(folder: Path, error: UserError | OSError) -> Fault:
     """Return what a page shows in the place of the run in `folder`."""
-    return Fault(folder.resolve().name, getattr(error, "message", str(error)))
+    return Fault(os.path.basename(os.path.realpath(folder)), getattr(error, "message", str(error)))
 
 
 def draw_soundly(

@@ -7,6 +7,7 @@ is no valid checkpoint to resume from, else 0.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     """Describe the run or checkpoint at a path; return the exit code."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("path", type=Path, help="a run folder, or one of its checkpoints")
-    path = parser.parse_args(argv).path.resolve()
+    path = Path(os.path.realpath(parser.parse_args(argv).path))
     with reading(path):
         if (path / "checkpoints").is_dir():
             return _show_run(path)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -45,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_recipe_option()
     options = parser.parse_args(argv)
     run = read_run(options.run)
-    folder = (options.output_dir or _free_folder(options.run)).resolve()
+    folder = Path(os.path.realpath(options.output_dir or _free_folder(options.run)))
     final = _final_weights(run)  # before any work: this fails if the run has no checkpoint
     (start,) = recorded_starts([run], [options.recipe])
     start = replace(

@@ -58,7 +58,8 @@ def main(argv: Sequence[str]) -> int:
     if recipe is None:
         raise ConfigError("SWEEP", f"the recipe comes first; {_EXAMPLE}")
     refuse_below_one("--num-processes", options.num_processes, code="SWEEP")
-    folder = (options.output_dir or Path("runs") / f"sweep-{recipe.stem}").resolve()
+    wanted = options.output_dir or Path("runs") / f"sweep-{recipe.stem}"
+    folder = Path(os.path.realpath(wanted))
     trials = plan_trials(find_config_class(recipe), flags, values=options.values, folder=folder)
     if options.print:
         _print_commands(recipe, trials, num_processes=options.num_processes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -105,8 +106,9 @@ def _read_flags(config_class: Any, flags: Sequence[str]) -> tuple[list[str], lis
 def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Choice]]]:
     """Split the values of a file as `_read_flags` splits flags; each item of a list is a choice."""
     try:
-        content = read_yaml(path.resolve())
-        text = read_file(path.resolve(), max_bytes=MAX_BYTES).decode()
+        place = Path(os.path.realpath(path))
+        content = read_yaml(place)
+        text = read_file(place, max_bytes=MAX_BYTES).decode()
         refuse_misread_words(text, source=f"--values {path}")
     except ConfigError:
         raise

@@ -107,6 +107,7 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--config", "missing.yaml"], "--config missing.yaml: No such file or directory"),
     (["--config", "."], "--config .: not a regular file"),
     (["--config", "pipe"], "--config pipe: not a regular file"),
+    (["--config", "loop"], "--config loop: Too many levels of symbolic links"),
     (["--config", "/dev/zero"], "--config /dev/zero: not a regular file"),
     (["--config", "binary"], "--config binary: not a text file"),
     (["--config", "long"], "--config long: 1200000 bytes, more than 1048576"),
@@ -173,6 +174,7 @@ FILES: list[tuple[str, str]] = [
     ("trainer: {tags: [a, true]}", "trainer.tags: YAML reads True, not text: quote it"),
     ("trainer: {tags: [[a]]}", "trainer.tags: YAML reads ['a'], not text: quote it"),
     ("trainer: {output_dir: ''}", "trainer.output_dir is empty: give a path, or leave it out"),
+    ('trainer: {run_name: "a\\0b"}', "trainer.run_name contains a NUL character: remove it"),
     # what is not YAML, or more of it than a config needs
     ("seed: 1\nseed: 2", "line 2: seed appears twice"),
     (
@@ -225,6 +227,7 @@ def test_a_bad_command_line_is_one_line(
     (tmp_path / "long").write_text("# \n" * 400_000)
     (tmp_path / "wrong").write_text("seed: abc")
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         parse(*argv)
