@@ -47,7 +47,9 @@ class OnnxExport(NamedTuple):
     def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with which the task calls the model for some samples."""
         batch = next(batch for batch in self.loader.batches() if len(batch))
-        batch = batch.map(lambda tensor: tensor[:_EXAMPLE_SIZE].to("cpu"))
+        # The exporter takes an axis of size 1 for a constant: a small batch is repeated.
+        some = torch.arange(_EXAMPLE_SIZE) % len(batch)
+        batch = batch.map(lambda tensor: tensor[some].to("cpu"))
         calls: list[Any] = []
         model = self.model.eval()
         with model.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True):
@@ -176,8 +178,9 @@ def _to_onnx(
     for tensor in inputs:
         others = {axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1}
         shapes[tensor] = others | ({0: batch} if tensor.ndim else {})
-    dynamic_shapes = shapes.dynamic_shapes(model, args, kwargs)
-    traced = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+    traced = torch.export.export(
+        model, args, kwargs, dynamic_shapes=shapes.dynamic_shapes(model, args, kwargs)
+    )
     program = torch.onnx.export(traced, verbose=False)
     assert program is not None
     graph = program.model_proto.graph

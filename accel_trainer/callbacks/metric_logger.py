@@ -51,8 +51,7 @@ class MetricLogger(Callback):
     sinks: Sequence[Callable[[Row], None]] = ()
 
     def __post_init__(self) -> None:
-        is_digested = self.digest_every_n_steps is not None
-        self._samples = SamplesSoFar(self.accelerator, is_on=is_digested)
+        self._samples = SamplesSoFar(self.accelerator, is_on=self.digest_every_n_steps is not None)
         self._meters = Meters(self.accelerator, self._samples)
         self._total_s = 0.0
         self._total_samples = 0

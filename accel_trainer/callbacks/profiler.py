@@ -73,8 +73,10 @@ class Profile(Callback):
             profiler.export_chrome_trace(str(trace))
             table = profiler.key_averages().table("self_cpu_time_total")
             filesystem.write_file_atomic(self.folder / "operators.txt", table.encode())
-            steps = f"steps {_WARMUP_STEPS + 1} to {profiler.step_num}"
-            self.show(f"profile: {steps} are in {trace}, with a table in operators.txt")
+            self.show(
+                f"profile: steps {_WARMUP_STEPS + 1} to {profiler.step_num} are in {trace}, "
+                "with a table in operators.txt"
+            )
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Report that there were too few steps."""

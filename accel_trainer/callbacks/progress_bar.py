@@ -218,8 +218,7 @@ class ProgressBar(Callback):
 
     def _epoch(self, epoch: int) -> str:
         num_epochs = self.config.num_epochs
-        of = "" if num_epochs is None else f"/{num_epochs}"
-        return f"epoch {epoch}{of}"
+        return f"epoch {epoch}" if num_epochs is None else f"epoch {epoch}/{num_epochs}"
 
 
 def loss_of(report: StepReport, *, is_exact: bool) -> float:

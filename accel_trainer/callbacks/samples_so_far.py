@@ -39,5 +39,4 @@ class SamplesSoFar:
             return None
         if self._accelerator.num_processes == 1:
             return int(self._local)
-        local = self._local.to(self._accelerator.device)
-        return int(self._accelerator.reduce(local))
+        return int(self._accelerator.reduce(self._local.to(self._accelerator.device)))

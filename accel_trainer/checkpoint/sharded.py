@@ -106,8 +106,10 @@ class StoredSlice:
 
 def _box(bounds: Sequence[tuple[int, int]], origin: Sequence[int]) -> tuple[slice, ...]:
     """Return the index of the box between `bounds` in a tensor that begins at `origin`."""
-    pairs = zip(bounds, origin, strict=True)
-    return tuple(slice(start - first, end - first) for (start, end), first in pairs)
+    return tuple(
+        slice(start - first, end - first)
+        for (start, end), first in zip(bounds, origin, strict=True)
+    )
 
 
 @dataclass(frozen=True)

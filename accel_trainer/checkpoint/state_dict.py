@@ -128,8 +128,9 @@ class UnlistedBuffers(Stateful):
                 if describe_tensor(live.get(key)) == describe_tensor(whole):
                     live[key].copy_(whole)
                 else:
-                    owner = model.get_submodule(path)
-                    owner.register_buffer(attribute, whole.to(device), persistent=False)
+                    model.get_submodule(path).register_buffer(
+                        attribute, whole.to(device), persistent=False
+                    )
 
 
 @dataclass(eq=False)

@@ -46,8 +46,11 @@ def setup_launch_env() -> int:
     num_processes = _number("WORLD_SIZE")
     # With LOCAL_RANK, accelerate joins a group even of one process.
     if num_processes != 1 or "LOCAL_RANK" in environment:
-        needed = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-        missing = [name for name in needed if not environment.get(name)]
+        missing = [
+            name
+            for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+            if not environment.get(name)
+        ]
         if missing:
             raise ConfigError(
                 "LAUNCH", f"WORLD_SIZE is {num_processes} without {', '.join(missing)}: {_FIX}"

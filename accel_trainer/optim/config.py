@@ -90,9 +90,12 @@ class OptimizerConfig:
         known = dict(_DEFAULTS, lr=_LEARNING_RATES.get(self.name, 0.0))
         if self.name not in _SHORT_NAMES:
             parameters = inspect.signature(optimizer_class_of(self.name)).parameters
-            defaults = {name: parameter.default for name, parameter in parameters.items()}
-            # The eps of Adafactor is a pair, which stays torch's.
-            known |= {name: each for name, each in defaults.items() if type(each) in (int, float)}
+            known |= {
+                name: each.default
+                for name, each in parameters.items()
+                # The eps of Adafactor is a pair, which stays torch's.
+                if type(each.default) in (int, float)
+            }
         fields = {"learning_rate": "lr", "momentum": "momentum", "eps": "eps"}
         missing: dict[str, Any] = {
             ours: known[name] for ours, name in fields.items() if getattr(self, ours) is None

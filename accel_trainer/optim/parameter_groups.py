@@ -34,8 +34,9 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
         if name in scales:
             settings["learning_rate_scale"] = scales[name]
         settings["weight_decay"] = decays.get(name, settings["weight_decay"])
-        empty = {"params": [], "param_names": [], **settings}
-        group = groups.setdefault(tuple(settings.items()), empty)
+        group = groups.setdefault(
+            tuple(settings.items()), {"params": [], "param_names": [], **settings}
+        )
         group["params"].append(parameter)
         group["param_names"].append(name)
     return list(groups.values())

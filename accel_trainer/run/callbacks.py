@@ -45,8 +45,9 @@ def build_callbacks(
     )
     trackers = []
     if is_main and run.config.run.track:
-        settings = config_to_dict(run.config)
-        trackers.append(Trackers(run.config.run.track, run=run.folder, config=settings))
+        trackers.append(
+            Trackers(run.config.run.track, run=run.folder, config=config_to_dict(run.config))
+        )
     log = MetricLogger(
         run.accelerator,
         history=history,

@@ -81,8 +81,9 @@ def record_start(config: RecipeConfig, folder: Path, accelerator: Accelerator) -
     environment = describe_environment(config, accelerator)
     remember_start(environment)
     with writes_to(folder):
-        described = dump_yaml(config_to_dict(config)).encode()
-        filesystem.write_file_atomic(folder / "config.yaml", described)
+        filesystem.write_file_atomic(
+            folder / "config.yaml", dump_yaml(config_to_dict(config)).encode()
+        )
         write_json(folder / "environment.json", environment)
         recipe_file = Path(environment["code"]["recipe"])
         if config.run.copy_recipe and recipe_file.suffix == ".py" and recipe_file.is_file():

@@ -101,8 +101,12 @@ def _code() -> dict[str, Any]:
     recipe = Path(sys.argv[0]).resolve()
     commit = None
     with suppress(OSError, subprocess.SubprocessError):
-        command = ["git", "-C", str(recipe.parent), "rev-parse", "HEAD"]
-        done = subprocess.run(command, capture_output=True, check=True, timeout=_GIT_TIMEOUT_S)
+        done = subprocess.run(
+            ["git", "-C", str(recipe.parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            check=True,
+            timeout=_GIT_TIMEOUT_S,
+        )
         commit = done.stdout.decode().strip()
     return {
         "recipe": str(recipe),

@@ -79,8 +79,7 @@ def read_details(folder: Path) -> tuple[int, dict[str, Any]]:
     """
     data = filesystem.read_file(folder / EVALUATION_FILE, max_bytes=_MAX_BYTES)
     try:
-        tensors = unpack_tensors(data)
-        stored = decode(unpack_metadata(data)["skeleton"].encode(), tensors)
+        stored = decode(unpack_metadata(data)["skeleton"].encode(), unpack_tensors(data))
         return int(stored["optimizer_step"]), dict(stored["results"])
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(

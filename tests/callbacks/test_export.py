@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from accel_trainer import Batch, ClassificationTask
 from accel_trainer.callbacks.export import Exporter, OnnxExport
 from accel_trainer.core.callback import RunResult, TrainerView
 from accel_trainer.core.train_state import BestCheckpoint
@@ -153,6 +154,14 @@ def test_what_cannot_be_converted_is_said_once_and_early(
         assert torch.equal(torch.random.get_rng_state(), before), "it draws no number of the run"
         export.on_fit_end(trainer(), ended(1))
     assert caplog.text.count("torch cannot convert the model (RuntimeError: no such operator") == 1
+
+
+def test_a_single_sample_is_repeated_so_that_its_axis_is_no_constant() -> None:
+    sample = Batch(torch.ones(1, 3), torch.zeros(1, dtype=torch.long), torch.zeros(1).long())
+    loader: Any = SimpleNamespace(batches=lambda: iter([sample]))
+    (inputs,), _ = OnnxExport(nn.Linear(3, 2), ClassificationTask(), loader).call()
+    assert len(inputs) > 1
+    assert torch.equal(inputs, torch.ones_like(inputs))
 
 
 def test_an_export_has_the_hashes_of_its_onnx_files(run: Path) -> None:
