@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from types import UnionType
@@ -116,8 +116,12 @@ def unchecked_defaults(config_class: type[C]) -> C:
 
 def config_to_dict(config: Any) -> dict[str, Any]:
     """Return the config as nested dicts of plain YAML and JSON values."""
-    # `default` turns paths into text.
-    return dict(json.loads(json.dumps(asdict(config), default=str)))
+    # A path becomes a text, and a set a list: the order of a set differs between processes.
+    dumped = json.dumps(
+        asdict(config),
+        default=lambda value: sorted(value) if isinstance(value, Set) else str(value),
+    )
+    return dict(json.loads(dumped))
 
 
 def config_values(config: Any) -> dict[str, Any]:

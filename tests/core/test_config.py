@@ -21,6 +21,7 @@ from accel_trainer.core.config import (
     Range,
     _fits,
     check_types,
+    config_to_dict,
 )
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.run.config import RecipeConfig
@@ -92,6 +93,16 @@ class OldAlias(GenericAlias):
     """`tuple[str, ...]` as in Python 3.10, where it counts as a class."""
 
     __class__ = property(lambda self: type)  # type: ignore[assignment]  # on purpose
+
+
+@dataclass(frozen=True)
+class WithSets:
+    layers: frozenset[int] = frozenset({3, 1, 2})
+    names: frozenset[str] = frozenset({"b", "c", "a"})
+
+
+def test_a_set_is_stored_as_a_list_whose_order_no_process_decides() -> None:
+    assert config_to_dict(WithSets()) == {"layers": [1, 2, 3], "names": ["a", "b", "c"]}
 
 
 def test_a_tuple_of_texts_is_accepted_where_python_takes_it_for_a_class() -> None:
