@@ -84,12 +84,15 @@ def folders_of(recipe: str, runs_dir: Path) -> list[Path]:
 
 
 def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
-    """Whether `folder` holds a run of the same config and start that is neither done nor in use."""
+    """Whether `folder` holds a run of the same start that is neither done nor in use.
+
+    Its config is the same, apart from what `--allow-change` names.
+    """
+    source = Source(str(folder))
     try:
-        stored = stored_settings(Source(str(folder)))
-        size = stored.get("batch.global_batch_size")
-        resolved = with_global_batch_size(config, size, num_processes=1)
-        if not stored or training_changes(stored, resolved) or is_in_use(folder):
+        stored = stored_settings(source)
+        check_changes(stored, with_global_batch_size(config, stored, num_processes=1), source)
+        if not stored or is_in_use(folder):
             return False
         result = folder / "result.json"
         is_done = result.exists() and read_json_object(result)["state"] == "done"
@@ -209,8 +212,7 @@ def continued(
     processes cannot share the global batch.
     """
     stored = {} if checkpoint is None else checkpoint.manifest.get("settings", {})
-    size = stored.get("batch.global_batch_size")
-    config = with_global_batch_size(config, size, num_processes=num_processes)
+    config = with_global_batch_size(config, stored, num_processes=num_processes)
     # What does not depend on the data is refused before it is read.
     enough = num_processes * config.batch.resolved_global_batch_size(num_processes)
     config.batch.plan(enough, num_processes=num_processes)
@@ -219,13 +221,14 @@ def continued(
     return config
 
 
-def with_global_batch_size(config: R, stored: int | None, *, num_processes: int) -> R:
+def with_global_batch_size(config: R, stored: Mapping[str, Any], *, num_processes: int) -> R:
     """Return `config` with its global batch size filled in.
 
-    It is the given one, else the `stored` one, else it follows from `num_processes`.
+    It is the given one, else that of the `stored` settings, else it follows from `num_processes`.
     """
     batch = config.batch
-    size = batch.global_batch_size or stored or batch.resolved_global_batch_size(num_processes)
+    size = batch.global_batch_size or stored.get("batch.global_batch_size")
+    size = size or batch.resolved_global_batch_size(num_processes)
     return replace(config, batch=replace(batch, global_batch_size=size))
 
 

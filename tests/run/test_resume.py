@@ -45,7 +45,7 @@ def make_run(folder: Path, config: RecipeConfig, *, state: str | None = None) ->
 
 def test_the_folder_of_a_run_is_the_newest_unfinished_one_of_its_config(tmp_path: Path) -> None:
     config = config_in(tmp_path)
-    stored = with_global_batch_size(config, None, num_processes=1)
+    stored = with_global_batch_size(config, {}, num_processes=1)
 
     def folder(second: int, recipe: str = "net") -> Path:
         return tmp_path / f"{recipe}-20261127-12000{second}"
@@ -86,16 +86,23 @@ def test_an_unfinished_run_is_continued_by_a_command_with_its_start(
     def config(start: dict[str, Any]) -> RecipeConfig:
         return RecipeConfig(run=RunConfig(runs_dir=tmp_path, **start))
 
-    stored = with_global_batch_size(config(begun), None, num_processes=1)
+    stored = with_global_batch_size(config(begun), {}, num_processes=1)
     folder = make_run(tmp_path / "net-20261127-120001", stored)
     assert (choose_folder(config(given), "net") == folder) == continues
 
 
+def test_an_allowed_change_does_not_begin_a_new_run(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    stored = with_global_batch_size(config, {}, num_processes=1)
+    folder = make_run(tmp_path / "net-20261127-120000", replace(stored, seed=5))
+    assert choose_folder(config, "net") != folder
+    allowed = replace(config, run=replace(config.run, allow_change=("seed",)))
+    assert choose_folder(allowed, "net") == folder
+
+
 def test_the_folder_of_a_run_is_new_if_there_is_none_to_continue(tmp_path: Path) -> None:
     config = config_in(tmp_path)
-    make_run(
-        tmp_path / "net-20261127-120000", with_global_batch_size(config, None, num_processes=1)
-    )
+    make_run(tmp_path / "net-20261127-120000", with_global_batch_size(config, {}, num_processes=1))
     never = replace(config, run=replace(config.run, resume="never"))
     folder = choose_folder(never, "net")
     assert re.fullmatch(r"net-\d{8}-\d{6}", folder.name)
@@ -170,13 +177,13 @@ def checkpoint_with(settings: dict[str, Any] | None) -> LoadedCheckpoint:
 @pytest.mark.parametrize(
     ("given", "stored", "expected"),
     [
-        ({"global_batch_size": 64}, 32, 64),
-        ({}, 32, 32),
-        ({}, None, 48),
+        ({"global_batch_size": 64}, {"batch.global_batch_size": 32}, 64),
+        ({}, {"batch.global_batch_size": 32}, 32),
+        ({}, {}, 48),
     ],
 )
 def test_a_resume_has_the_global_batch_that_is_given_stored_or_computed(
-    given: dict[str, int], stored: int | None, expected: int
+    given: dict[str, int], stored: dict[str, int], expected: int
 ) -> None:
     config = RecipeConfig(batch=BatchConfig(per_device_batch_size=8, accumulation_steps=2, **given))
     filled = with_global_batch_size(config, stored, num_processes=3)
@@ -185,7 +192,8 @@ def test_a_resume_has_the_global_batch_that_is_given_stored_or_computed(
 
 def test_a_resume_is_compared_with_what_its_checkpoint_was_trained_with() -> None:
     config = RecipeConfig(batch=BatchConfig(per_device_batch_size=8, accumulation_steps=4))
-    trained = decisive_values(with_global_batch_size(config, 64, num_processes=1))
+    size = {"batch.global_batch_size": 64}
+    trained = decisive_values(with_global_batch_size(config, size, num_processes=1))
     source = Source("run")
     found = continued(config, checkpoint_with(trained), source, num_processes=2)
     assert found.batch.global_batch_size == 64
