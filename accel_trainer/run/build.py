@@ -175,8 +175,7 @@ def build_trainer(
     header = {**identity, **_describe_training(run, data.plan, task), "origin": origin}
     history = None
     if run.accelerator.is_main_process:
-        file = MetricsFile(run.folder / "metrics.jsonl")
-        history = run.resources.enter_context(closing(file))
+        history = run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl")))
     checkpointer = _open_checkpointer(run, strategy, model, header, history)
     parts = {"model": model, **named_parts(optimization.optimizers), "task": task}
     parts |= {"schedule": schedule, "collate": options.collate}
@@ -307,13 +306,25 @@ def _load_weights(run: Run, model: nn.Module, class_names: Sequence[str]) -> lis
     origin = [str(model.weights_origin)] if hasattr(model, "weights_origin") else []
     path = run.config.run.init_from
     if path is not None and (run.checkpoint is None or run.checkpoint.missing):
-        skip = run.config.run.init_skip
-        origin.append(load_initial_weights(model, path, skip=skip, class_names=class_names))
+        origin.append(
+            load_initial_weights(
+                model, path, skip=run.config.run.init_skip, class_names=class_names
+            )
+        )
     pattern = run.config.optimizer.freeze
     if pattern is not None:
         freeze(model, pattern)
         origin.append(f"{describe_parameters(model)}: {pattern}")
-    return origin if run.checkpoint is None else run.checkpoint.manifest.get("origin", [])
+    if run.checkpoint is None:
+        return origin
+    stored = list(run.checkpoint.manifest.get("origin", []))
+    if path is not None and f"{path} (" not in "".join(stored):
+        raise ConfigError(
+            "INIT_FROM",
+            f"--init-from {path} has no effect: {run.folder} has checkpoints of a run that did not "
+            "start from it: leave it out, or choose a different --output-dir",
+        )
+    return stored
 
 
 def _copy_for_onnx(run: Run, model: nn.Module, task: Task, data: RunData) -> OnnxExport | None:

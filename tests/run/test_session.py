@@ -107,6 +107,16 @@ def test_a_changed_config_is_listed_with_the_flag_that_allows_it(tmp_path: Path)
     assert result.state == "done"
 
 
+def test_initial_weights_that_a_run_did_not_start_from_are_not_ignored(tmp_path: Path) -> None:
+    run(tmp_path / "before", max_steps=1)
+    weights = {"init_from": tmp_path / "before" / "export" / "model.safetensors"}
+    run(tmp_path / "own", max_steps=1)
+    with pytest.raises(ConfigError, match="own has checkpoints of a run that did not start from"):
+        run(tmp_path / "own", max_steps=2, run=weights)
+    for max_steps in (1, 2):
+        run(tmp_path / "tuned", max_steps=max_steps, run=weights)
+
+
 def test_allow_change_of_an_unknown_setting_is_one_line_with_the_names(tmp_path: Path) -> None:
     said = (
         r"--allow-change nothing.like.it: there is no such setting: "
