@@ -88,6 +88,13 @@ class Hours(Observer):
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Continue with the time that earlier attempts have left, or with what they decided."""
         note = trainer.metadata.get(NOTE, {})
+        if note.get("hours", self.hours) != self.hours:
+            raise ConfigError(
+                "CONFIG",
+                f"--hours {self.hours:g}: with {note['hours']:g}, the run has decided to end with "
+                f"step {note['num_steps']}: set them back, or branch off with --resume from a "
+                "checkpoint before the decision",
+            )
         self._before_s = note.get("spent_s", 0.0)
         self._decay.start = note.get("decay_at", ENDLESS)
         self._decay.end = note.get("num_steps", ENDLESS)
@@ -126,7 +133,8 @@ class Hours(Observer):
         """Note the time and the decay: a resume goes on from them."""
         note = {"spent_s": self._spent_s}
         if self._decay.end != ENDLESS:
-            note |= {"decay_at": self._decay.start, "num_steps": self._decay.end}
+            decided = {"decay_at": self._decay.start, "num_steps": self._decay.end}
+            note |= {**decided, "hours": self.hours}
         trainer.metadata[NOTE] = note
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:

@@ -121,6 +121,13 @@ def test_what_was_decided_is_followed_whatever_the_clock_says() -> None:
     assert second.num_saves == 0
 
 
+def test_other_hours_after_the_decision_are_refused() -> None:
+    first = Simulated(1.0)
+    first.train(slower_at(ENDLESS), until=3300)
+    with pytest.raises(ConfigError, match=f"--hours 2: with 1, .* step {first.decay.end}: set"):
+        Simulated(2.0, metadata=first.metadata).train(slower_at(ENDLESS))
+
+
 # --- settings that are refused ---
 
 
