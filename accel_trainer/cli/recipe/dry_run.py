@@ -60,9 +60,10 @@ def dry_run(train: Callable[[C], RunResult], config: C) -> RunResult:
         whole, parts = Path(folder, "whole"), Path(folder, "parts")
         result = _train_apart(train, config, _part(whole, 2 * NUM_STEPS), is_first=True)
         num_before = min(NUM_STEPS, result.position.optimizer_step // 2)
-        for until in (num_before, 2 * NUM_STEPS):
+        for until, is_resume in ((num_before, False), (2 * NUM_STEPS, num_before > 0)):
             if until and result.state == "done":
-                result = _train_apart(train, config, _part(parts, until), is_first=False)
+                part = _part(parts, until)
+                result = _train_apart(train, config, part, is_first=False, is_resume=is_resume)
         if result.state == "done" and num_before and os.environ.get("RANK", "0") == "0":
             compared = _compare(whole, parts, num_before)
             seconds = time.perf_counter() - start_s
@@ -99,13 +100,17 @@ def _notes_of(run: Path) -> Path:
 
 
 def _train_apart(
-    train: Callable[[C], RunResult], config: C, part: Start, *, is_first: bool
+    train: Callable[[C], RunResult],
+    config: C,
+    part: Start,
+    *,
+    is_first: bool,
+    is_resume: bool = False,
 ) -> RunResult:
     """Return the result of a part in a new process.
 
     A resume gets a new interpreter: its sets have a different order, as after an interruption.
     """
-    is_resume = Path(part.changes["run.output_dir"]).exists()
     context = multiprocessing.get_context("spawn") if is_resume else new_process_context()
     receiver, sender = context.Pipe(duplex=False)
     environment = {**os.environ, START_VARIABLE: json.dumps(asdict(part))}
