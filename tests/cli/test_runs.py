@@ -38,6 +38,26 @@ def test_runs_are_a_table_with_the_best_marked(
     assert f"{best['metric']}  {best['value']:.2%}" in fast
 
 
+def test_an_evaluation_of_nan_is_never_the_best(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, values in {"a": ["nan", "nan"], "b": ["nan", 0.5], "c": [0.7, 0.6]}.items():
+        shutil.copytree(runs / "slow", tmp_path / name)
+        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+        config["trainer"]["monitor"] = "eval/loss"
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(config))
+        (tmp_path / name / "result.json").unlink()
+        rows = [
+            {"event": "eval", "optimizer_step": step, "epoch": step, "eval/loss": value}
+            for step, value in enumerate(values, 1)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / name / "metrics.jsonl").write_text(text)
+    _, out, _ = run_command(capsys, ["runs", tmp_path, "--sort", "best"])
+    order = [line.split()[:2] for line in out.splitlines()[1:]]
+    assert order == [["*", "b"], ["c", "digits"], ["a", "digits"]]
+
+
 def test_runs_are_sorted_by_the_column_asked_for(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -253,8 +254,9 @@ class RunReader:
         if metric is None:
             return {}
         having = [row for row in self.evaluations() if metric in row]
+        known = [row for row in having if not math.isnan(row[metric])]
         choose = min if self.is_lower_better(metric) else max
-        return choose(having, key=lambda row: float(row[metric]))
+        return choose(known or having, key=lambda row: float(row[metric]))
 
 
 def is_run(folder: Path) -> bool:

@@ -5,6 +5,7 @@ A sweep is shown as one row, its best run. A narrow terminal shows fewer columns
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -126,11 +127,13 @@ def _row(run: RunReader) -> dict[str, Any]:
 def _sort_key(row: Mapping[str, Any], column: str) -> tuple[bool, float, str]:
     """Return a key that sorts texts and times upwards, other numbers from the best to the worst.
 
-    Missing values come last.
+    Missing values and NaN come last.
     """
     value = row[column]
-    if isinstance(value, str) or value is None:
-        return value is None, 0.0, str(value)
+    if isinstance(value, str):
+        return False, 0.0, value
+    if not _is_known(value):
+        return True, 0.0, str(row["name"])
     is_lower_first = column == "wall" or (column in ("best", "last") and row["is_lower_better"])
     return False, float(value) if is_lower_first else -float(value), str(row["name"])
 
@@ -139,13 +142,17 @@ def _winners(rows: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the names of the best runs, one for each dataset and metric of two runs or more."""
     groups: dict[Any, list[Mapping[str, Any]]] = {}
     for row in rows:
-        if row["best"] is not None:
+        if _is_known(row["best"]):
             groups.setdefault((row["data"], row["metric"]), []).append(row)
     return {
         str(min(group, key=lambda row: _sort_key(row, "best"))["name"])
         for group in groups.values()
         if len(group) > 1
     }
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and not math.isnan(value)
 
 
 def _show(column: str, row: Mapping[str, Any]) -> str:
