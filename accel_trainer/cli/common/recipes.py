@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from ..flags.fields import config_fields
 def find_config_class(path: Path) -> type[RecipeConfig]:
     """Import a recipe and return its config class: `RecipeConfig` or its most derived subclass.
 
+    As when it is run, it may import the modules beside it.
+
     Raises:
         ConfigError: `path` is no Python file, cannot be imported, or has no usable config class.
     """
@@ -24,6 +27,7 @@ def find_config_class(path: Path) -> type[RecipeConfig]:
         raise ConfigError("RECIPE", f"{path} {fact}: give the path of a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look up their types there
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     try:
         spec.loader.exec_module(module)
         classes = [
