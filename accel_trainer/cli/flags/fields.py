@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -34,6 +34,12 @@ class ConfigField:
         """The flags that turn a switch off, as in tyro's help: `--no-ema`, `--trainer.no-ema`."""
         flags = self.flags if self.type is bool else ()
         return [re.sub(r"([^.-][^.]*)$", r"no-\1", flag) for flag in flags]
+
+    @property
+    def holds_dict(self) -> bool:
+        """Whether its value may be a dict."""
+        kinds = (self.type, *get_args(self.type))
+        return any((get_origin(kind) or kind) in (dict, Mapping) for kind in kinds)
 
     def convert(self, words: Sequence[str], where: str) -> Any:
         """Return the value that the words mean. Raises ConfigError, which begins with `where`."""
@@ -81,6 +87,8 @@ def fields_by_flag(config_class: Any) -> dict[str, ConfigField]:
 
 def words_of(field: ConfigField, value: Any, where: str) -> list[str]:
     """Return a value of YAML as the words of a flag. Raises ConfigError for a text to be quoted."""
+    if isinstance(value, dict):  # its keys and values take turns
+        return [str(each) for pair in value.items() for each in pair]
     items = value if isinstance(value, list) else [value]
     types = {field.type, *get_args(field.type)}
     for item in items:

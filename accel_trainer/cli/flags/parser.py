@@ -6,14 +6,14 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
-from ...core.config import config_to_dict, flatten_config, unchecked_defaults
+from ...core.config import config_to_dict, unchecked_defaults
 from ...core.errors import ConfigError
 from ...core.filesystem import read_file
 from ...core.run_dir import expand_home
@@ -139,13 +139,26 @@ def _parse_file(config_class: Any, text: str, *, source: str) -> dict[str, Any]:
     refuse_misread_words(text, source=source)
     known = config_fields(config_class)
     values = {}
-    for key, value in flatten_config(content):
+    dicts = {name for name, field in known.items() if field.holds_dict}
+    for key, value in _values_by_name(content, dicts):
         where = f"{source}: {key}"
         if field := known.get(key.replace("-", "_")):
             values[field.name] = field.convert(words_of(field, value, where), where)
         elif value is not None or not any(name.startswith(f"{key}.") for name in known):
             raise ConfigError("CONFIG", f"{source}: unknown key {key}: {suggest(key, known)}")
     return values
+
+
+def _values_by_name(
+    content: Mapping[Any, Any], dicts: Collection[str], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of each setting, of which those in `dicts` are dicts."""
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and name.replace("-", "_") not in dicts:
+            yield from _values_by_name(value, dicts, f"{name}.")
+        else:
+            yield name, value
 
 
 def _build(

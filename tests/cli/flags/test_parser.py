@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,24 @@ def test_a_saved_config_parses_back_equal(text: str) -> None:
         run_name=text,
     )
     assert load_config(Config, save_config(config)) == config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Containers:
+    weights: Mapping[str, float] = field(default_factory=lambda: {"pixels": 1.0})
+    names: dict[str, str] | None = None
+    layers: frozenset[int] = frozenset()
+
+
+def test_dicts_and_sets_come_from_flags_and_files_and_are_saved() -> None:
+    flags = ["--weights", "cat", "2", "dog", "0.5", "--names", "a", "b", "--layers", "3", "1"]
+    config = parse_config(Containers, flags, description="")
+    assert (config.weights, config.names) == ({"cat": 2.0, "dog": 0.5}, {"a": "b"})
+    assert load_config(Containers, save_config(config)) == config
+    text = "weights: {cat: 2, dog: 0.5}\nnames: {a: b}\nlayers: [1, 3]"
+    assert load_config(Containers, text) == config
+    with pytest.raises(ConfigError, match="weights cat x: expected Mapping"):
+        load_config(Containers, "weights: {cat: x}")
 
 
 def test_a_diff_names_each_value_that_differs() -> None:
