@@ -60,7 +60,7 @@ def _read_table(path: Path, photos: set[str]) -> tuple[Any, set[str]]:
     try:
         table = _READERS[path.suffix](path)
         types = Features.from_arrow_schema(table.schema)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, csv.Error) as error:
         fact = f"{path} cannot be read ({reason_of(error)})"
         raise DataError("DATA_METADATA", f"{fact}: repair it") from error
     columns = {
@@ -121,7 +121,7 @@ def _read_json_lines(path: Path) -> Any:
         if line.strip():
             try:
                 rows.append(dict(json.loads(line)))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise ValueError(f"line {number}: {error}") from error
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})

@@ -113,7 +113,20 @@ BROKEN = {
     "two columns of one name": ("file_name,label,label\n0.jpg,a,b\n", "two columns"),
     "latin-1": ("file_name,label\n0.jpg,caf\xe9\n".encode("latin-1"), "cannot be read"),
     "nothing": ("", "cannot be read"),
+    "an open quote": ('file_name,"label\n' + "0.jpg,a\n" * 20_000, "cannot be read"),
 }
+BROKEN_LINES = {
+    "too deep": "[" * 100_000,
+    "a number beyond 64 bits": '{"file_name": "0.jpg", "label": 1' + "0" * 30 + "}",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_LINES)
+def test_lines_of_json_that_cannot_be_used_are_one_line(kind: str, tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", ["0.jpg"])
+    (tmp_path / "photos" / "metadata.jsonl").write_text(BROKEN_LINES[kind])
+    with pytest.raises(DataError, match=r"metadata\.jsonl cannot be read"):
+        load(tmp_path / "photos")
 
 
 @pytest.mark.parametrize("kind", BROKEN)
