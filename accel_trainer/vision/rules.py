@@ -179,14 +179,14 @@ def choose_settings(
 
 def _describe(chosen: Mapping[str, Choice]) -> str:
     """Return a line such as `by rule: epochs 30 (500 photos from weights), ...`."""
-    if not chosen:
-        return "by rule: nothing, as all settings are given"
     is_stored = not any(choice.reason for choice in chosen.values())
     parts = []
     for name, (value, reason) in chosen.items():
         if value is not False:
             text = _WORDS[name] if value is True else f"{_WORDS[name]} {value:g}"
             parts.append(text + f" ({reason})" * bool(reason))
+    if not parts:
+        return "by rule: nothing, as all settings are given"
     return f"{'as the run began' if is_stored else 'by rule'}: {', '.join(parts)}"
 
 

@@ -111,6 +111,9 @@ def test_a_given_value_wins_even_if_it_is_the_default_of_its_class() -> None:
     config, line = choose_settings(given, PhotoFacts(num_photos=50, is_pretrained=True))
     assert config == given
     assert line == "by rule: nothing, as all settings are given"
+    is_open = replace(given, batch=replace(given.batch, drop_last=None))
+    facts = PhotoFacts(num_photos=50, is_pretrained=True)
+    assert choose_settings(is_open, facts) == (given, line), "what stays off is not worth a word"
 
 
 def test_a_flag_wins_and_the_rest_follows_it() -> None:
