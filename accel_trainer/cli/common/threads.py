@@ -7,10 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from ...distributed.machine import available_cpus
+
 S = TypeVar("S")
 T = TypeVar("T")
 
 _NUM_AHEAD = 128
+
+
+def decoding_threads(wanted: int | None) -> ThreadPoolExecutor:
+    """Return the threads of `--num-workers`: at least one, and by default one per CPU."""
+    return ThreadPoolExecutor(max(1, available_cpus() if wanted is None else wanted))
 
 
 def in_order(

@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from ...core.errors import ConfigError, DataError, ExitCode, UserError
 from ...core.wording import counted
-from ...distributed.machine import available_cpus
 from ...vision import EvalTransform, PhotoSplit, load_photos
 from ...vision.data.photo_decode import decode_photo, format_of, opened_image
 from ...vision.data.pixel_range import PixelRange, range_of
@@ -28,7 +27,7 @@ from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..common.output import both_ends, format_table, tell
 from ..common.own_files import refuse_other_file, write_own_file
 from ..common.parser import CommandParser
-from ..common.threads import in_order
+from ..common.threads import decoding_threads, in_order
 from .page import draw_page
 
 _NUM_LISTED = 5
@@ -82,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     columns = {"image_column": options.image_column, "label_column": options.label_column}
     found = load_splits(options.source, **columns, cache_dir=options.cache_dir)
     torch.set_num_threads(1)
-    with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
+    with decoding_threads(options.num_workers) as threads:
         photos = {
             name: list(_examine(name, split, threads)) for name, split in found.splits.items()
         }

@@ -26,13 +26,12 @@ from ...core.errors import ConfigError, DataError, OutputError
 from ...core.json_files import read_json_object
 from ...core.run_dir import prepare_directory, writes_to
 from ...core.wording import counted
-from ...distributed.machine import available_cpus
 from ...vision.data.photo_decode import decoder_version
 from ...vision.sources.photo_columns import CHECKSUM
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..common.output import tell
 from ..common.parser import CommandParser
-from ..common.threads import in_order
+from ..common.threads import decoding_threads, in_order
 from .reencode import reencode
 from .shards import Shard, describe_shards, plan_shards, write_shard
 
@@ -89,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     with writes_to(out), _locked(out):
         _claim(out, settings)
         filesystem.sweep(out)
-        pack(source, out, settings, num_workers=max(1, options.num_workers or available_cpus()))
+        pack(source, out, settings, num_workers=options.num_workers)
     return 0
 
 
@@ -98,14 +97,16 @@ def _check_range(flag: str, value: int, most: int) -> None:
         raise ConfigError("USAGE", f"{flag} is {value}: set it to 1 to {most}")
 
 
-def pack(source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_workers: int) -> None:
+def pack(
+    source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_workers: int | None
+) -> None:
     """Write the shards that are missing or damaged, then the files that make `out` a dataset."""
     from datasets import load_from_disk
 
     known = _read_sums(out)
     sums: dict[str, str] = {}
     left_out: list[DataError] = []
-    with ThreadPoolExecutor(num_workers) as threads:
+    with decoding_threads(num_workers) as threads:
         for split, photos in source.splits.items():
             filesystem.make_directory(out / split)
             filesystem.sweep(out / split)

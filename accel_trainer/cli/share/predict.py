@@ -22,7 +22,6 @@ from torch import Tensor
 
 from ...core.errors import ConfigError, DataError, ExitCode
 from ...distributed.accelerator import RuntimeConfig, start_accelerator
-from ...distributed.machine import available_cpus
 from ...distributed.placement import place_model
 from ...vision.data.photo_decode import decode_photo, read_photo
 from ...vision.pretrained import (
@@ -34,7 +33,7 @@ from ...vision.pretrained import (
 from ...vision.sources.listing import LITTER, LeftOut, describe_left_out, list_photos
 from ..common.output import tell
 from ..common.parser import CommandParser, refuse_below_one
-from ..common.threads import in_order
+from ..common.threads import decoding_threads, in_order
 from .best_so_far import opened_export
 from .onnx_model import (
     SUFFIXES,
@@ -94,7 +93,7 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
     device = torch.device("cpu") if own_model is not None else accelerator.device
     model = own_model or place_model(from_pretrained(folder), accelerator, runtime)
     num_failed = sum(each.is_loss for each in left_out)
-    with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
+    with decoding_threads(options.num_workers) as threads:
         # Without a recorded size, images may differ in size and cannot share a batch.
         batch_size = options.batch_size if config.image_size is not None else 1
         results = predict(
