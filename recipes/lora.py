@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from accel_trainer import (
     Batch,
+    ConfigError,
     OptimizerConfig,
     RecipeConfig,
     RunResult,
@@ -71,6 +72,14 @@ def load_base(base: str | None) -> tuple[hf.PreTrainedModel, Callable[[str], Seq
     return model, hf.AutoTokenizer.from_pretrained(base).encode
 
 
+def read_text(path: Path) -> str:
+    """Return the text in a file. Raises ConfigError."""
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError("TEXT", f"--text cannot be read ({error}): give a text file") from None
+
+
 def cut(tokens: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
     """Return inputs and targets, int64 [LENGTH] each; what is left at the end is not used."""
     starts = range(0, len(tokens) - LENGTH, LENGTH)
@@ -81,7 +90,7 @@ def cut(tokens: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
 def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     help_pages = "\n".join(topics.values())
-    text = config.text.read_text(encoding="utf-8") if config.text else help_pages
+    text = read_text(config.text) if config.text else help_pages
     with start_run(config, recipe="lora") as run:
         model, encode = load_base(config.base)
         pieces = cut(encode(text))

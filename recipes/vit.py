@@ -37,27 +37,35 @@ class Config(RecipeConfig):
 
     dataset: str = "photos"
     """A folder of photos, parquet, tars or `save_to_disk` output, or OWNER/NAME on the hub."""
-    photos: PhotoConfig = PhotoConfig()
+    photos: PhotoConfig = PhotoConfig(image_size=32)
     base: str | None = None
-    """A folder, or OWNER/NAME on the hub, with an image classifier or its trunk."""
+    """A folder, or OWNER/NAME on the hub, with an image classifier or its trunk, which has its own
+    image size."""
     optimizer: OptimizerConfig = OptimizerConfig(name="adamw", learning_rate=1e-4)
 
 
-def make_model(base: str | None, names: dict[int, str]) -> hf.PreTrainedModel:
-    """Return the model of `base` with a new head for the classes, or a tiny one."""
+def make_model(config: Config, names: dict[int, str]) -> hf.PreTrainedModel:
+    """Return the model of the base with a new head for the classes, or a tiny one."""
     classes = {"id2label": names, "label2id": {name: label for label, name in names.items()}}
-    if base is None:
-        return hf.ViTForImageClassification(hf.ViTConfig(image_size=32, **TINY, **classes))
+    if config.base is None:
+        size = {"image_size": config.photos.image_size}
+        return hf.ViTForImageClassification(hf.ViTConfig(**size, **TINY, **classes))
     return hf.AutoModelForImageClassification.from_pretrained(
-        base, ignore_mismatched_sizes=True, **classes
+        config.base, ignore_mismatched_sizes=True, **classes
     )
 
 
 def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
-    photos = load_photos(config.dataset, val_fraction=config.photos.val_fraction)
+    photos = load_photos(
+        config.dataset,
+        image_column=config.photos.image_column,
+        label_column=config.photos.label_column,
+        val_fraction=config.photos.val_fraction,
+        cache_dir=config.run.cache_dir,
+    )
     with start_run(config, recipe="vit") as run:
-        model = make_model(config.base, dict(enumerate(photos.class_names)))
+        model = make_model(config, dict(enumerate(photos.class_names)))
         size = model.config.image_size
         loader, eval_loader = build_photo_loaders(
             run,
