@@ -49,6 +49,13 @@ class Stop(int):
         return signal.Signals(self).name if self.is_preemption else "time limit"
 
 
+class EvaluationStopped(BaseException):
+    """A signal ended the evaluation early on all processes; there is no result.
+
+    No Exception: an `except` of the user's would make a result of a part.
+    """
+
+
 class StopFlag:
     """A request to stop or to save, on which all processes agree.
 
@@ -143,21 +150,24 @@ class StopFlag:
         return bool(self.agreed)
 
     def until_preempted(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield `items` until they end or a signal is agreed on.
+        """Yield `items` until they end.
 
         **Collective**: all end after the same round.
 
         Processes may have different numbers of items: one that has run out keeps polling until all
-        have.
+        have. Raises EvaluationStopped once a signal is agreed on: nothing computes with a part.
         """
         for item in items:
-            self.poll()
-            if self.agreed.is_preemption:
-                return
+            self._poll_round(has_run_out=False)
             yield item
-        while not (self._have_all_run_out or self.agreed.is_preemption):
-            self.poll(has_run_out=True)
+        while not self._have_all_run_out:
+            self._poll_round(has_run_out=True)
         self._have_all_run_out = False
+
+    def _poll_round(self, *, has_run_out: bool) -> None:
+        self.poll(has_run_out=has_run_out)
+        if self.agreed.is_preemption:
+            raise EvaluationStopped
 
 
 @contextmanager

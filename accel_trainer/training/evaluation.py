@@ -26,10 +26,6 @@ TEST = "test"
 """The name of the evaluation on the test set, once, at the end; the others begin with `eval`."""
 
 
-class EvaluationStopped(Exception):
-    """A signal ended the evaluation early on all processes; there is no result."""
-
-
 class EvaluationFailed(PartFailed):
     """An evaluation failed, and all processes know it; none has a result."""
 
@@ -60,8 +56,8 @@ class Evaluation(Protocol):
         Values may also be None, texts, lists, dicts and tensors, which select nothing.
 
         `model` is the plain module, without DDP. `run_evaluation` says what surrounds the call. A
-        signal ends a loop over `stop_flag.until_preempted(batches)` after the same round on all
-        processes; what is returned then does not matter.
+        signal ends `run` in a loop over `stop_flag.until_preempted(batches)`, by an exception after
+        the same round on all processes.
         """
 
 
@@ -105,10 +101,8 @@ def run_evaluation(
         # A forward may change buffers in evaluation, too, even into tensors that cannot be trained.
         # After an error, the run is saved without these changes.
         buffers.put_back()
-    if was_training:
-        set_training_mode(model)
-    if stop_flag.agreed.is_preemption:
-        raise EvaluationStopped
+        if was_training:
+            set_training_mode(model)
     values = plain_values(found, f"run of {type(evaluation).__name__}")
     single = {name: value for name, value in values.items() if not is_detail(value)}
     return {**values, **run_on_main(lambda: single, accelerator)}

@@ -120,8 +120,6 @@ class Evaluator:
         ends = [block.stop for block in self._blocks] if self.num_parts else []
         block_sums = _BlockSums(self._empty_sums(), ends)
         ids, num_counted, _, failure = self._update(model, self.task, block_sums, batches)
-        if stop_flag.agreed.is_preemption:
-            return {}
         num_samples = self.loader.num_samples
         # The first and the last place are for ids that are out of range.
         counts = torch.zeros(num_samples + 2, dtype=torch.float64, device=self._sums_device)

@@ -23,7 +23,7 @@ from ..core.training_mode import set_training_mode
 from ..core.types import Gradients, Loader, Position, StepBatch, StepReport
 from ..core.user_code import PartFailed
 from ..core.wording import describe_tensor
-from ..fault_tolerance.preemption import StopFlag, stop_on_signals
+from ..fault_tolerance.preemption import EvaluationStopped, StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights
 from .batch_norms import has_lone_sample, lone_samples_refused
 from .callback_runner import CallbackRunner
@@ -31,7 +31,6 @@ from .config import TrainerConfig
 from .evaluation import (
     TEST,
     Evaluation,
-    EvaluationStopped,
     groups_of,
     nonfinite_loss,
     run_evaluation,

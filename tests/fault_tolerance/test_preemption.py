@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from accel_trainer.core.platform import RUN_SIGNALS, SAVE_SIGNALS, STOP_SIGNALS
 from accel_trainer.core.train_state import TrainState
 from accel_trainer.fault_tolerance.preemption import (
     TIME_LIMIT,
+    EvaluationStopped,
     Stop,
     StopFlag,
     program_stopped,
@@ -439,10 +441,11 @@ def go_through(folder: Path, stops_at: int | None) -> None:
         rank = accelerator.process_index
         flag, seen = StopFlag(num_processes=3), 0
         assert not flag.poll()  # a step of training before, and one after
-        for item in flag.until_preempted(range([9, 2, 0][rank])):
-            seen += 1
-            if item == stops_at:
-                flag.request(signal.SIGTERM)
+        with nullcontext() if stops_at is None else pytest.raises(EvaluationStopped):
+            for item in flag.until_preempted(range([9, 2, 0][rank])):
+                seen += 1
+                if item == stops_at:
+                    flag.request(signal.SIGTERM)
         assert flag.agreed.is_preemption is (stops_at is not None)
         assert flag.agree() is (stops_at is not None)
         (folder / str(rank)).write_text(str(seen))

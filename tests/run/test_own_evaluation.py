@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -352,30 +352,36 @@ def test_a_set_may_be_evaluated_exactly_by_another_task(tmp_path: Path) -> None:
     assert result.metrics["eval_doubled/loss"] == 2 * result.metrics["eval_val/loss"]
 
 
-class Slow:
-    """Gets a signal in its fifth round."""
+class Mean:
+    """Divides by the number of its rounds; a signal comes before one of them, once."""
 
     monitors: Mapping[str, bool] = {}  # noqa: RUF012
 
-    def __init__(self, *signals: int) -> None:
-        self.signals = [*signals]
-        self.rounds: list[int] = []
+    def __init__(self, signal_before: int) -> None:
+        self.signal_before: int | None = signal_before
+        self.means: list[float] = []
+
+    def rounds(self, stop_flag: StopFlag) -> Iterator[int]:
+        for number in range(9):
+            if number == self.signal_before:
+                self.signal_before = None
+                stop_flag.request(15)
+            yield number
 
     def run(self, model: nn.Module, position: Any, stop_flag: StopFlag) -> dict[str, Any]:
-        for number in stop_flag.until_preempted(range(9)):
-            if number == 4 and self.signals:
-                stop_flag.request(self.signals.pop())
-        self.rounds.append(number)
-        return {"rounds": number}
+        seen = [*stop_flag.until_preempted(self.rounds(stop_flag))]
+        self.means.append(sum(seen) / len(seen))
+        return {"mean": self.means[-1]}
 
 
+@pytest.mark.parametrize("signal_before", [0, 4])
 def test_a_signal_ends_an_evaluation_and_a_resume_evaluates_again(
-    tmp_path: Path,
+    tmp_path: Path, signal_before: int
 ) -> None:
-    slow = Slow(15)
+    mean = Mean(signal_before)
     with pytest.raises(SystemExit):
-        train(make_config(tmp_path), sets=slow)
-    assert (slow.rounds, steps_of(tmp_path)) == ([4], [])
-    train(make_config(tmp_path), sets=slow)
-    assert slow.rounds == [4, *[8] * 5]
+        train(make_config(tmp_path), sets=mean)
+    assert (mean.means, steps_of(tmp_path)) == ([], [])
+    train(make_config(tmp_path), sets=mean)
+    assert mean.means == [4.0] * 5
     assert steps_of(tmp_path) == [3, 6, 9, 12, 15]
