@@ -55,24 +55,29 @@ class Centred:
 
 
 class MoveCentre(Callback):
-    """Moves the centre after each step, by the logits of all processes."""
+    """Moves the centre after each step, by the logits of all processes, as docs/step.md does."""
 
     def __init__(self, centre: Centre) -> None:
         self.centre = centre
-        self.logits: list[Tensor] = []
+        self.sums: list[Tensor] = []
 
     def on_micro_batch(self, trainer: Trainer, batch: Batch, output: StepOutput) -> None:
-        self.logits.append(output.outputs)
+        self.sums.append(output.outputs.sum(0))
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
-        mean = trainer.accelerator.reduce(torch.cat(self.logits).mean(0), reduction="mean")
-        self.logits.clear()
-        self.centre.value = self.centre.value.lerp(mean, 0.1)
+        total = trainer.accelerator.gather(torch.stack(self.sums)).sum(0)
+        self.sums.clear()
+        self.centre.value = self.centre.value.lerp(total / report.num_samples, 0.1)
 
 
-def train(folder: Path, *, max_steps: int = 6, centre: Any = None, **options: Any) -> Any:
+def train(
+    folder: Path, *, max_steps: int = 6, centre: Any = None, reduce: str = "float", **options: Any
+) -> Any:
     centre = centre or Centre()
-    batch = BatchConfig(per_device_batch_size=8, global_batch_size=16, eval_batch_size=4)
+    size = 2 if reduce == "exact" else 8
+    batch = BatchConfig(
+        per_device_batch_size=size, global_batch_size=16, eval_batch_size=4, reduce=reduce
+    )
     config = workload.make_config(folder, batch=batch)
     config = replace(config, trainer=replace(config.trainer, max_steps=max_steps))
     options = {"callbacks": (MoveCentre(centre),), "states": {"centre": centre}} | options
@@ -217,6 +222,18 @@ def test_a_state_that_is_not_given_is_reported(
 
 def test_a_state_of_ones_own_resumes_on_two_processes(tmp_path: Path) -> None:
     processes.run(train_on_two, tmp_path, num_processes=2, folder=tmp_path / "logs")
+
+
+def train_exactly(folder: Path, max_steps: int) -> None:
+    train(folder, max_steps=max_steps, reduce="exact")
+
+
+def test_a_gathered_state_has_the_same_bits_on_any_number_of_processes(tmp_path: Path) -> None:
+    for name, max_steps, num_processes in (("one", 6, 1), ("more", 3, 2), ("more", 6, 4)):
+        logs = tmp_path / f"logs-{num_processes}"
+        arguments = (tmp_path / name, max_steps)
+        processes.run(train_exactly, *arguments, num_processes=num_processes, folder=logs)
+    assert final_files(tmp_path / "more") == final_files(tmp_path / "one")
 
 
 def test_a_module_is_a_state_with_the_errors_of_a_model(tmp_path: Path) -> None:
