@@ -47,6 +47,16 @@ def test_a_run_gets_the_numbers_of_its_own_evaluation_bit_for_bit(
         assert found["num_samples"] == sum(map(sum, found["metrics"]["confusion_matrix"]))
 
 
+def test_the_data_of_a_run_is_recognised_in_any_spelling(
+    photo_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the photos that it was trained on would count as well."""
+    monkeypatch.chdir(photo_run.parent)
+    for spelling in ("photos", "photos/", "./photos", photo_run.parent / "photos"):
+        found = evaluate(capsys, photo_run, "--dataset", spelling, *cache(photo_run))
+        assert found["split"] == "validation"
+
+
 @pytest.mark.parametrize(("weights", "group"), [("model", "eval/"), ("ema", "eval_ema/")])
 def test_each_checkpoint_gets_the_numbers_that_were_logged_at_its_step(
     runs: Path, capsys: pytest.CaptureFixture[str], weights: str, group: str

@@ -8,6 +8,7 @@ exactly the numbers that the run measured.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,13 +96,12 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             "USAGE", f"{options.model} does not record what it was evaluated on: set --dataset"
         )
-    is_data_of_run = dataset == settings.get("dataset")
     choice = DataChoice(
         dataset=dataset,
         split=options.split,
         image_column=options.image_column,
         label_column=options.label_column,
-        of_run=(settings.get("photos") or {}) if is_data_of_run else None,
+        of_run=(settings.get("photos") or {}) if _is_data_of(stored.run, dataset) else None,
         cache_dir=expand_home(options.cache_dir),
     )
     stored_batch_size = (settings.get("batch") or {}).get("eval_batch_size")
@@ -123,6 +123,19 @@ def main(argv: Sequence[str]) -> int:
     tell(format_table(["metric", "value"], rows))
     tell(format_table(["class", "images", "accuracy"], _class_rows(metrics, class_names)))
     return 0
+
+
+def _is_data_of(run: RunReader | None, dataset: str) -> bool:
+    """Whether a run is on this dataset: the same name, or the same folder in any spelling."""
+    if run is None:
+        return False
+    named = str(run.config.get("dataset"))
+    command = run.environment.get("command") or {}
+    from_there = os.path.join(str(command.get("directory") or ""), named)
+    given, *places = (
+        os.path.realpath(os.path.expanduser(each)) for each in (dataset, named, from_there)
+    )
+    return given in places
 
 
 def load_model(path: Path, *, weights: Weights | None) -> StoredModel:
