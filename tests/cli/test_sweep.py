@@ -10,12 +10,12 @@ import signal
 import statistics
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from accel_trainer import ConfigError, main
+from accel_trainer import ConfigError, RecipeConfig, main
 from accel_trainer.cli.sweep.trials import Trial, plan_trials
 from recipes import cifar, images
 from tests.cli.conftest import run_command
@@ -48,6 +48,21 @@ def test_a_sweep_is_over_the_flags_with_several_values(tmp_path: Path) -> None:
     )
     assert [t.folder.name for t in trials][:2] == ["seed-0_lr-0.1", "seed-0_lr-0.2"]
     assert all(t.config.run.output_dir == t.folder for t in trials)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Containers(RecipeConfig):
+    weights: dict[str, float] | None = None
+    layers: list[int] = field(default_factory=list)
+
+
+def test_the_items_of_one_value_are_not_swept(tmp_path: Path) -> None:
+    flags = ["--weights", "a", "1", "b", "2", "--layers", "3", "4", "--seed", "0", "1"]
+    trials = plan_trials(Containers, flags, values=None, folder=tmp_path)
+    assert [trial.folder.name for trial in trials] == ["seed-0", "seed-1"]
+    for trial in trials:
+        assert isinstance(trial.config, Containers)
+        assert (trial.config.weights, trial.config.layers) == ({"a": 1.0, "b": 2.0}, [3, 4])
 
 
 def test_values_that_are_equal_are_trained_once(

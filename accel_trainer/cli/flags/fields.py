@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -38,8 +38,19 @@ class ConfigField:
     @property
     def holds_dict(self) -> bool:
         """Whether its value may be a dict."""
-        kinds = (self.type, *get_args(self.type))
-        return any((get_origin(kind) or kind) in (dict, Mapping) for kind in kinds)
+        return any(issubclass(kind, Mapping) for kind in self._classes)
+
+    @property
+    def holds_several(self) -> bool:
+        """Whether its value may have several items, so that its flag may have several words."""
+        several = (tuple, list, Set, Mapping)
+        return any(issubclass(kind, several) for kind in self._classes)
+
+    @property
+    def _classes(self) -> list[type]:
+        """The classes of its values, such as dict for `dict[str, int] | None`."""
+        kinds = [get_origin(kind) or kind for kind in (self.type, *get_args(self.type))]
+        return [kind for kind in kinds if isinstance(kind, type)]
 
     def convert(self, words: Sequence[str], where: str) -> Any:
         """Return the value that the words mean. Raises ConfigError, which begins with `where`."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 from ...core.config import flatten_config
 from ...core.errors import ConfigError
@@ -96,7 +96,7 @@ def _read_flags(config_class: Any, flags: Sequence[str]) -> tuple[list[str], lis
     for group in split_at_flags(flags):
         flag, *values = group
         field = by_flag.get(flag.replace("_", "-"))
-        if field is None or len(values) < 2 or get_origin(field.type) is tuple:
+        if field is None or len(values) < 2 or field.holds_several:
             fixed += group
         else:
             axes.append([Choice(flag.lstrip("-"), value, [flag, value]) for value in values])
@@ -135,8 +135,8 @@ def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Ch
 
 
 def _is_one_value(field: ConfigField, value: list[Any]) -> bool:
-    """Whether a list is a single value of a tuple field, rather than a list of values."""
-    return get_origin(field.type) is tuple and not any(isinstance(item, list) for item in value)
+    """Whether a list is a single value of such a field, rather than a list of values."""
+    return field.holds_several and not any(isinstance(item, list) for item in value)
 
 
 def _as_flags(field: ConfigField, value: Any, where: str) -> list[str]:
