@@ -145,6 +145,16 @@ def test_the_table_and_the_report_agree_on_the_time_of_all_attempts(
     assert out.splitlines()[1].endswith(time)
 
 
+def test_a_run_of_no_known_length_has_no_number_of_epochs(runs: Path, tmp_path: Path) -> None:
+    """Such as one of `--hours` that a signal has stopped before it decided."""
+    shutil.copytree(runs / "fast", tmp_path / "run")
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    config["trainer"]["num_epochs"] = None
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    notes = {fact["name"]: fact["note"] for fact in facts_of(read_run(tmp_path / "run"))}
+    assert notes["steps"] == "2 epochs"
+
+
 def test_a_half_written_row_is_left_out(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,7 +40,8 @@ def _quality(run: RunReader) -> Iterator[Fact]:
 def _end(run: RunReader) -> Iterator[Fact]:
     result = run.ending
     num_steps = run.settings.get("trainer.num_steps")
-    note = f"{result.get('epoch')} of {run.settings.get('trainer.num_epochs')} epochs"
+    num_epochs = run.settings.get("trainer.num_epochs")
+    note = f"{result.get('epoch')}{'' if num_epochs is None else f' of {num_epochs}'} epochs"
     if isinstance(num_steps, int):
         note = f"of {num_steps:,}"
     yield _fact("steps", f"{result['optimizer_step']:,}", note)
