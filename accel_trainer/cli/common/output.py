@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from ...core import console
 from ...core.console import terminal_columns, wrap_lines
@@ -66,6 +68,23 @@ def tell(text: object, *, file: TextIO | None = None, flush: bool = False) -> No
     Control characters, which file and class names may contain, are printed as escapes.
     """
     print(printable(str(text)), file=file, flush=flush)
+
+
+def tell_json(value: Any) -> None:
+    """Print a value as a line of JSON; NaN and inf, which JSON lacks, are texts, as in rows."""
+    try:
+        line = json.dumps(value, allow_nan=False)
+    except ValueError:
+        line = json.dumps(_without_nan(value), allow_nan=False)
+    tell(line)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def printable(text: str) -> str:

@@ -7,7 +7,6 @@ exactly the numbers that the run measured.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from ...vision.pretrained import (
     read_export_content,
 )
 from ...vision.tasks import ImageClassificationConfig, ImageClassificationTask
-from ..common.output import both_ends, format_number, format_table, tell
+from ..common.output import both_ends, format_number, format_table, tell, tell_json
 from ..common.parser import CommandParser, refuse_below_one
 from ..runs.confusion import read_confusion
 from ..runs.metric_groups import Weights
@@ -115,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
             name: value.tolist() if isinstance(value, Tensor) else value
             for name, value in metrics.items()
         }
-        tell(json.dumps({**described, "class_names": class_names, "metrics": plain}))
+        tell_json({**described, "class_names": class_names, "metrics": plain})
         return 0
     tell("{model}, {weights}, on {dataset} ({split}, {num_samples:,} images)".format(**described))
     shown = [name for name in _SHOWN_METRICS if name in metrics]

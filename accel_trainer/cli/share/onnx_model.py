@@ -6,7 +6,6 @@ Shapes: B samples, K classes.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -180,8 +179,8 @@ def _in_short(error: Exception) -> str:
 
 def predict_file(
     model: OnnxModel, path: Path, class_names: Sequence[str], *, top: int
-) -> Iterator[str]:
-    """Yield a JSON object per sample of a `.npy` or `.safetensors` file.
+) -> Iterator[dict[str, Any]]:
+    """Yield an object for JSON per sample of a `.npy` or `.safetensors` file.
 
     It holds the outputs, or the `top` classes if the first output is logits of `class_names`.
     """
@@ -204,7 +203,7 @@ def predict_file(
             for number in range(len(first))
         ]
     for number, row in enumerate(rows):
-        yield json.dumps({"path": str(path), "sample": number, **row})
+        yield {"path": str(path), "sample": number, **row}
 
 
 def top_classes(logits: Tensor, class_names: Sequence[str], *, top: int) -> list[Classes]:

@@ -10,12 +10,12 @@ and `.safetensors` files with its inputs.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from ...vision.pretrained import (
     read_export_content,
 )
 from ...vision.sources.listing import LITTER, LeftOut, describe_left_out, list_photos
-from ..common.output import tell
+from ..common.output import tell, tell_json
 from ..common.parser import CommandParser, refuse_below_one
 from ..common.threads import decoding_threads, in_order
 from .best_so_far import opened_export
@@ -76,8 +76,8 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
     if own_model is not None and {path.suffix for path in options.image} <= set(SUFFIXES):
         class_names = content.get("class_names", [])
         for path in options.image:
-            for line in predict_file(own_model, path, class_names, top=options.top):
-                tell(line)
+            for row in predict_file(own_model, path, class_names, top=options.top):
+                tell_json(row)
         return ExitCode.DONE
     if own_model is not None and "normalization" not in content:
         fact = f"the run did not record how to turn {options.image[0]} into its input"
@@ -110,7 +110,7 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
                 num_failed += 1
                 tell(f"accel_trainer: {found}", file=sys.stderr)
             if options.jsonl:
-                tell(_json(path, found))
+                tell_json(_row(path, found))
             elif not isinstance(found, DataError):
                 classes = [f"{label} {confidence:.1%}" for label, confidence in found]
                 tell("  ".join([str(path), *classes]).replace("\n", "\\n"))
@@ -191,7 +191,7 @@ def _read_resized(data: bytes, name: str, config: ExportConfig) -> Tensor:
     return (pixels - mean) / std
 
 
-def _json(path: Path, found: Classes | DataError) -> str:
+def _row(path: Path, found: Classes | DataError) -> dict[str, Any]:
     if isinstance(found, DataError):
-        return json.dumps({"path": str(path), "error": str(found)})
-    return json.dumps({"path": str(path), "predictions": as_json(found)})
+        return {"path": str(path), "error": str(found)}
+    return {"path": str(path), "predictions": as_json(found)}
