@@ -94,10 +94,7 @@ def main(argv: Sequence[str]) -> int:
             f"--from must be above 0 and below --to, and --steps between 10 and {_MAX_STEPS}",
         )
     refuse_below_one("--num-processes", options.num_processes, code="LR_FIND")
-    png: Path = options.png
-    if png.is_dir() or not png.parent.is_dir():
-        raise OutputError("PNG", f"--png {png} is no file in a folder that exists: check the path")
-    refuse_other_file(png, "--png")
+    refuse_other_file(options.png, "--png")
     growth = (options.highest / options.lowest) ** (1 / (options.steps - 1))
     ramp = _ramp(options.lowest, growth, options.steps)
     config_class = find_config_class(recipe)

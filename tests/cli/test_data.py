@@ -142,7 +142,7 @@ def test_a_page_in_a_folder_that_is_not_there_is_refused_before_any_work(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = data(capsys, photos, "--html", tmp_path / "nowhere" / "page.html")
-    assert (code, out) == (64, "")
+    assert (code, out) == (73, "")
     assert "in a folder that does not exist" in err
 
 

@@ -21,10 +21,14 @@ _HEAD_BYTES = 8192
 
 
 def refuse_other_file(path: Path, flag: str) -> None:
-    """Raise OutputError if `path`, which `flag` has named, is a file that no command has written.
+    """Raise OutputError if `path`, which `flag` has named, is not to be written.
 
-    To be called before any work.
+    It is a file that no command has written, or in a folder that does not exist. To be called
+    before any work.
     """
+    if not path.absolute().parent.is_dir():
+        fact = f"{flag} {path} is in a folder that does not exist"
+        raise OutputError("FILE_NOT_WRITABLE", f"{fact}: create it")
     if not os.path.lexists(path):
         return
     try:

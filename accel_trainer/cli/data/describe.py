@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ...core.errors import ConfigError, DataError, ExitCode, UserError
+from ...core.errors import DataError, ExitCode, UserError
 from ...core.wording import counted
 from ...vision import EvalTransform, PhotoSplit, load_photos
 from ...vision.data.photo_decode import decode_photo, format_of, opened_image
@@ -72,10 +72,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_data_options()
     options = parser.parse_args(argv)
     transform = EvalTransform(size=options.image_size)
-    if options.html is not None and not options.html.absolute().parent.is_dir():
-        raise ConfigError(
-            "USAGE", f"--html {options.html} is in a folder that does not exist: create it"
-        )
     if options.html is not None:
         refuse_other_file(options.html, "--html")
     columns = {"image_column": options.image_column, "label_column": options.label_column}

@@ -62,8 +62,9 @@ def main(argv: Sequence[str]) -> int:
     page, files = render(runs, data, faults)
     # Their names have letters of UTF-8, whatever the encoding of names is here.
     pictures = {charts / os.fsdecode(name.encode()): png for name, png in files.items()}
-    for picture in pictures if not path.exists() else ():  # an earlier report's are replaced
-        refuse_other_file(picture, "--to")
+    if charts.is_dir() and not path.exists():  # an earlier report's are replaced
+        for picture in pictures:
+            refuse_other_file(picture, "--to")
     # JSON and YAML may hold half a character, which no file can.
     write_own_file(path, page.encode(errors="backslashreplace"), "--to")
     with writes_to(charts):

@@ -34,6 +34,11 @@ def test_what_no_command_has_written_is_not_replaced(name: str, tmp_path: Path) 
     assert identity(path) == before
 
 
+def test_a_page_in_no_folder_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="--page .*page.html is in a folder that does not exist"):
+        refuse_other_file(tmp_path / "nowhere" / "page.html", "--page")
+
+
 def identity(path: Path) -> tuple[int, ...]:
     """Return what a change or a replacement of the file alters; not when it was last read."""
     found = path.lstat()
