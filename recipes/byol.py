@@ -1,6 +1,6 @@
 """Learn features of digits without their labels (BYOL), judged by their nearest neighbours.
 
-python recipes/byol.py --optimizer.name adamw --lr 0.002 --epochs 20
+python recipes/byol.py
 """
 
 from __future__ import annotations
@@ -17,15 +17,25 @@ from torch.nn import functional as F
 from accel_trainer import (
     Batch,
     Callback,
+    OptimizerConfig,
     RecipeConfig,
     RunResult,
     StepOutput,
     StepReport,
+    TrainerConfig,
     TrainerView,
     build_trainer,
     main,
     start_run,
 )
+
+
+@dataclass(frozen=True)
+class Config(RecipeConfig):
+    """The settings of every recipe, with AdamW and more epochs."""
+
+    optimizer: OptimizerConfig = OptimizerConfig(name="adamw", learning_rate=2e-3)
+    trainer: TrainerConfig = TrainerConfig(num_epochs=20)
 
 
 class Student(nn.Module):
@@ -88,7 +98,7 @@ class Neighbours:
         return {"neighbours": float((found == self.labels[:400]).double().mean())}
 
 
-def train(config: RecipeConfig) -> RunResult:
+def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     pixels, labels = (torch.tensor(each) for each in load_digits(return_X_y=True))
     pictures = pixels.float().view(-1, 1, 8, 8) / 16
@@ -109,4 +119,4 @@ def train(config: RecipeConfig) -> RunResult:
 
 
 if __name__ == "__main__":
-    main(train, RecipeConfig)
+    main(train, Config)

@@ -1,12 +1,11 @@
 """Train a diffusion model (DDPM) on digits, with an average of its weights and pictures of samples.
 
-python recipes/diffusion.py --optimizer.name adamw --lr 0.002 --ema 0.99 --epochs 40
+python recipes/diffusion.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from sklearn.datasets import load_digits
@@ -16,9 +15,11 @@ from torch.nn import functional as F
 from accel_trainer import (
     Batch,
     Callback,
+    OptimizerConfig,
     RecipeConfig,
     RunResult,
     StepOutput,
+    TrainerConfig,
     TrainerView,
     build_trainer,
     main,
@@ -30,6 +31,14 @@ NUM_LEVELS = 100
 # What is left of the picture at each level of noise, as in Ho et al. (arXiv 2006.11239).
 SIGNAL = torch.cumprod(1 - torch.linspace(1e-4, 0.1, NUM_LEVELS), dim=0)
 FIXED_NOISE = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@dataclass(frozen=True)
+class Config(RecipeConfig):
+    """The settings of every recipe, with AdamW, more epochs, and an average of the weights."""
+
+    optimizer: OptimizerConfig = OptimizerConfig(name="adamw", learning_rate=2e-3)
+    trainer: TrainerConfig = TrainerConfig(num_epochs=40, ema_decay=0.99)
 
 
 class Denoiser(nn.Module):
@@ -60,9 +69,8 @@ class Denoise:
 
     def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the losses [B]: of a picture for the same noise and level each time."""
-        noise = FIXED_NOISE.to(batch.inputs).expand_as(batch.inputs)
-        levels = batch.sample_ids.to(noise.device) % NUM_LEVELS
-        return self._output(model, batch, levels, noise)
+        noise = FIXED_NOISE.to(batch.inputs)
+        return self._output(model, batch, batch.sample_ids.to(noise.device) % NUM_LEVELS, noise)
 
     def _output(self, model: nn.Module, batch: Batch, levels: Tensor, noise: Tensor) -> StepOutput:
         signal = SIGNAL.to(noise)[levels][:, None, None, None]
@@ -71,10 +79,10 @@ class Denoise:
 
 
 class Samples(Callback):
-    """Logs a picture of 16 samples of the averaged model after each evaluation."""
+    """Logs a picture of 16 samples of the averaged model after each epoch."""
 
     @torch.no_grad()
-    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+    def on_epoch_end(self, trainer: TrainerView) -> None:
         """Remove the noise from pure noise, level by level (DDIM, arXiv 2010.02502)."""
         model = trainer.average_model or trainer.model
         pictures = torch.randn(16, 1, 8, 8, device=trainer.accelerator.device)
@@ -83,11 +91,10 @@ class Samples(Callback):
             now, before = SIGNAL[level], SIGNAL[level - 1]
             clean = (pictures - (1 - now).sqrt() * noise) / now.sqrt()
             pictures = before.sqrt() * clean + (1 - before).sqrt() * noise
-        grid = pictures.reshape(4, 4, 8, 8).transpose(1, 2).reshape(32, 32)
-        trainer.log.picture("samples", to_png(grid / 2 + 0.5))
+        trainer.log.picture("samples", to_png(torch.cat(list(pictures), 2) / 2 + 0.5))
 
 
-def train(config: RecipeConfig) -> RunResult:
+def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     pictures = torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 8 - 1
     samples = [(picture, 0) for picture in pictures]
@@ -103,4 +110,4 @@ def train(config: RecipeConfig) -> RunResult:
 
 
 if __name__ == "__main__":
-    main(train, RecipeConfig)
+    main(train, Config)

@@ -1,13 +1,15 @@
 """Train a GAN (DCGAN) on digits: the critic and the generator step in turn, each by its own Adam.
 
-python recipes/gan.py --ema 0.99 --epochs 40
+python recipes/gan.py
 
 A step trains the network that has the turn. The other is frozen meanwhile and gets no gradients.
---ema, off by default, averages each network after its own steps only. Evaluations see the model,
-and its average, without its DDP wrapper and in evaluation mode. Settings that are not in this file,
-such as the batch size, are those of `--help`. Killed at any moment, the same command continues the
-run to the same weights.
+Each network is averaged after its own steps only (`ema_decay`). Evaluations see the model, and its
+average, without its DDP wrapper and in evaluation mode. Settings that are not in this file, such as
+the batch size, are those of `--help`. Killed at any moment, the same command continues the run to
+the same weights.
 """
+
+from dataclasses import dataclass
 
 import torch
 from sklearn.datasets import load_digits
@@ -22,6 +24,7 @@ from accel_trainer import (
     RecipeConfig,
     RunResult,
     StepOutput,
+    TrainerConfig,
     TrainerView,
     build_trainer,
     main,
@@ -30,6 +33,13 @@ from accel_trainer import (
 from accel_trainer.vision import to_png
 
 FIXED_NOISE = torch.randn(256, 16, 2, 2, generator=torch.Generator().manual_seed(0))
+
+
+@dataclass(frozen=True)
+class Config(RecipeConfig):
+    """The settings of every recipe, with more epochs, and an average of the weights."""
+
+    trainer: TrainerConfig = TrainerConfig(num_epochs=40, ema_decay=0.99)
 
 
 def _up(inputs: int, outputs: int) -> nn.Module:
@@ -42,21 +52,21 @@ def _down(inputs: int, outputs: int) -> nn.Module:
 
 
 class Gan(nn.Module):
-    """A generator of pictures [B, 1, 8, 8] from noise [B, 16, 2, 2], and a critic of pictures."""
+    """A generator of pictures [B, 1, 8, 8] from noise [B, 16, 2, 2], and a critic of them: [B]."""
 
     def __init__(self) -> None:
         super().__init__()
         last = nn.ConvTranspose2d(64, 1, 4, 2, 1)
         self.generator = nn.Sequential(_up(16, 64), last, nn.Sigmoid())
-        self.critic = nn.Sequential(_down(1, 32), _down(32, 64), nn.Flatten(), nn.Linear(256, 1))
+        layers = [_down(1, 32), _down(32, 64), nn.Flatten(), nn.Linear(256, 1), nn.Flatten(0)]
+        self.critic = nn.Sequential(*layers)
 
-    def forward(self, pictures: Tensor, noise: Tensor, turn: str) -> Tensor:
+    def forward(self, pictures: Tensor, turn: str) -> Tensor:
         """Return the losses [B] of the network that has the turn."""
-        made = self.generator(noise)
+        made = self.generator(torch.randn(len(pictures), 16, 2, 2, device=pictures.device))
         if turn == "generator":
-            return F.softplus(-self.critic(made)).squeeze(1)
-        made = made.detach()
-        return (F.softplus(-self.critic(pictures)) + F.softplus(self.critic(made))).squeeze(1)
+            return F.softplus(-self.critic(made))
+        return F.softplus(-self.critic(pictures)) + F.softplus(self.critic(made.detach()))
 
 
 class InTurn:
@@ -68,8 +78,7 @@ class InTurn:
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the losses [B] of one of the networks."""
-        noise = torch.randn(len(batch), 16, 2, 2, device=batch.inputs.device)
-        return StepOutput(model(batch.inputs, noise, batch.turn))
+        return StepOutput(model(batch.inputs, batch.turn))
 
     def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the distance [B] of each real picture to the most similar of 256 made ones.
@@ -89,7 +98,7 @@ class Watch(Callback):
 
     @torch.no_grad()
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Draw what the generator, with --ema its average, makes of the same noise each time."""
+        """Draw what the generator, if possible its average, makes of the same noise each time."""
         generator = (trainer.average_model or trainer.model).generator
         was_training = generator.training
         made = generator.eval()(FIXED_NOISE[:16].to(trainer.accelerator.device))
@@ -97,7 +106,7 @@ class Watch(Callback):
         trainer.log.picture("made", to_png(torch.cat(list(made), 2)))
 
 
-def train(config: RecipeConfig) -> RunResult:
+def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     pictures = torch.tensor(load_digits().images, dtype=torch.float32)[:, None] / 16
     samples = [(picture, 0) for picture in pictures]
@@ -117,4 +126,4 @@ def train(config: RecipeConfig) -> RunResult:
 
 
 if __name__ == "__main__":
-    main(train, RecipeConfig)
+    main(train, Config)

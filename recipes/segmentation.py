@@ -1,7 +1,9 @@
 """Train a small U-Net to label every pixel of scikit-learn's digits on a canvas.
 
-python recipes/segmentation.py --optimizer.name adamw --lr 0.005 --batch-size 16 --epochs 6
+python recipes/segmentation.py
 """
+
+from dataclasses import dataclass
 
 import torch
 from sklearn.datasets import load_digits
@@ -11,10 +13,13 @@ from torch.utils.data import random_split
 from torchmetrics.classification import MulticlassJaccardIndex
 
 from accel_trainer import (
+    BatchConfig,
     MeanLoss,
+    OptimizerConfig,
     RecipeConfig,
     RunResult,
     TorchMetric,
+    TrainerConfig,
     build_trainer,
     main,
     start_run,
@@ -24,6 +29,15 @@ from accel_trainer.vision import SegmentationTask
 NUM_CLASSES = 11
 BACKGROUND = 10
 UNLABELLED = 255
+
+
+@dataclass(frozen=True)
+class Config(RecipeConfig):
+    """The settings of every recipe, with AdamW and smaller batches."""
+
+    batch: BatchConfig = BatchConfig(per_device_batch_size=16)
+    optimizer: OptimizerConfig = OptimizerConfig(name="adamw", learning_rate=5e-3)
+    trainer: TrainerConfig = TrainerConfig(num_epochs=6)
 
 
 class Scenes:
@@ -82,7 +96,7 @@ class UNet(nn.Module):
         return self.head(self.up(torch.cat([fine, enlarged], 1)))
 
 
-def train(config: RecipeConfig) -> RunResult:
+def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     train_set, test_set = random_split(Scenes(), [1000, 200], torch.Generator().manual_seed(0))
     with start_run(config, recipe="segmentation") as run:
@@ -99,4 +113,4 @@ def train(config: RecipeConfig) -> RunResult:
 
 
 if __name__ == "__main__":
-    main(train, RecipeConfig)
+    main(train, Config)

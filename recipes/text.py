@@ -2,11 +2,12 @@
 
 The texts are of any length; a batch is padded to its longest text.
 
-python recipes/text.py --optimizer.name adamw --epochs 10    # needs transformers; downloads nothing
+python recipes/text.py    # needs transformers; downloads nothing
 """
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from accel_trainer import (
     DatasetOptions,
     EvaluateMetric,
     MeanLoss,
+    OptimizerConfig,
     RecipeConfig,
     RunResult,
     StepOutput,
@@ -42,6 +44,13 @@ except ImportError as missing:
 LIBRARIES = (np, torch, sklearn.metrics)
 VOCABULARY = 2000
 MAX_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Config(RecipeConfig):
+    """The settings of every recipe, with AdamW."""
+
+    optimizer: OptimizerConfig = OptimizerConfig(name="adamw")
 
 
 class TextTask:
@@ -107,7 +116,7 @@ class Collator:
         return dict(tokens), torch.tensor(labels)
 
 
-def train(config: RecipeConfig) -> RunResult:
+def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     parts = read_documentation().train_test_split(test_size=0.5, seed=0)
     tokenizer = make_tokenizer(parts["train"]["text"])
@@ -130,4 +139,4 @@ def train(config: RecipeConfig) -> RunResult:
 
 
 if __name__ == "__main__":
-    main(train, RecipeConfig)
+    main(train, Config)
