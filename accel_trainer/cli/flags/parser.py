@@ -138,11 +138,13 @@ def _parse_file(config_class: Any, text: str, *, source: str) -> dict[str, Any]:
         raise ConfigError("CONFIG", f"{source}: {error}{fix}") from None
     refuse_misread_words(text, source=source)
     known = config_fields(config_class)
-    values = {}
+    values: dict[str, Any] = {}
     dicts = {name for name, field in known.items() if field.holds_dict}
     for key, value in _values_by_name(content, dicts):
         where = f"{source}: {key}"
         if field := known.get(key.replace("-", "_")):
+            if field.name in values:  # as `num-epochs` beside `num_epochs`
+                raise ConfigError("CONFIG", f"{where} is given twice: keep one of them")
             values[field.name] = field.convert(words_of(field, value, where), where)
         elif value is not None or not any(name.startswith(f"{key}.") for name in known):
             raise ConfigError("CONFIG", f"{source}: unknown key {key}: {suggest(key, known)}")

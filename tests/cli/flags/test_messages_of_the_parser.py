@@ -182,6 +182,14 @@ FILES: list[tuple[str, str]] = [
         "line 1: betas appears twice",
     ),
     (
+        "trainer: {num-epochs: 3, num_epochs: 4}",
+        "trainer.num_epochs is given twice: keep one of them",
+    ),
+    (
+        "trainer.num_epochs: 3\ntrainer: {num_epochs: 4}",
+        "trainer.num_epochs is given twice: keep one of them",
+    ),
+    (
         "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]",
         "line 2: aliases (& and *) are not supported",
     ),
