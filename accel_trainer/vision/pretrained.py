@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors import SafetensorError
@@ -24,6 +24,7 @@ from ..core.json_files import MAX_BYTES, parse_json, read_json_object
 from . import ModelConfig, build_model
 from .data.eval_transform import EvalTransform
 from .data.images import Normalization
+from .tasks import Views
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_WEIGHTS_BYTES = 2**36
@@ -31,6 +32,10 @@ _MAX_WEIGHTS_BYTES = 2**36
 _MAX_CHANNELS = 2**12
 _MAX_WIDTH = 2**16
 _MAX_SIDE = 2**14
+# The expected types of what is not part of an `ExportConfig`; None is always allowed.
+_CONTENT = {"evaluation": dict, "weights": str, "onnx_sha256": str, "sha256": str}
+_EVALUATION = {"mixed_precision": str, "seed": int, "ignore_index": int, "photos": dict}
+_PHOTOS = {"image_column": str, "label_column": str, "val_fraction": int | float}
 
 
 @dataclass(frozen=True)
@@ -156,12 +161,11 @@ def _download(name: str) -> Path:
 def read_export_content(folder: Path) -> dict[str, Any]:
     """Return the content of an export's `config.json`. Raises CheckpointError if it is damaged."""
     path = file_in(folder, "config.json")
-    kinds = {"evaluation": dict, "weights": str, "onnx_sha256": str, "sha256": str}
     try:
         content = read_json_object(path)
-        for name, kind in kinds.items():
-            if not isinstance(content.get(name), kind | None):
-                raise ValueError(f"{name} is {str(content[name])[:40]!r}")
+        _check_kinds(content, _CONTENT)
+        if "model" in content:  # that of a user's own model means what its recipe says
+            _check_evaluation(content.get("evaluation") or {})
         if "class_names" in content and not _checked_names(content["class_names"]):
             del content["class_names"]
     except (OSError, ValueError) as error:
@@ -219,6 +223,19 @@ def _transform_in(content: Mapping[str, Any]) -> EvalTransform | None:
     if "eval_transform" not in content:
         return None
     return EvalTransform.from_dict(content["eval_transform"])
+
+
+def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(values.get(name), kind | None):
+            raise ValueError(f"{name} is {str(values[name])[:40]!r}")
+
+
+def _check_evaluation(values: Mapping[str, Any]) -> None:
+    _check_kinds(values, _EVALUATION)
+    _check_kinds(values.get("photos") or {}, _PHOTOS)
+    if values.get("tta") not in (None, *get_args(Views)):
+        raise ValueError(f"tta is {str(values['tta'])[:40]!r}")
 
 
 def _checked_names(values: Any) -> list[str]:

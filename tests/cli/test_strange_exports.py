@@ -85,6 +85,7 @@ FORGED: dict[str, bytes | Callable[[dict[str, Any]], object]] = {
     "image_size that is a text": changed(image_size="16"),
     "size of the transform": transform(size=10**12),
     "size of the transform as a text": transform(size="x"),
+    "size of the transform of half a pixel": transform(size=8.5),
     "mean of the transform": transform(mean=["a", "b", "c"]),
     "width": in_model(width=10**9),
     "width of half a channel": in_model(width=8.5),
@@ -101,6 +102,9 @@ FORGED: dict[str, bytes | Callable[[dict[str, Any]], object]] = {
     "more numbers than channels": changed(normalization={"mean": [0.5] * 5, "std": [1.0] * 5}),
     "no normalization": changed(normalization=5),
     "evaluation": changed(evaluation=[1]),
+    "views": changed(evaluation={"tta": "x"}),
+    "the label that is ignored": changed(evaluation={"ignore_index": 1.5}),
+    "the photos that were set aside": changed(evaluation={"photos": {"val_fraction": "x"}}),
     "weights": changed(weights={"a": 1}),
     "the hash of an onnx": lambda config: (config.pop("model"), config.update(onnx_sha256=5)),
 }

@@ -58,7 +58,7 @@ class EvalTransform:
     """The filter of the resize."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.size <= _MAX_SIZE:
+        if type(self.size) is not int or not 1 <= self.size <= _MAX_SIZE:
             raise ConfigError(
                 "IMAGE_SIZE", f"--image-size is {self.size}: set it to 1 to {_MAX_SIZE} pixels"
             )
