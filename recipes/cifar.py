@@ -52,7 +52,7 @@ def train(config: Config) -> RunResult:
             in_channels=images.num_channels,
             num_classes=images.num_classes,
             image_size=images.image_size,
-            pretrained=run.checkpoint is None,
+            pretrained=run.checkpoint is None or bool(run.checkpoint.missing),
         )
         mistakes = WorstMistakes(run.folder, eval_loader, images.class_names)
         trainer = build_trainer(

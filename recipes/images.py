@@ -57,7 +57,7 @@ def train(config: Config) -> RunResult:
             in_channels=3,
             num_classes=photos.num_classes,
             image_size=image_size,
-            pretrained=run.checkpoint is None,
+            pretrained=run.checkpoint is None or bool(run.checkpoint.missing),
         )
         transform = config.photos.eval_transform(model)
         loader, eval_loader = build_photo_loaders(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import nn
 
 from accel_trainer import ExitCode, main
+from accel_trainer.checkpoint.format import FROZEN_FILE, list_checkpoints
+from accel_trainer.vision import ModelConfig, build_model
 from recipes import images
 from tests import processes
 from tests.test_architecture import count_tokens
@@ -127,6 +130,33 @@ def run_in_float64(photos: Path, folder: Path, *extra: str) -> None:
 
     images.build_model = build_in_float64
     run(photos, folder, *extra)
+
+
+@pytest.mark.slow
+def test_lost_frozen_weights_are_those_of_timm_again(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume downloads nothing, unless nothing else has the weights."""
+    config = ModelConfig(name="resnet18", stem="imagenet")
+    net = build_model(config, in_channels=3, num_classes=1000)
+    net.pretrained_cfg = {"classifier": "fc", "hf_hub_id": "a hub"}  # type: ignore[assignment]
+    created: list[str] = []
+
+    def create_model(name: str, **options: object) -> nn.Module:
+        created.append(name)
+        return net
+
+    hub = SimpleNamespace(create_model=create_model)
+    monkeypatch.setattr("accel_trainer.vision.models.timm_nets._import_timm", lambda *what: hub)
+    frozen = ["--model", "resnet18", "--pretrained", "--freeze", "^(conv|bn|layer)"]
+    options = [*frozen, "--model.norm", "batch", "--max-steps"]
+    run(photos, tmp_path / "run", *options, "1")
+    run(photos, tmp_path / "run", *options, "2")
+    assert len(created) == 1
+    for checkpoint in list_checkpoints(tmp_path / "run" / "checkpoints"):
+        (checkpoint / FROZEN_FILE).unlink()
+    run(photos, tmp_path / "run", *options, "3")
+    assert len(created) == 2
 
 
 @pytest.mark.slow
