@@ -321,8 +321,8 @@ def _load_weights(run: Run, model: nn.Module, class_names: Sequence[str]) -> lis
     if path is not None and f"{path} (" not in "".join(stored):
         raise ConfigError(
             "INIT_FROM",
-            f"--init-from {path} has no effect: {run.folder} has checkpoints of a run that did not "
-            "start from it: leave it out, or choose a different --output-dir",
+            f"--init-from {path} has no effect: {run.folder} has checkpoints of a run that started "
+            "without it: leave it out, or choose a different --output-dir",
         )
     return stored
 

@@ -111,7 +111,7 @@ def test_initial_weights_that_a_run_did_not_start_from_are_not_ignored(tmp_path:
     run(tmp_path / "before", max_steps=1)
     weights = {"init_from": tmp_path / "before" / "export" / "model.safetensors"}
     run(tmp_path / "own", max_steps=1)
-    with pytest.raises(ConfigError, match="own has checkpoints of a run that did not start from"):
+    with pytest.raises(ConfigError, match="own has checkpoints of a run that started without it"):
         run(tmp_path / "own", max_steps=2, run=weights)
     for max_steps in (1, 2):
         run(tmp_path / "tuned", max_steps=max_steps, run=weights)
