@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from typing import Any
@@ -68,13 +68,7 @@ class Evaluator:
         self.monitors: dict[str, bool] = {}
         for metric in self.metrics:
             check_directions(metric, "higher_is_better")
-            if repeated := sorted(self.monitors.keys() & metric.higher_is_better.keys()):
-                raise ConfigError(
-                    "METRIC",
-                    f"two metrics report numbers named {', '.join(repeated)}: "
-                    "remove one, or rename its numbers",
-                )
-            self.monitors |= metric.higher_is_better
+            _join(self.monitors, metric.higher_is_better)
         num_samples = self.loader.num_samples
         self.metrics = [
             metric.for_samples(num_samples) if hasattr(metric, "for_samples") else metric
@@ -138,7 +132,7 @@ class Evaluator:
         seed_evaluation(self.seed, num_samples, self.accelerator.device)
         results: dict[str, Any] = {}
         for metric, sums in zip(self.metrics, merged, strict=True):
-            results |= _compute(metric, sums)
+            _join(results, _compute(metric, sums))
         return results
 
     def _try(self, model: nn.Module, batches: Sequence[Batch]) -> dict[str, Any]:
@@ -173,7 +167,7 @@ class Evaluator:
                     "add to them in place, as sums.add_(x) does",
                     type(metric).__name__,
                 )
-            results |= _compute_of_few(metric, sums.cpu())
+            _join(results, _compute_of_few(metric, sums.cpu()))
         if output is not None and isinstance(output.outputs, Tensor):
             for loader in (self.train_loader, self.loader):
                 check_extremes(loader, task, output.outputs)
@@ -215,10 +209,10 @@ class Evaluator:
         with self.accelerator.autocast():
             for batch in batches:
                 seed_evaluation(self.seed, first_sample, self.accelerator.device)
-                if len(batch) > 0 or self.has_collective_forward:
+                if len(batch) or self.has_collective_forward:
                     output = eval_step(model, batch)
                     check_output(output, len(batch), has_graph=False)
-                if len(batch) == 0:
+                if not len(batch):
                     continue
                 if self._sums_device != self.accelerator.device:
                     # Not by `Batch.to`, whose copies do not block: the host would read them before
@@ -231,7 +225,7 @@ class Evaluator:
                 first_sample += len(batch)
                 batch, output = _without_ignored(batch, output)
                 num_counted += len(batch)
-                if len(batch) == 0:
+                if not len(batch):
                     continue
                 for metric, sums in zip(self.metrics, block_sums.current, strict=True):
                     try:
@@ -276,6 +270,17 @@ def _check_counted(number: Tensor | int) -> None:
             "no sample of an evaluation set counts in the loss: all targets are ignored, or the "
             "task returned num_items of 0 for all samples: evaluate on samples with labels",
         )
+
+
+def _join(known: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """Add what a metric has `found`. Raises ConfigError if another one has the same name."""
+    if repeated := sorted(known.keys() & found.keys()):
+        raise ConfigError(
+            "METRIC",
+            f"two metrics report numbers named {', '.join(repeated)}: "
+            "remove one, or rename its numbers",
+        )
+    known |= found
 
 
 @dataclass

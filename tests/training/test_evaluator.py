@@ -13,13 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.types import Batch, EvalSource, Metric, StepOutput
+from accel_trainer.core.types import Batch, EvalSource, Metric, StepOutput, Task
 from accel_trainer.data.loader import EvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
 from accel_trainer.training.evaluation import EvaluationFailed, run_evaluation
 from accel_trainer.training.evaluator import Evaluator
-from accel_trainer.training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
+from accel_trainer.training.metrics import (
+    ConfusionMatrix,
+    MeanLoss,
+    MeanNumber,
+    TopKAccuracy,
+)
 from accel_trainer.training.tasks import ClassificationTask
 
 from .. import processes, workload
@@ -344,13 +349,17 @@ class Computes(MeanLoss):
         return self.values
 
 
-def evaluate_by(metric: Metric) -> dict[str, Any]:
+def evaluate_by(
+    *metrics: Metric, task: Task | None = None, limit: int | None = None
+) -> dict[str, Any]:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
-    loader = Given(list(range(10)), num_samples=10)
     evaluator = Evaluator(
-        loader, task=ClassificationTask(), metrics=[metric], accelerator=accelerator
+        Given(list(range(10)), num_samples=10),
+        task=task or ClassificationTask(),
+        metrics=metrics,
+        accelerator=accelerator,
     )
-    return run_evaluation(evaluator, make_model(), accelerator)
+    return run_evaluation(evaluator, make_model(), accelerator, limit=limit)
 
 
 def test_everything_a_metric_computes_comes_as_plain_values() -> None:
@@ -395,6 +404,19 @@ def test_two_metrics_with_one_name_are_refused_before_training() -> None:
             metrics=[MeanLoss(), MeanLoss()],
             accelerator=accelerator,
         )
+
+
+def test_two_metrics_that_compute_one_name_are_refused() -> None:
+    """The second would replace the loss, and decide the best checkpoint."""
+
+    class WithNumber(ClassificationTask):
+        def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+            numbers = {"loss": torch.zeros(len(batch))}
+            return super().eval_step(model, batch)._replace(numbers=numbers)
+
+    for limit in (1, None):
+        with pytest.raises(ConfigError, match="two metrics report numbers named loss"):
+            evaluate_by(MeanLoss(), MeanNumber("loss"), task=WithNumber(), limit=limit)
 
 
 class Counts(MeanLoss):
