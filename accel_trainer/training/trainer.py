@@ -487,8 +487,8 @@ class Trainer:
         state = self.state
         epochs = state.epoch + state.step_in_epoch / self.loader.plan.steps_per_epoch
         progress = epochs / (self._config.num_epochs or 1)
-        if self._config.num_steps is not None:
-            progress = state.optimizer_step / (self._config.num_steps or 1)
+        if num_steps := self._config.num_steps:
+            progress = state.optimizer_step / num_steps
         if self._decay is not None:  # until then, it is the same for any length
             progress = self._decay.fraction_done(state.optimizer_step)
         return Position(state.optimizer_step, state.epoch, progress)
@@ -578,11 +578,15 @@ class Trainer:
         self._save()  # a checkpoint that was already saved is not written again
         with self._activity.during("disk"):
             self._checkpointer.wait(must_succeed=True)
-        if not self._progress.is_evaluated and not self._stop_flag.agreed.is_preemption:
+        progress = self._progress
+        if not progress.is_evaluated and not self._stop_flag.agreed.is_preemption:
+            requested = progress.requested_stop
             self._evaluate_at(self.state)
+            # No checkpoint holds this evaluation, so it cannot end a run that continues later.
+            progress.requested_stop = requested
             if self.accelerator.is_main_process:
                 self._checkpointer.record_best(self.best)
-        result = self._progress.result(self._stop_flag.agreed, self._run_folder)
+        result = progress.result(self._stop_flag.agreed, self._run_folder)
         if result.state == "done" and TEST in self._evaluations:
             try:
                 with self._activity.during("evaluation"), preserved_weights(self.model):

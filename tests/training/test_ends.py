@@ -123,6 +123,22 @@ class LimitAt(Callback):
             trainer._stop_flag.request(TIME_LIMIT)
 
 
+class StopAtEvaluation(Callback):
+    """Ends the run at its first evaluation, as early stopping may do."""
+
+    def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
+        trainer.request_stop("enough")
+
+
+def test_the_evaluation_after_a_time_limit_does_not_end_the_run(tmp_path: Path) -> None:
+    run(tmp_path / "whole", StopAtEvaluation())
+    stopped = run(tmp_path / "parts", StopAtEvaluation(), LimitAt(2))
+    assert (stopped.state, stopped.stop_reason) == ("stopped", "time limit")
+    ended = run(tmp_path / "parts", StopAtEvaluation())
+    assert (ended.state, ended.stop_reason) == ("done", "enough")
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("step", [5, 7, 10])
 def test_a_run_stopped_by_a_time_limit_ends_as_one_without_it(tmp_path: Path, step: int) -> None:
     run(tmp_path / "whole")
