@@ -196,10 +196,15 @@ class StepSums(NamedTuple):
 
     @classmethod
     def of(cls, output: StepOutput) -> StepSums:
-        """Return the sums of what a task returned."""
-        numbers = {name: values.detach().sum() for name, values in output.numbers.items()}
-        num_items = None if output.num_items is None else output.num_items.detach().sum()
-        return cls(output.losses.detach().sum(), numbers, num_items)
+        """Return the sums of what a task returned, of half precision in float32."""
+        numbers = {name: _sum(values) for name, values in output.numbers.items()}
+        num_items = None if output.num_items is None else _sum(output.num_items)
+        return cls(_sum(output.losses), numbers, num_items)
+
+
+def _sum(values: Tensor) -> Tensor:
+    # In bfloat16, 256 + 1 is 256, and float16 ends at 65504.
+    return values.detach().sum(dtype=torch.float32 if values.itemsize == 2 else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

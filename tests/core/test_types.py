@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
-from accel_trainer.core.types import Batch, LazyBatches
+from accel_trainer.core.types import Batch, LazyBatches, StepOutput, StepSums
 
 
 def make_batch(index: int, size: int = 2) -> Batch:
@@ -43,3 +44,19 @@ def test_lazy_batches_are_made_when_they_are_indexed() -> None:
     assert [int(batch.inputs["ids"][0]) for batch in batches[1:3]] == [1, 2]
     assert made == [3, 1, 2]
     assert [int(batch.inputs["ids"][0]) for batch in batches] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_and_items_in_half_precision_are_summed_in_float32(dtype: torch.dtype) -> None:
+    losses = torch.full((257,), 512, dtype=dtype)
+    ones = torch.ones(257, dtype=dtype)
+    sums = StepSums.of(StepOutput(losses, None, ones, {"hits": ones}))
+    found = [sums.loss, sums.num_items, sums.numbers["hits"]]
+    # As numbers: a comparison with a tensor would round its other side, too.
+    assert [float(each) for each in found] == [257 * 512, 257, 257]
+
+
+def test_counts_that_are_integers_stay_exact() -> None:
+    items = torch.tensor([2**24, 1])
+    sums = StepSums.of(StepOutput(torch.zeros(2), None, items))
+    assert int(sums.num_items) == 2**24 + 1
