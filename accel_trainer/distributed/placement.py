@@ -24,7 +24,7 @@ def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfi
     later. Parameters that are views of larger tensors get their own memory.
 
     Raises:
-        ConfigError: a parameter has no shape yet or sparse gradients.
+        ConfigError: a parameter or buffer has no values yet, or a parameter sparse gradients.
     """
     _refuse_untrainable(model)
     ties = tied_by_memory(model)
@@ -43,13 +43,15 @@ def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfi
 
 
 def _refuse_untrainable(model: nn.Module) -> None:
-    """Raise ConfigError for a parameter that has no shape yet, or sparse gradients."""
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
+    """Raise ConfigError for what has no values yet, and for sparse gradients."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
             raise ConfigError(
                 "MODEL",
                 f"{name} has no shape yet: call the model with a batch before you pass it on",
             )
+        if tensor.is_meta:
+            raise ConfigError("MODEL", f"{name} is on the meta device: build the model on the CPU")
     for name, module in model.named_modules():
         is_embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
         if is_embedding and module.sparse and module.weight.requires_grad:

@@ -46,6 +46,18 @@ def test_a_parameter_without_a_shape_is_refused() -> None:
         placed(nn.Sequential(nn.LazyLinear(3)))
 
 
+def test_a_buffer_without_a_shape_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"0\.running_mean has no shape yet"):
+        placed(nn.Sequential(nn.LazyBatchNorm1d(affine=False)))
+
+
+def test_a_model_without_values_is_refused() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(3, 2)
+    with pytest.raises(ConfigError, match="weight is on the meta device"):
+        placed(model)
+
+
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_an_embedding_with_sparse_gradients_is_refused_unless_frozen(kind: Any) -> None:
     model = nn.ModuleDict({"words": kind(4, 2, sparse=True)})
