@@ -160,7 +160,7 @@ class _ElementwiseTask:
         """
         outputs = call_model(model, batch)
         targets = batch.targets
-        if outputs.shape != targets.shape:
+        if getattr(outputs, "shape", None) != getattr(targets, "shape", ()):
             raise misfit_of(outputs, targets, "both must have the same shape")
         # Half precision would round the targets, and float16 ends at 65504.
         exact = outputs.to(torch.promote_types(outputs.dtype, torch.float))

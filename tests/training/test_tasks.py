@@ -321,6 +321,20 @@ def test_other_shapes_are_named_with_both(task: Any, outputs: Tensor, targets: T
         task.step(of(outputs), batch_of(targets))
 
 
+@pytest.mark.parametrize(
+    ("outputs", "targets"),
+    [
+        ((torch.zeros(6, 1), None), torch.zeros(6, 1)),
+        (torch.zeros(6, 1), {"height": torch.zeros(6, 1)}),
+        (torch.zeros(6, 1), ["a"] * 6),
+    ],
+)
+def test_outputs_and_targets_that_are_no_tensors_are_named(outputs: Any, targets: Any) -> None:
+    batch = Batch(torch.zeros(6), targets, torch.arange(6))
+    with pytest.raises(ConfigError, match="an object of type .*both must have the same shape"):
+        RegressionTask().step(of(outputs), batch)
+
+
 @pytest.mark.parametrize("weights", [torch.ones(2), [1.0, 1.0]])
 def test_class_weights_that_are_not_one_for_each_class_are_named(weights: Any) -> None:
     batch = Batch(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
