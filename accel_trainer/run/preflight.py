@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ..core.errors import ConfigError
 from ..distributed.accelerate_settings import is_switched_on
+from ..distributed.launch_env import count_local_processes, setup_launch_env
 from .config import RecipeConfig
 
 # The versions that the whole suite has run with; the tables are in docs/troubleshooting.md.
@@ -24,7 +25,7 @@ _LARGE_BATCH = 4  # as a multiple of the batch size that the learning rate was t
 
 def refuse_launch(config: RecipeConfig) -> None:
     """Raise ConfigError for a launch whose process group would hang or fail."""
-    num_processes = _count("WORLD_SIZE")
+    num_processes = setup_launch_env()
     if num_processes == 1 or is_switched_on("ACCELERATE_USE_CPU"):
         return
     if torch.backends.mps.is_available():
@@ -73,7 +74,7 @@ def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict
             "float32 without TF32 does not use this GPU's tensor cores: "
             "add --mixed-precision bf16, or --runtime.tf32"
         )
-    num_used = _count("LOCAL_WORLD_SIZE")
+    num_used = count_local_processes()
     if num_gpus > num_used:
         found["IDLE_GPUS"] = (
             f"{num_gpus} GPUs are visible but {num_used} is used, since each needs a process: "
@@ -90,7 +91,7 @@ def _find_large_batch(config: RecipeConfig) -> str | None:
 
     None if the learning rate is scaled and warmed up, or the batch is not large.
     """
-    num_processes = _count("WORLD_SIZE")
+    num_processes = setup_launch_env()
     optimizer = config.optimizer.with_defaults()
     schedule = config.schedule
     batch = config.batch.resolved_global_batch_size(num_processes)
@@ -113,7 +114,3 @@ def _find_large_batch(config: RecipeConfig) -> str | None:
             "set --schedule.warmup-epochs, such as 5"
         )
     return None
-
-
-def _count(variable: str) -> int:
-    return int(os.environ.get(variable, 1))

@@ -43,6 +43,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         version: str = "2.13.0",
         python: str = "3.11.7",
     ) -> None:
+        for name in ("RANK", "LOCAL_RANK"):
+            monkeypatch.setenv(name, "0")
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", "29500")
         monkeypatch.setenv("WORLD_SIZE", str(num_processes))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_processes))
         monkeypatch.setenv("ACCELERATE_USE_CPU", str(uses_cpu))
@@ -91,6 +95,15 @@ def test_several_gpus_without_nccl_are_refused(pretend: Callable[..., None]) -> 
     refuse_launch(RecipeConfig(runtime=RuntimeConfig(backend="gloo")))
     for change in ({"has_nccl": True}, {"num_gpus": 0}, {"num_processes": 1}, {"uses_cpu": True}):
         pretend(**{**without, **change})
+        refuse_launch(RecipeConfig())
+
+
+def test_a_launch_whose_variables_are_no_numbers_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ConfigError, match="WORLD_SIZE is two"):
         refuse_launch(RecipeConfig())
 
 
