@@ -51,7 +51,10 @@ def fold(ids: Any, k: int, number: int, seed: int = 0) -> tuple[Tensor, Tensor]:
         ConfigError: there are fewer than two folds, or there is no such number.
     """
     if k < 2 or number not in range(k):
-        raise ConfigError("CONFIG", f"there is no fold {number} of {k}: choose one below 2 or more")
+        raise ConfigError(
+            "CONFIG",
+            f"there is no fold {number} of {k}: give a number from 0 to k - 1, and k of 2 or more",
+        )
     parts = [*split(ids, [1 / k] * k, seed)]
     validation = parts.pop(number)
     return torch.cat(parts).sort().values, validation

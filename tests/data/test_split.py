@@ -95,6 +95,6 @@ def test_samples_in_place_of_names_are_one_line(samples: Any) -> None:
 @pytest.mark.parametrize(("k", "number"), [(5, 5), (5, -1), (1, 0), (0, 0)])
 def test_a_fold_that_does_not_exist_is_one_line(k: int, number: int) -> None:
     with pytest.raises(
-        ConfigError, match=f"there is no fold {number} of {k}: choose one below 2 or more"
+        ConfigError, match=f"there is no fold {number} of {k}: give a number from 0 to k - 1"
     ):
         fold(10, k, number)
