@@ -28,7 +28,7 @@ class EarlyStopping(Callback):
         self._count(1, trainer)
 
     def _count(self, num_evaluations: int, trainer: TrainerView) -> None:
-        best = None if trainer.best is None else trainer.best.name
+        best = trainer.best.name if trainer.best else None
         self.num_bad_evaluations += num_evaluations
         if best != self.best_checkpoint:
             self.num_bad_evaluations = 0

@@ -274,8 +274,8 @@ class Meters:
         }
         if norm is not None:
             means["optim/grad_norm"] = norm / self._counts["num_updates"]
-        if self._counts["num_skipped"]:
-            means["optim/skipped_steps"] = float(self._counts["num_skipped"])
+        if num_skipped := self._counts["num_skipped"]:
+            means["optim/skipped_steps"] = float(num_skipped)
         self._clear()
         return means
 

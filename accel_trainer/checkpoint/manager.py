@@ -231,8 +231,7 @@ class Checkpointer:
             for piece, encoded in pieces.items():
                 if piece.partition("-")[0] not in _TRAINED:
                     continue  # a mask may hold -inf, and so may a state of the user's
-                key = first_nonfinite(encoded.tensors, self.masks)
-                if key is not None:
+                if key := first_nonfinite(encoded.tensors, self.masks):
                     raise DivergedError(
                         "CKPT_NONFINITE",
                         f"{piece}: {key} is NaN or inf: {name} is not saved, and "

@@ -103,14 +103,13 @@ class TopKAccuracy(_Mean):
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Add the hits of logits [B, K] against labels [B]. Raises ConfigError for other shapes."""
-        factors = check_labels(batch, output).double()
+        sums[1].add_(check_labels(batch, output).sum())
         if self.k == 1:
             hits = output.outputs.argmax(1) == batch.targets
         else:
             k = min(self.k, output.outputs.shape[1])
             hits = (output.outputs.topk(k, dim=1).indices == batch.targets[:, None]).any(1)
         sums[0].add_(hits.sum())
-        sums[1].add_(factors.sum())
 
 
 @dataclass(frozen=True)
@@ -161,14 +160,14 @@ class ConfusionMatrix:
         """
         num_classes = self.num_classes
         cells, counts = (sums[sums != 0].long() - 1).unique(return_counts=True)
-        labels = cells.div(num_classes, rounding_mode="floor")
+        labels = cells // num_classes
         if bool(((labels < 0) | (labels >= num_classes)).any()):
             raise ConfigError(
                 "LABELS",
                 f"the evaluation has labels from {int(labels.min())} to {int(labels.max())}, "
                 f"the classes are 0 to {num_classes - 1}: correct the labels",
             )
-        predictions = cells - labels * num_classes
+        predictions = cells % num_classes
         totals = torch.zeros(num_classes, dtype=torch.int64).index_add_(0, labels, counts)
         hits = torch.zeros_like(totals).index_add_(0, labels, counts * (labels == predictions))
         rows = zip(hits.tolist(), totals.tolist(), strict=True)
@@ -190,8 +189,7 @@ def check_logits(logits: Any, targets: Any, *, in_loss: bool) -> None:
     In a loss, targets must be ids of dtype int64 or uint8, or float weights [B, K]. Looks at types
     and shapes only: no host sync.
     """
-    misfit = _misfit(logits, targets, in_loss=in_loss)
-    if misfit is not None:
+    if misfit := _misfit(logits, targets, in_loss=in_loss):
         raise misfit_of(logits, targets, misfit)
 
 

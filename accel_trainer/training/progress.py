@@ -94,7 +94,7 @@ class Progress:
         """Return plain values."""
         return {
             "position": self.position._asdict(),
-            "best": None if self.best is None else asdict(self.best),
+            "best": self.best and asdict(self.best),
             "metrics": {
                 name: value for name, value in self.metrics.items() if not is_detail(value)
             },

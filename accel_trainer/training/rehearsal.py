@@ -355,14 +355,13 @@ class Rehearsal:
 
         Raises CheckpointError if a module is in evaluation mode on some of them.
         """
-        if self.accelerator.num_processes > 1:
-            self._check_same_everywhere(
-                [
-                    f"training of {name or 'the model'} is {each.training}"
-                    for name, each in self.model.named_modules()
-                ],
-                "call train() and eval() on all processes",
-            )
+        self._check_same_everywhere(
+            [
+                f"training of {name or 'the model'} is {each.training}"
+                for name, each in self.model.named_modules()
+            ],
+            "call train() and eval() on all processes",
+        )
 
     def _compare(self, now: Identities) -> None:
         for name in sorted(self._before.keys() | now.keys()):

@@ -259,8 +259,7 @@ class OptimizerStep:
                         "NUM_ITEMS",
                         f"the task returned {float(each.num_items)} as num_items: return a count",
                     )
-            if self._accelerator.num_processes > 1:
-                differing = differing_lines("; ".join(sorted(forms)), self._accelerator)
+            differing = differing_lines("; ".join(sorted(forms)), self._accelerator)
         if len(forms | self._form) > 1 or any(differing):
             found = "; ".join(sorted({*forms, *self._form, *differing}))
             raise ConfigError(
