@@ -212,11 +212,11 @@ def labels_of(dataset: Any, columns: tuple[str, str] | None = None) -> Any:
     They are the second of the `columns` of a table, its `targets` or `labels`, as in torchvision's,
     the last tensor of a TensorDataset, or those of the samples of a Subset.
     """
+    if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # torch's Subset
+        labels = labels_of(dataset.dataset, columns)
+        return None if labels is None else np.asarray(labels)[np.asarray(dataset.indices)]
     if columns is not None:
         return dataset[columns[1]]
-    if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):  # torch's Subset
-        labels = labels_of(dataset.dataset)
-        return None if labels is None else torch.as_tensor(labels)[torch.as_tensor(dataset.indices)]
     named = (getattr(dataset, name, None) for name in ("targets", "labels"))
     found = (*named, *getattr(dataset, "tensors", ())[-1:])
     return next((labels for labels in found if labels is not None), None)

@@ -68,7 +68,7 @@ class Reader(ABC):
 def checked(reader: Reader, batch: Batch | None, size: int) -> Batch:
     """Return a `batch` of `reader`. Raises ConfigError unless there is one with `size` samples."""
     if batch is None or len(batch) != size:
-        found = counted(0 if batch is None else len(batch), "sample")
+        found = counted(len(batch or ()), "sample")
         raise ConfigError(
             "DATASET",
             f"{type(reader).__name__} read {found} for {counted(size, 'id')}: "

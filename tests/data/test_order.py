@@ -176,5 +176,16 @@ def test_labels_are_found_without_a_read_of_the_samples() -> None:
     assert labels_of(dataset) is LABELS
     assert labels_of(Subset(dataset, [49, 0])).tolist() == [2, 0]
     assert labels_of(Own()) == (2, 1, 0)
-    assert labels_of({"text": ["a"], "stars": [4]}, ("text", "stars")) == [4]
+    table: Any = {"text": ["a", "b"], "stars": [4, 5]}
+    assert labels_of(table, ("text", "stars")) == [4, 5]
+    assert labels_of(Subset(table, [1]), ("text", "stars")).tolist() == [5]
     assert labels_of([(torch.zeros(2), 1)]) is None
+
+
+def test_texts_as_the_labels_of_a_subset_are_one_line() -> None:
+    class Named:
+        targets = ("cat", "dog")
+
+    labels = labels_of(Subset(Named(), [1, 0]))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="labels= are <U3: give the labels"):
+        choose_order(BatchConfig(order="balanced"), 2, labels=labels)
