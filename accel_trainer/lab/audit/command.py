@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from accel_trainer.commands import (
     CommandParser,
@@ -42,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     from .audit import audit  # imports torch
 
     with reading(options.run), scratch_folder("audit") as temporary:
-        folder = temporary if options.keep is None else options.keep.resolve()
+        folder = Path(os.path.realpath(options.keep or temporary))
         verdicts, refused = audit(
             read_run(options.run),
             options.recipe,

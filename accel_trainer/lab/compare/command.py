@@ -15,6 +15,7 @@ The exit code is 0 if B is better, 10 if it is worse, and 11 if it is undecided.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -53,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
     question = Question.parse(
         recipe.resolve(), flags, options.b, num_processes=options.num_processes
     )
-    output_dir = (options.output_dir or Path("runs") / f"compare-{recipe.stem}").resolve()
+    output_dir = options.output_dir or Path("runs") / f"compare-{recipe.stem}"
+    output_dir = Path(os.path.realpath(output_dir))
     answer = _find_noise if options.null else _compare
     try:
         is_optional = not question.a.config.run.lock

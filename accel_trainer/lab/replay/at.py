@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
             step = options.step
             trained = replay.train(folder, until=step, after=step - 1, callbacks=STOP)
             proof = trained.proof()
-            _rename_in_config(folder, options.to.resolve())
+            _rename_in_config(folder, Path(os.path.realpath(options.to)))
         facts = {"copied": False, **vars(proof)}
     rebuilt = complete_by_step(options.to).get(options.step)
     if rebuilt is None:
@@ -97,7 +98,8 @@ def check_step(run: RunReader, step: int) -> None:
 
 
 def _is_taken(folder: Path) -> bool:
-    return folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+    """Whether something other than an empty folder has the name, such as a link to nothing."""
+    return os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir()))
 
 
 @contextmanager
@@ -108,7 +110,7 @@ def made(folder: Path) -> Iterator[Path]:
 
     Raises OutputError if somebody fills `folder` in the meantime.
     """
-    final = folder.resolve()
+    final = Path(os.path.realpath(folder))
     prepare_directory(final.parent)
     with filesystem.new_directory(final) as temporary:
         yield prepare_directory(temporary)

@@ -78,8 +78,11 @@ def test_at_copies_a_checkpoint_that_the_run_still_has(
     assert hashes(Path(report["checkpoint"])) == hashes(Path(report["from"]))
     *_, last = (folder / "metrics.jsonl").read_text().splitlines()
     assert json.loads(last)["optimizer_step"] == 28
-    code, out, err = run_command(capsys, argv)
-    assert (code, "error[RUN_EXISTS]" in err) == (73, True)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for taken in (folder, loop):
+        code, out, err = run_command(capsys, [*argv[:-1], taken])
+        assert (code, "error[RUN_EXISTS]" in err) == (73, True)
 
 
 def test_at_trains_a_kept_step_again_and_names_what_differs(
