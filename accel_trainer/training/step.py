@@ -333,7 +333,8 @@ class OptimizerStep:
         # accelerate's function would unscale the gradients a second time.
         is_scaled = self._accelerator.scaler is not None
         clip = clip_grad_norm_ if is_scaled else self._accelerator.clip_grad_norm_
-        return clip(self.wrapped_model.parameters(), max_norm)
+        # Not those of the model: nothing clears a gradient that no optimizer steps by.
+        return clip(self._parameters.values(), max_norm)
 
     def _step_scaled(self, update: PendingUpdate, scaler: GradScaler) -> bool:
         """Step the optimizers with loss scaling; return whether the step was skipped.

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from accel_trainer import Callback, StepReport
+from accel_trainer import Callback, StepReport, read_history
 from accel_trainer.checkpoint.format import FROZEN_FILE, decode_files, list_checkpoints, read_files
 from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.errors import CheckpointError
@@ -176,6 +176,26 @@ def test_a_teacher_is_averaged_and_resumed_as_if_nothing_were_shared(
     train(tmp_path / "apart", callbacks=teacher)
     apart, shared = averages(tmp_path / "apart"), averages(tmp_path / "whole")
     assert all(torch.equal(apart[name], shared[name]) for name in apart)
+
+
+class Thaw(Callback):
+    """Lets a parameter that no optimizer steps require a gradient from a step on."""
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        trainer.model.base.requires_grad_(report.optimizer_step >= 3)
+
+
+def norms(folder: Path) -> list[object]:
+    rows = read_history(folder)
+    return [row["optim/grad_norm"] for row in rows if "optim/grad_norm" in row]
+
+
+def test_a_gradient_that_no_optimizer_steps_by_is_not_clipped(tmp_path: Path, whole: Path) -> None:
+    """Nothing clears it: the norm would depend on the step at which the run resumed."""
+    train(tmp_path, callbacks=(Thaw(),))
+    assert norms(tmp_path) == norms(whole)
+    assert len(norms(whole)) == 3
+    assert final_files(tmp_path) == final_files(whole)
 
 
 class Unfreeze(Callback):
