@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.buffers import NOTHING, are_same, buffer_places, buffers_at
+from ..core.errors import ConfigError
 from ..core.parameters import Optimizers, parameters_of
 from ..core.shards import is_shard, local_part
 from ..core.tensor_memory import address_of
@@ -31,6 +32,8 @@ class Ema:
     `copied` is a copy of `source`. If the weights are sharded, both are sharded in the same way.
     What no optimizer steps shares its memory with its average, until either is written. Integer
     buffers, and those that begin with inf or NaN, such as a mask of -inf, are copied.
+
+    Raises ConfigError for a decay that is too close to 1 for the dtype of a stepped parameter.
     """
 
     def __init__(
@@ -47,6 +50,14 @@ class Ema:
             for name, optimizer in optimizers.items()
             for parameter in parameters_of(optimizer)
         }
+        for parameter in self._owners:
+            # Differences below a sixteenth of a weight would be rounded away.
+            if 1 - decay < 8 * torch.finfo(parameter.dtype).eps:
+                raise ConfigError(
+                    "CONFIG",
+                    f"--ema {decay} does not move an average of {parameter.dtype}: lower it, or "
+                    "keep the weights in float32, and use --mixed-precision for the forwards",
+                )
         self.model = copied.eval().requires_grad_(False)
         self._parameters = list(zip(self.model.parameters(), source.parameters(), strict=True))
         self._has_shards = any(is_shard(average) for average, _ in self._parameters)

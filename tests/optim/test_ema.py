@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
 
+from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.tensor_memory import address_of, copy_model
 from accel_trainer.optim.ema import Ema
 
@@ -133,6 +136,25 @@ def test_layout_and_dtype_of_the_source_are_kept() -> None:
     theirs = source.state_dict()
     for name, mine in ema.model.state_dict().items():
         assert (mine.dtype, mine.stride()) == (theirs[name].dtype, theirs[name].stride()), name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "decay", "works"),
+    [
+        (torch.bfloat16, 0.999, False),
+        (torch.bfloat16, 0.9, True),
+        (torch.float16, 0.999, False),
+        (torch.float16, 0.99, True),
+        (torch.float32, 0.99999, True),
+    ],
+)
+def test_an_average_that_rounding_would_stop_is_refused(
+    dtype: torch.dtype, decay: float, works: bool
+) -> None:
+    source = nn.Linear(2, 2).to(dtype)
+    optimizer = SGD(source.parameters(), lr=0.1)
+    with nullcontext() if works else pytest.raises(ConfigError, match="does not move an average"):
+        Ema(source, copy_model(source), decay=decay, optimizers={"": optimizer})
 
 
 def test_the_average_continues_after_its_weights_were_loaded() -> None:
