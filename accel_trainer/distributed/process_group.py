@@ -47,10 +47,10 @@ def init_process_group(
             device_id=device,
         )
     except (RuntimeError, OSError) as error:
-        where = f"at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {timeout_s:g} s"
         raise ProcessError(
             "RENDEZVOUS",
-            f"process {rank} of {num_processes} did not meet the others {where} "
+            f"process {rank} of {num_processes} did not meet the others at "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {timeout_s:g} s "
             f"({reason_of(error)}): start all, with the address of process 0's machine and a free "
             "port there, open between the machines",
             rank,

@@ -129,31 +129,30 @@ def build_schedule(
     def learning_rate_at(optimizer_step: int) -> float:
         if optimizer_step < warmup_steps:
             return peak_learning_rate * (optimizer_step + 1) / warmup_steps
-        done = max(0, optimizer_step - decay.start)
-        factor = _factor(config, done, decay.end - decay.start)
+        factor = _factor(config, decay, optimizer_step)
         return peak_learning_rate * (floor + (1 - floor) * factor)
 
     return learning_rate_at
 
 
-def _factor(config: ScheduleConfig, step: int, num_steps: int) -> float:
-    """Return the factor of `config.shape` after `step` of its `num_steps`.
+def _factor(config: ScheduleConfig, decay: Decay, optimizer_step: int) -> float:
+    """Return the factor of `config.shape`, which spans `decay`, after `optimizer_step`.
 
     The factor falls from 1 to 0, except for `exponential` and `step`.
     """
-    progress = min(1.0, step / max(1, num_steps))
+    progress = min(1.0, decay.fraction_done(optimizer_step))
     if config.shape == "exponential":
-        return float(config.gamma**step)
+        return float(config.gamma ** (optimizer_step - decay.start))
     if config.shape == "step":
         return float(config.gamma ** sum(progress >= milestone for milestone in config.milestones))
     if config.shape == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
     if config.shape == "trunk":
-        if not num_steps:
+        if decay.start == decay.end:
             return 1.0
         return 1 - (progress if config.decay_shape == "linear" else math.sqrt(progress))
-    powers = {"constant": 0.0, "linear": 1.0, "triangular": 1.0, "polynomial": config.power}
-    return float((1 - progress) ** powers[config.shape])
+    powers = {"constant": 0.0, "polynomial": config.power}
+    return float((1 - progress) ** powers.get(config.shape, 1.0))
 
 
 class TorchSchedule:

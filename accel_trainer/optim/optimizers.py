@@ -136,10 +136,10 @@ def _build_own(build: Callable[[nn.Module], Optimizer], model: nn.Module) -> Opt
     is_function = callable(build) and build not in vars(torch.optim).values()
     optimizer = build(model) if is_function else build
     if not is_function or not isinstance(optimizer, Optimizer):
-        verb = "returns" if is_function else "is"
         raise ConfigError(
             "CONFIG",
-            f"optimizer= {verb} an object of type {type(optimizer).__name__}: "
+            f"optimizer= {'returns' if is_function else 'is'} an object of type "
+            f"{type(optimizer).__name__}: "
             "pass a function that takes the model and returns a torch optimizer",
         )
     if reason := UNSUITABLE.get(type(optimizer).__name__):

@@ -103,12 +103,10 @@ def freeze(model: nn.Module, pattern: str) -> None:
     parameters = dict(model.named_parameters())
     found = [name for name in parameters if re.search(pattern, name)]
     if not found or len(found) == len(parameters):
-        which = "all" if found else "none"
-        names = ", ".join([*parameters][:3])
         raise ConfigError(
             "FREEZE",
-            f"--freeze {pattern!r} matches {which} of the {len(parameters)} parameters ({names}): "
-            "it must match some, not all",
+            f"--freeze {pattern!r} matches {'all' if found else 'none'} of the {len(parameters)} "
+            f"parameters ({', '.join([*parameters][:3])}): it must match some, not all",
         )
     for name in found:
         parameters[name].requires_grad_(False)
