@@ -79,7 +79,8 @@ def read_details(folder: Path) -> tuple[int, dict[str, Any]]:
     """
     data = filesystem.read_file(folder / EVALUATION_FILE, max_bytes=_MAX_BYTES)
     try:
-        stored = decode(unpack_metadata(data)["skeleton"].encode(), unpack_tensors(data))
+        tensors = unpack_tensors(data)  # first: it checks that the data is sound
+        stored = decode(unpack_metadata(data)["skeleton"].encode(), tensors)
         return int(stored["optimizer_step"]), dict(stored["results"])
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(

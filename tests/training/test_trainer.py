@@ -22,12 +22,12 @@ from accel_trainer import (
     CheckpointError,
     ClassificationTask,
     ConfigError,
-    ConfusionMatrix,
     OptimizerConfig,
     RunResult,
     ScheduleConfig,
     StepOutput,
     StepReport,
+    TopKAccuracy,
     Trainer,
     TrainerConfig,
     UserError,
@@ -239,10 +239,18 @@ def test_a_missing_metric_to_monitor_is_named_with_those_that_there_are(tmp_path
     assert recorder.events == [], "before any step"
 
 
+class Undirected(TopKAccuracy):
+    """An accuracy that chooses no best."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.higher_is_better = {}
+
+
 def test_a_metric_of_another_kind_is_monitored_in_its_own_direction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workload, "TopKAccuracy", lambda: ConfusionMatrix(workload.NUM_CLASSES))
+    monkeypatch.setattr(workload, "TopKAccuracy", Undirected)
     result = run(tmp_path, num_epochs=4)
     evaluations = [
         json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
