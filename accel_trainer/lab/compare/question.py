@@ -166,9 +166,10 @@ class Question:
         """Return hashes of the files that decide the runs.
 
         They are the recipe, the modules in its folder that it has imported, and initial weights.
+        Not the packages of an environment there: which of them are imported varies.
         """
         modules = (getattr(module, "__file__", None) for module in [*sys.modules.values()])
-        beside = {Path(file) for file in modules if file}
+        beside = {Path(file) for file in modules if file and "-packages" not in file}
         paths = [path for path in beside if path.is_relative_to(self.recipe.parent)]
         weights = self.a.config.run.init_from
         if weights is not None and weights.is_file():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -44,3 +46,19 @@ def test_flags_of_b_with_an_open_quote_are_one_line() -> None:
 def test_a_step_after_the_end_is_refused() -> None:
     with pytest.raises(ConfigError, match="--at 80 is beyond"):
         At.parse("80").step(num_steps=80, steps_per_epoch=10)
+
+
+def test_packages_beside_a_recipe_do_not_decide_which_runs_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_bytes((Path(__file__).parents[3] / "recipes" / "minimal.py").read_bytes())
+    question = Question.parse(recipe, [], "--lr 0.5", num_processes=1)
+    before = question.files()
+    for name in (".venv/lib/site-packages/a_package.py", "a_module.py"):
+        module = ModuleType(Path(name).stem)
+        module.__file__ = str(tmp_path / name)
+        Path(module.__file__).parent.mkdir(parents=True, exist_ok=True)
+        Path(module.__file__).write_text(f"# {name}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        assert (question.files() == before) == ("site-packages" in name)
