@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from accel_trainer.commands import NOT_RECORDED, Say, prepare_directory
 
+from ..silent import RecipeError
 from .records import Differences
 from .sides import Retrained, Side, retrain
 from .traces import DataDifference
@@ -74,7 +75,11 @@ def explain(say: Say, pair: Pair, traced: Traced, folder: Path) -> Cause:
         return known
     for number, experiment in enumerate(_experiments(pair, traced)):
         place = prepare_directory(folder / f"experiment-{number}")
-        agrees = experiment.agrees(pair, step, place)
+        try:
+            agrees = experiment.agrees(pair, step, place)
+        except RecipeError:  # such as a setting that needs another one; it has said why
+            say(f"with {experiment.title}, the recipe fails")
+            continue
         say(f"with {experiment.title}, both {'agree' if agrees else 'still differ'}")
         if agrees:
             return experiment.cause
@@ -177,7 +182,10 @@ def _as_flags(settings: Mapping[str, Any]) -> list[str]:
     return [
         word
         for name, value in settings.items()
-        for word in (f"--{name.replace('_', '-')}", str(value))
+        for word in (
+            f"--{name.replace('_', '-')}",
+            *map(str, value if isinstance(value, list) else [value]),
+        )
     ]
 
 

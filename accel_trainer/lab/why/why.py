@@ -21,7 +21,9 @@ from accel_trainer.commands import (
     shortened,
 )
 
+from ..replay.at import check_step
 from ..replay.replay import Replay, environment_changes, replay_folder
+from ..rows import shared
 from ..story import Story, short
 from .causes import Cause, explain, order_of_sums
 from .finding import Finding
@@ -89,10 +91,18 @@ def _differ(
 ) -> Finding:
     story(f"A = {first.folder}, B = {second.folder}")
     changes = _tell_differences(story, first, second)
-    found = _from_files(story, first, second, until)
+    limit = min([last_step(first), last_step(second), *([] if until is None else [until])])
+    if not limit:
+        check_step(min(first, second, key=last_step), limit)
+    found = _from_files(story, first, second, limit)
     if found is None:
         return Finding(is_equal=True, text=story.text)
-    after, until = found
+    after, until, is_known = found
+    for run in (first, second):
+        if until <= run.begin:
+            fact = f"{run.folder} branched off after that, from {run.settings.get('run.resume')}"
+            story(f"{fact}: compare the run that it comes from")
+            return Finding(is_equal=False, text=story.text)
     chosen = [*recipes, *recipes][:2] if recipes else [None, None]
     replays = Replay.of_each([first, second], chosen)
     sides = [Side(name, replay, after) for name, replay in zip("AB", replays, strict=True)]
@@ -103,6 +113,9 @@ def _differ(
     for each in (one, other):
         if each.from_record is not None:
             return _unrepeatable(story, each, until, folder)
+    if not is_known and one.difference_to(other) is None:
+        story(f"equal: all digests after each of {counted(until, 'step')}, trained again")
+        return Finding(is_equal=True, text=story.text)
     pair, rounding = _past_rounding(story, Pair("two runs", one, other, changes), until, folder)
     return _within(story, pair, folder, known=rounding)
 
@@ -128,11 +141,12 @@ def _tell_changes(story: Story, changes: Sequence[Change]) -> None:
 
 
 def _from_files(
-    story: Story, first: RunReader, second: RunReader, until: int | None
-) -> tuple[int, int] | None:
-    """Return the stretch in which the runs begin to differ: after a step, up to a step."""
-    ends = last_step(first), last_step(second)
-    limit = min(ends) if until is None else min(*ends, until)
+    story: Story, first: RunReader, second: RunReader, limit: int
+) -> tuple[int, int, bool] | None:
+    """Return the stretch in which the runs begin to differ: after a step, up to a step.
+
+    The third value is False if nothing can be compared, and they may be equal. None: they are.
+    """
     rows = rows_of_both(first, second, until=limit)
     found = first_difference(*rows)
     equal = {0}
@@ -144,15 +158,18 @@ def _from_files(
         elif found is None or step < found.step:
             found = of_checkpoints(step)
             break
-    if found is None:
+    if found is None and (any(shared(*rows)[0].values()) or equal != {0}):
         story(_tell_equal(first, second, limit, max(equal)))
         return None
+    if found is None:
+        story("their files have nothing of the same step that could be compared")
+        return 0, limit, False
     if found.event != CHECKPOINT:
         equal.add(last_equal(*rows, before=found.step))
     after = max(step for step in equal if step < found.step)
     before = f"equal up to step {after}, " if after else ""
     story(f"from their files: {before}{_tell_row(found)}")
-    return after, found.step
+    return after, found.step, True
 
 
 def _tell_row(found: Difference) -> str:
@@ -201,6 +218,7 @@ def _repeats_itself(
     end = last_step(run)
     with_digests = steps_with_digests(by_place(read_rows(run.folder, after=replay.begin)))
     limit = min(until or (with_digests[0] if with_digests else end), end)
+    check_step(run, limit)
     side = Side(f"{run.name} from the start", replay, after=0)
     _tell_cost(story, [side], limit)
     again = retrain(side, folder / "from-the-start", until=limit)
