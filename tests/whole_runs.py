@@ -167,6 +167,7 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_an_honest_run_passes",
         "test_a_forgery_is_named_without_training[*]",
         "test_no_program_of_the_folder_is_run",
+        "test_the_folder_to_keep_is_a_new_one",
     ),
     "lab/effect/test_effect.py": (
         "test_what_changes_the_result_is_told_from_what_does_later_or_never",
@@ -175,7 +176,10 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     "lab/replay/test_bisect.py": ("test_the_step_and_the_sample_behind_a_mean_are_found",),
     "lab/replay/test_probe.py": ("test_a_probe_logs_the_bits_that_it_would_have_logged_live",),
     "lab/replay/test_replay.py": (),
-    "lab/why/test_why.py": ("test_equal_runs_are_equal_without_training",),
+    "lab/why/test_why.py": (
+        "test_equal_runs_are_equal_without_training",
+        "test_runs_without_a_step_are_not_equal",
+    ),
     "cli/plan/test_plan.py": (
         "test_a_run_does_what_was_planned",
         "test_the_costs_of_a_run_add_up_from_its_parts",

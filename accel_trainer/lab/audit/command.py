@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from accel_trainer.commands import (
     CommandParser,
@@ -13,9 +11,10 @@ from accel_trainer.commands import (
     read_run,
     reading,
     say_unless,
-    scratch_folder,
     tell,
 )
+
+from ..replay.replay import replay_folder
 
 _EXAMPLE = "example: accel-trainer audit runs/first --segments 1"
 _DIFFERENT = 1
@@ -43,15 +42,14 @@ def main(argv: Sequence[str]) -> int:
 
     from .audit import audit  # imports torch
 
-    with reading(options.run), scratch_folder("audit") as temporary:
-        folder = Path(os.path.realpath(options.keep or temporary))
+    with reading(options.run), replay_folder(options.keep) as folder:
         verdicts, refused = audit(
             read_run(options.run),
             options.recipe,
             count=options.segments,
             seed=options.seed,
             max_steps=options.max_steps,
-            folder=folder,
+            folder=folder.resolve(),
             say=say_unless(options.json),
         )
     if options.json:

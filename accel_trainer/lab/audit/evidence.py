@@ -18,6 +18,8 @@ from accel_trainer.commands import (
     read_json_object,
 )
 
+_BY_HOURS = {"trainer.hours", "trainer.num_steps", "schedule.decay_at"}
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -59,6 +61,17 @@ class Evidence:
     def newest(self) -> str | None:
         """The name of the newest checkpoint that is not damaged."""
         return next(reversed(self.manifests), None)
+
+    def settings_of(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings in a manifest, without what `--hours` decides; empty: it has none.
+
+        The checkpoints of such a run have the hours, and those of its replays what these decided.
+        """
+        stored = manifest.get("settings")
+        settings = dict(stored) if isinstance(stored, Mapping) else {}
+        if (self.run.config.get("trainer") or {}).get("hours") is not None:
+            settings = {name: settings[name] for name in sorted(settings.keys() - _BY_HOURS)}
+        return settings
 
     @cached_property
     def is_result_current(self) -> bool:

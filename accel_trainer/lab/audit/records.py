@@ -21,8 +21,8 @@ def _check_config(evidence: Evidence) -> Found:
     """Compare config.yaml with the settings that the newest checkpoint was trained with."""
     if evidence.newest is None:
         return "not checked", "no checkpoint contains the settings"
-    settings = evidence.manifests[evidence.newest].get("settings")
-    if not isinstance(settings, Mapping):
+    settings = evidence.settings_of(evidence.manifests[evidence.newest])
+    if not settings:
         fact = f"{evidence.newest} is from an older version, and contains no settings"
         return "not checked", fact
     config = evidence.run.settings

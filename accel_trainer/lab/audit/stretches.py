@@ -33,6 +33,9 @@ _SAME = ("settings", "data_fingerprint", "order", "num_processes", "num_threads"
 # mean that nothing could be compared.
 _DOES_NOT_FIT = (ExitCode.USAGE, ExitCode.CHECKPOINT, ExitCode.DIVERGED)
 
+# A run of hours is stopped and saved before its last evaluation; its replay ends by its steps.
+_AT_ITS_END = ("requested_stop", "evaluated_step", "metrics", "best")
+
 _SAMPLES = "digest/samples_so_far"
 
 
@@ -90,7 +93,7 @@ def check_stretch(
     """
     start = replay.checkpoint_at(stretch.after)
     try:
-        replay.with_flags(["--trainer.max-time-s", "None"]).train(
+        replay.with_flags(["--trainer.max-time-s", "None"]).train_silently(
             folder, until=stretch.until, after=stretch.after, callbacks={}
         )
     except RecipeError as error:
@@ -103,7 +106,7 @@ def check_stretch(
     at_end = [name for name in evidence.manifests if step_named(name) == stretch.until]
     if at_end:  # otherwise, it is cut short
         name = at_end[-1]
-        differences.append(_compare_checkpoints(evidence.load(name), folder))
+        differences.append(_compare_checkpoints(evidence, evidence.load(name), folder))
         compared = f"their rows and all tensors of {name}"
     difference = "; ".join(filter(None, differences)) or None
     if difference is not None and doubts:
@@ -135,13 +138,16 @@ def _compare_rows(run: Path, folder: Path, stretch: Stretch) -> str | None:
     return fact + ", for samples with the same indices" * is_same
 
 
-def _compare_checkpoints(one: LoadedCheckpoint, folder: Path) -> str | None:
+def _compare_checkpoints(evidence: Evidence, one: LoadedCheckpoint, folder: Path) -> str | None:
     """Return the first tensor or value of a checkpoint that differs from the one trained again."""
     found = {each.name: each for each in checkpoints_in(folder)}
     if one.name not in found:
         return f"training again gives no {one.name}"
     other = found[one.name].read()
-    for name in ("data_fingerprint", "order", "settings", "task_fingerprint"):
+    settings = [evidence.settings_of(each.manifest) for each in (one, other)]
+    if difference := first_difference(*settings):
+        return f"{one.name}: the settings differ in {difference}"
+    for name in ("data_fingerprint", "order", "task_fingerprint"):
         if one.manifest.get(name) != other.manifest.get(name):
             return f"{one.name}: {name} is {one.manifest.get(name)}, not {other.manifest[name]}"
     for piece in dict.fromkeys([*one.pieces, *other.pieces]):
@@ -149,6 +155,8 @@ def _compare_checkpoints(one: LoadedCheckpoint, folder: Path) -> str | None:
         if piece == "trainer":
             for state in states:
                 state.pop("callbacks", None)  # the length of the rows, which have times
+                for name in _AT_ITS_END if evidence.run.decided else ():
+                    state.pop(name, None)
         difference = first_difference(*states)
         if difference is not None:
             return f"{one.name}: {piece}: {difference}"

@@ -327,3 +327,24 @@ def test_malformed_records_are_one_line(run: Path, capsys: pytest.CaptureFixture
     (run / "export" / "config.json").write_text("[]")
     assert main(["audit", str(run), "--segments", "0"]) == 64 + 9
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_folder_to_keep_is_a_new_one(
+    honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(honest.iterdir())
+    for folder in (tmp_path, honest):
+        assert main(["audit", str(honest), "--segments", "0", "--keep", str(folder)]) == 73
+        assert "give a new folder" in capsys.readouterr().err
+    assert sorted(honest.iterdir()) == before
+
+
+def test_an_honest_run_of_some_hours_passes(
+    one_that_forks: Path, samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    length = ("--epochs", "None", "--max-steps", "None", "--hours", "0.0008")
+    run = train(one_that_forks, tmp_path / "run", samples, *length, "--schedule.shape", "trunk")
+    assert main(["audit", str(run), "--recipe", str(RECIPE), "--segments", "9"]) == 0
+    shown = capsys.readouterr().out
+    assert "trained again: their rows and all tensors" in shown
+    assert "DIFFERS" not in shown
