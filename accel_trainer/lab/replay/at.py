@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         _announce(replay, options.step, options.to, is_quiet=options.json)
         with made(options.to) as folder:
             step = options.step
-            trained = replay.train(folder, until=step, after=step - 1, callbacks=STOP)
+            trained = replay.train_silently(folder, until=step, after=step - 1, callbacks=STOP)
             proof = trained.proof()
             _rename_in_config(folder, Path(os.path.realpath(options.to)))
         facts = {"copied": False, **vars(proof)}

@@ -14,6 +14,7 @@ from accel_trainer.commands import (
     Row,
     Say,
     counted,
+    last_step,
     read_rows,
     read_run,
     reading,
@@ -27,6 +28,7 @@ from accel_trainer.commands import (
 from ..rows import as_in_rows
 from ..story import Story
 from .again import interval_of
+from .at import check_step
 from .condition import parse_condition
 from .first_step import FirstStep, Numbers, find_first_step, numbers_by_step
 from .first_step import tell as tell_numbers
@@ -107,6 +109,8 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
     """Return the first step for which the condition holds, after telling how it was found."""
     # A branch's rows start with those of the run it branched off from.
     rows: Sequence[Row] = read_rows(replay.run.folder, after=replay.begin or -1)
+    if not rows:
+        check_step(replay.run, last_step(replay.run))
     callbacks = [] if options.probe is None else [options.probe]
     proof = Proof()
     is_every_step = options.every_step or interval_of(replay) == 1
