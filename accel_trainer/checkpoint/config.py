@@ -33,8 +33,7 @@ class CheckpointConfig:
         names = ("every_n_steps", "every_n_epochs", "keep_every_n_steps", "max_failed_saves")
         AT_LEAST_ONE.check(self, "checkpoint", *names)
         NOT_NEGATIVE.check(self, "checkpoint", "keep_for_replay")
-        at_least_two = Range("to 2 or more", lambda number: number >= 2)
-        at_least_two.check(self, "checkpoint", "keep_last_n")
+        Range("to 2 or more", lambda number: number >= 2).check(self, "checkpoint", "keep_last_n")
 
     def is_due(self, position: TrainState) -> bool:
         """Whether a checkpoint is due at `position`."""

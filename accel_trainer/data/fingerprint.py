@@ -57,8 +57,7 @@ def fingerprint_samples(
         if not index:
             disturb(number + 1)
     hashes = b"".join(hashed for hashed, _ in marks.values())
-    digest = hashlib.sha256(str(num_samples).encode() + hashes)
-    return f"{SAMPLED}{digest.hexdigest()}"
+    return SAMPLED + hashlib.sha256(str(num_samples).encode() + hashes).hexdigest()
 
 
 def _without_hash(reason: str) -> str:

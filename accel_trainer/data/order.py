@@ -109,8 +109,7 @@ def _weighted(kept: Tensor, weights: Sequence[float] | Tensor, num_samples: int)
         ends = chances.cumsum(0)
         # Rounding may reach the end, where samples without weight may stand.
         places = torch.searchsorted(ends, uniform * ends[-1], right=True)
-        ids = kept[places.clamp_max(int(chances.nonzero()[-1]))]
-        return _number_repetitions(ids, num_samples)
+        return _number_repetitions(kept[places.clamp_max(int(chances.nonzero()[-1]))], num_samples)
 
     return SampleOrder(kept, len(kept), draw, _hash(kept, chances))
 
@@ -133,8 +132,7 @@ def _balanced(kept: Tensor, labels: Any, num_samples: int) -> SampleOrder:
             _from_rounds(of_class, epoch * quota, quota, fold_in(seed, label))
             for label, of_class in classes.items()
         ]
-        shuffled = _shuffled(torch.cat(ids), seed=seed, epoch=epoch)
-        return _number_repetitions(shuffled, num_samples)
+        return _number_repetitions(_shuffled(torch.cat(ids), seed=seed, epoch=epoch), num_samples)
 
     return SampleOrder(kept, quota * len(classes), draw, _hash(kept, labels[kept]))
 

@@ -96,8 +96,7 @@ class StreamReader(Reader):
             except SampleError as error:
                 raise error.as_data_error() from error
             yield batch if len(batch_ids) else batch.map(lambda tensor: tensor[:0])
-        is_read = epoch == 0 and position + 1 == self.num_samples
-        if is_read and next(samples or iter(()), None):
+        if epoch == 0 and position + 1 == self.num_samples and next(samples or iter(()), None):
             _logger.warning(
                 "[DATA_STREAM] the stream goes on after num_samples=%d: each epoch trains only on "
                 "the first ones; to train on all of them, leave it out and set --steps",

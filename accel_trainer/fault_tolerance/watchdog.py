@@ -73,7 +73,6 @@ class Watchdog:
                 try:
                     # Not to `sys.stderr`, which may have been replaced by an object without a file.
                     faulthandler.dump_traceback(2)
-                    line = self.on_stuck(idle_s)
-                    os.write(2, f"accel_trainer: {line}\n".encode())
+                    os.write(2, f"accel_trainer: {self.on_stuck(idle_s)}\n".encode())
                 finally:
                     os._exit(ExitCode.INTERNAL)

@@ -129,8 +129,7 @@ def build_schedule(
     def learning_rate_at(optimizer_step: int) -> float:
         if optimizer_step < warmup_steps:
             return peak_learning_rate * (optimizer_step + 1) / warmup_steps
-        factor = _factor(config, decay, optimizer_step)
-        return peak_learning_rate * (floor + (1 - floor) * factor)
+        return peak_learning_rate * (floor + (1 - floor) * _factor(config, decay, optimizer_step))
 
     return learning_rate_at
 

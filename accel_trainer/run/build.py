@@ -374,20 +374,18 @@ def _check_same_parts(
 
 def _describe_model(model: nn.Module) -> str:
     """Return the class of `model`, and a line for each parameter and buffer."""
-    tensors = (*model.named_parameters(), *model.named_buffers())
     lines = (
         f"{name} {describe_tensor(tensor)}" + " trained" * tensor.requires_grad
-        for name, tensor in tensors
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
     )
     return "\n".join([type(model).__qualname__, *lines])
 
 
 def _describe_optimizer(optimizer: Optimizer, model: nn.Module) -> str:
     """Return a line for the class of `optimizer`, and for each plain setting of a group."""
-    state = OptimizerState(optimizer, model).state_dict()
     lines = (
         f"{path} {leaf!r}"
-        for path, leaf in flatten(state).items()
+        for path, leaf in flatten(OptimizerState(optimizer, model).state_dict()).items()
         if isinstance(leaf, int | float | str)
     )
     return "\n".join(sorted(lines))

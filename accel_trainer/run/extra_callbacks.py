@@ -46,8 +46,7 @@ def extra_callbacks() -> list[Callback]:
     Raises:
         ConfigError: a file is missing, or defines no class of callbacks.
     """
-    named = os.environ.get(VARIABLE, "").split(os.pathsep)
-    files = {name: _NO_ARGUMENTS for name in named if name}
+    files = {name: _NO_ARGUMENTS for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name}
     files |= json.loads(os.environ.get(START_VARIABLE, "{}")).get("callbacks", {})
     return [each for name in files for each in callbacks_in(name, files[name])]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from ..callbacks.trackers import check_trackers
+from ..checkpoint.loading import has_checkpoints
 from ..core import filesystem
 from ..core.config import config_to_dict
 from ..core.errors import (
@@ -29,7 +30,7 @@ from ..core.run_dir import (
     run_lock,
     writes_to,
 )
-from ..core.yaml_files import dump_yaml
+from ..core.yaml_files import dump_yaml, read_yaml
 from ..fault_tolerance.preemption import StopFlag
 from .config import RecipeConfig
 from .known_recipes import remember_start
@@ -80,10 +81,14 @@ def record_start(config: RecipeConfig, folder: Path, accelerator: Accelerator) -
     """
     environment = describe_environment(config, accelerator)
     remember_start(environment)
+    settings, path = config_to_dict(config), folder / "config.yaml"
+    if has_checkpoints(folder / "checkpoints"):
+        # A rerun begins as the run did, even if the last command did not repeat these flags.
+        with suppress(OSError, ValueError, KeyError, TypeError):  # somebody has removed the file
+            begun = read_yaml(path)["run"]
+            settings["run"] |= {name: begun[name] for name in ("resume", "init_from", "init_skip")}
     with writes_to(folder):
-        filesystem.write_file_atomic(
-            folder / "config.yaml", dump_yaml(config_to_dict(config)).encode()
-        )
+        filesystem.write_file_atomic(path, dump_yaml(settings).encode())
         write_json(folder / "environment.json", environment)
         recipe_file = Path(environment["code"]["recipe"])
         if config.run.copy_recipe and recipe_file.suffix == ".py" and recipe_file.is_file():

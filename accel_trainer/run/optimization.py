@@ -58,8 +58,7 @@ def plan_optimization(
         )
         learning_rate = float(next(iter(optimizers.values())).param_groups[0]["lr"])
         config = replace(config, optimizer=OptimizerConfig(learning_rate=learning_rate))
-    total_steps = config.trainer.total_steps(plan.steps_per_epoch)
-    decay = config.schedule.decay(total_steps=total_steps)
+    decay = config.schedule.decay(total_steps=config.trainer.total_steps(plan.steps_per_epoch))
     if schedule is None:
         peak_learning_rate, schedule = plan_learning_rate(config, plan, decay)
         description = f"peak learning rate {peak_learning_rate:g}"

@@ -25,7 +25,6 @@ from ..distributed.machine import available_cpus
 from .config import RecipeConfig
 
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
-_GIT_TIMEOUT_S = 10
 # Matches the values of flags such as `--hub-token`.
 _SECRET_FLAG = re.compile(
     r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*"
@@ -84,8 +83,7 @@ def describe_environment(config: RecipeConfig, accelerator: Accelerator) -> dict
 def _defaults_of(config_class: type[RecipeConfig]) -> dict[str, Any]:
     """Return the defaults of a recipe, with the length of a run as its config stores it."""
     defaults = unchecked_defaults(config_class)
-    filled = asdict(defaults.trainer.with_defaults())
-    return {**config_to_dict(defaults), "trainer": filled}
+    return {**config_to_dict(defaults), "trainer": asdict(defaults.trainer.with_defaults())}
 
 
 def _mask(text: str) -> str:
@@ -101,13 +99,10 @@ def _code() -> dict[str, Any]:
     recipe = Path(sys.argv[0]).resolve()
     commit = None
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            ["git", "-C", str(recipe.parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            check=True,
-            timeout=_GIT_TIMEOUT_S,
+        command = ["git", "-C", str(recipe.parent), "rev-parse", "HEAD"]
+        commit = (
+            subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=10).decode().strip()
         )
-        commit = done.stdout.decode().strip()
     return {
         "recipe": str(recipe),
         "sha256": hashlib.sha256(recipe.read_bytes()).hexdigest() if recipe.is_file() else None,

@@ -227,8 +227,11 @@ def with_global_batch_size(config: R, stored: Mapping[str, Any], *, num_processe
     It is the given one, else that of the `stored` settings, else it follows from `num_processes`.
     """
     batch = config.batch
-    size = batch.global_batch_size or stored.get("batch.global_batch_size")
-    size = size or batch.resolved_global_batch_size(num_processes)
+    size = (
+        batch.global_batch_size
+        or stored.get("batch.global_batch_size")
+        or batch.resolved_global_batch_size(num_processes)
+    )
     return replace(config, batch=replace(batch, global_batch_size=size))
 
 

@@ -89,11 +89,10 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     activity = Activity()
     timeout_s = config.runtime.timeout_s
     stop_flag = StopFlag(num_processes=num_processes, timeout_s=timeout_s)
-    others_wait_s = timeout_s if num_processes > 1 else math.inf
     watchdog = Watchdog(
         activity,
         stop_flag,
-        timeout_s=config.runtime.stuck_timeout_s or others_wait_s,
+        timeout_s=config.runtime.stuck_timeout_s or (timeout_s if num_processes > 1 else math.inf),
         launcher_pid=find_launcher(),
         show_life=partial(show_life, accelerator),
     )

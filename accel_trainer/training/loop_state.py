@@ -41,6 +41,5 @@ class LoopState(Stateful):
         self.progress.load_state_dict(state)
         self.nonfinite.skipped_steps = state["skipped_steps"]
         # In memory of their own, as in `load_all`.
-        callbacks = recursively_apply(Tensor.clone, state["callbacks"])
-        self.callbacks.load_state_dict(callbacks)
+        self.callbacks.load_state_dict(recursively_apply(Tensor.clone, state["callbacks"]))
         self.log.pending = state["log"]

@@ -41,8 +41,7 @@ def mark_model(model: nn.Module) -> dict[str, Any]:
     marks: dict[str, Any] = {}
     for name, module in model.named_modules(prefix="model"):
         forward = getattr(module.forward, "__func__", module.forward)
-        parts = (module, forward, *module.children(), *hooks_of(module))
-        marks[name] = [*map(id, parts)]
+        marks[name] = [*map(id, (module, forward, *module.children(), *hooks_of(module)))]
         marks[f"{name}.training"] = module.training
     for name, weight in model.named_parameters(prefix="model"):
         part = local_part(weight.detach())

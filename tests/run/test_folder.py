@@ -91,3 +91,24 @@ def test_half_written_files_of_a_killed_run_are_swept_from_its_folder(tmp_path: 
         path.touch()
     opened(config_of(tmp_path))
     assert [path for path in half if path.exists()] == []
+
+
+@pytest.mark.parametrize("began", [{"resume": "runs/parent"}, {"init_from": Path("weights.st")}])
+@pytest.mark.parametrize("again", [{}, {"resume": "runs/other"}])
+def test_a_run_keeps_what_it_began_from(
+    tmp_path: Path, began: dict[str, object], again: dict[str, object]
+) -> None:
+    """Else `rerun` would begin elsewhere, and find other weights."""
+    earlier_run(tmp_path)
+    first = config_to_dict(config_of(tmp_path, **began))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(first))
+    record_start(config_of(tmp_path, seed=1, **again), tmp_path, Accelerator(cpu=True))
+    stored = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert (stored["run"], stored["seed"]) == (first["run"], 1)
+
+
+def test_a_run_whose_config_was_removed_gets_a_new_one(tmp_path: Path) -> None:
+    earlier_run(tmp_path)
+    (tmp_path / "config.yaml").unlink()
+    record_start(config_of(tmp_path), tmp_path, Accelerator(cpu=True))
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["seed"] == 0

@@ -116,8 +116,7 @@ class ExactStrategy(Strategy):
             self._has_gradient[index] |= gradient is not None
             gradients.append(torch.zeros_like(parameter) if gradient is None else gradient)
             parameter.grad = None
-        statistics = [now[name].clone() for name in self._statistics]
-        self._tree.add([*gradients, *statistics])
+        self._tree.add([*gradients, *(now[name].clone() for name in self._statistics)])
         changes = [(now[name].long() - before[name].long()).reshape(-1) for name in self._counters]
         count = torch.tensor([num_samples], device=self.accelerator.device)
         self._changes.append(torch.cat([*changes, count]))
