@@ -20,6 +20,7 @@ from accel_trainer.core.learning_rate import Decay
 from accel_trainer.core.types import StepReport
 from accel_trainer.distributed.collectives import run_on_main
 from accel_trainer.run.config import RecipeConfig
+from accel_trainer.run.data import RunData
 from accel_trainer.run.extra_callbacks import Observer
 
 NOTE = "hours"
@@ -81,13 +82,11 @@ class Hours(Observer):
 
     ends_run = True
 
-    def see_parts(self, parts: Mapping[str, Any]) -> None:
-        """Keep where the trunk decays, which is decided here."""
-        self._decay: Decay = parts["decay"]
-
-    def on_fit_start(self, trainer: TrainerView) -> None:
-        """Continue with the time that earlier attempts have left, or with what they decided."""
-        note = trainer.metadata.get(NOTE, {})
+    def build_data(self, build: Callable[..., RunData], *sets: Any) -> RunData:
+        """Refuse other hours than those with which the run has decided: nothing is changed yet."""
+        checkpoint = sets[0].checkpoint
+        stored = {} if checkpoint is None else checkpoint.manifest.get("metadata", {})
+        note = stored.get(NOTE, {})
         if note.get("hours", self.hours) != self.hours:
             raise ConfigError(
                 "CONFIG",
@@ -95,6 +94,15 @@ class Hours(Observer):
                 f"step {note['num_steps']}: set them back, or branch off with --resume from a "
                 "checkpoint before the decision",
             )
+        return super().build_data(build, *sets)
+
+    def see_parts(self, parts: Mapping[str, Any]) -> None:
+        """Keep where the trunk decays, which is decided here."""
+        self._decay: Decay = parts["decay"]
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Continue with the time that earlier attempts have left, or with what they decided."""
+        note = trainer.metadata.get(NOTE, {})
         self._before_s = note.get("spent_s", 0.0)
         self._decay.start = note.get("decay_at", ENDLESS)
         self._decay.end = note.get("num_steps", ENDLESS)
@@ -139,7 +147,8 @@ class Hours(Observer):
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Tell how the time compares with the hours."""
-        if result.stop_reason == _REASON:
+        has_trained = trainer.state.optimizer_step > self._first - _NUM_FIRST
+        if result.stop_reason == _REASON and has_trained:
             late_s = self._spent_s - 3600 * self.hours
             more = f"{abs(late_s):.0f} s {'more' if late_s > 0 else 'less'} than --hours"
             self._show(trainer, f"the run took {tqdm.format_interval(self._spent_s)}, {more}")

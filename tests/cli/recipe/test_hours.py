@@ -121,13 +121,6 @@ def test_what_was_decided_is_followed_whatever_the_clock_says() -> None:
     assert second.num_saves == 0
 
 
-def test_other_hours_after_the_decision_are_refused() -> None:
-    first = Simulated(1.0)
-    first.train(slower_at(ENDLESS), until=3300)
-    with pytest.raises(ConfigError, match=f"--hours 2: with 1, .* step {first.decay.end}: set"):
-        Simulated(2.0, metadata=first.metadata).train(slower_at(ENDLESS))
-
-
 # --- settings that are refused ---
 
 
@@ -264,6 +257,10 @@ def test_a_killed_run_ends_as_one_that_is_told_the_numbers(
     assert (code, "this run is finished" in out) == (0, True)
     code, out = attempt(run, "--hours", 2)
     assert (code, "error[CONFIG_CHANGED]" in out, "trainer.hours" in out) == (64, True, True)
+    rows = (run / "metrics.jsonl").read_bytes()
+    code, out = attempt(run, "--hours", 2, "--allow-change", "trainer.hours")
+    assert (code, "--hours 2: with" in out) == (64, True)
+    assert (run / "metrics.jsonl").read_bytes() == rows, "a refused start changes nothing"
     if num_processes == 1:
         code, out, _ = run_command(capsys, ["rerun", run])
         assert (code, "equal: the same weights" in out) == (0, True)
