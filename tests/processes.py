@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import multiprocessing
 import os
 import re
@@ -170,9 +169,9 @@ def _child(
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())
-    # A crash shows the stacks of every thread, those of C++ and those of Python.
+    # A crash outside Python shows where, in every thread. Not beside faulthandler, on whose small
+    # stack torch would write: that corrupts the heap.
     if sys.platform == "linux":
         torch._C._set_print_stack_traces_on_fatal_signal(True)
-    faulthandler.enable()
     os.environ.update(environment)
     target(*arguments)
