@@ -1,0 +1,1 @@
+"""What only watches, refuses or explains: a run without these checks trains the same bits."""
