@@ -269,6 +269,14 @@ def read_chunks(path: Path) -> Iterator[bytes]:
         yield from iter(lambda: file.read(_CHUNK_BYTES), b"")
 
 
+def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return what changes whenever a file does.
+
+    Size and time of modification alone do not: `rsync -t`, `cp -p` and archives set the latter.
+    """
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a regular file of any size. Raises OSError."""
     digest = hashlib.sha256()

@@ -64,6 +64,12 @@ def zero(path: Path) -> None:
         file.write(bytes(path.stat().st_size))
 
 
+def zero_unseen(path: Path) -> None:
+    status = path.stat()
+    zero(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 def delete(path: Path) -> None:
     shutil.rmtree(path.parent)
 
@@ -86,8 +92,11 @@ def test_a_cache_that_is_cut_short_ends_the_run_with_the_place_that_read(tmp_pat
     assert " in crop_by_copy\n" in output
 
 
-def test_a_cache_that_is_overwritten_is_found_at_the_end_of_the_epoch(tmp_path: Path) -> None:
-    codes, output = run_and_harm(tmp_path, zero)
+@pytest.mark.parametrize("harm", [zero, zero_unseen])
+def test_a_cache_that_is_overwritten_is_found_at_the_end_of_the_epoch(
+    tmp_path: Path, harm: Callable[[Path], object]
+) -> None:
+    codes, output = run_and_harm(tmp_path, harm)
     assert codes == [65], output
     assert "error[CACHE_CHANGED]: " in output.splitlines()[-1]
     assert "train_images.u8 was changed while the run read it (368128 -> 368128 bytes)" in output

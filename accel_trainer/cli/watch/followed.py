@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...core.errors import ConfigError, OutputError
+from ...core.filesystem import stamp_of
 from ...training.evaluation_file import EVALUATION_FILE
 from ...vision.mistakes import MISTAKES_FILE
 from ..report.by_itself import Fault, fault_of
@@ -82,9 +83,8 @@ def _mark(run: Path) -> object:
     return state, [_stat(run / name) for name in _SHOWN]
 
 
-def _stat(path: Path) -> tuple[int, int, int] | None:
+def _stat(path: Path) -> tuple[int, ...] | None:
     try:
-        found = os.lstat(path)
+        return stamp_of(os.lstat(path))
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -355,14 +355,15 @@ def _open_split(
     folder: Path, name: str, entry: Any, shape: list[int], num_classes: int, left_out: Any
 ) -> ImageSplit:
     num_samples = int(entry["num_samples"])
-    files = [MappedFile.at(folder / f"{name}{kind}") for kind in (_IMAGES, _LABELS)]
-    images = _mapped(
-        files[0],
-        [num_samples, *shape],
-        dtype=torch.uint8,
-        sha256=entry["images_sha256"],
-    )
-    labels = _mapped(files[1], [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"])
+    files = [
+        MappedFile(path, str(entry[f"{what}_sha256"]), path.stat())
+        for path, what in (
+            (folder / f"{name}{_IMAGES}", "images"),
+            (folder / f"{name}{_LABELS}", "labels"),
+        )
+    ]
+    images = _mapped(files[0], [num_samples, *shape], dtype=torch.uint8)
+    labels = _mapped(files[1], [num_samples], dtype=torch.int64)
     return ImageSplit(
         images=images.permute(0, 3, 1, 2),
         labels=labels,
@@ -372,15 +373,15 @@ def _open_split(
     )
 
 
-def _mapped(file: MappedFile, shape: list[int], *, dtype: torch.dtype, sha256: str) -> Tensor:
+def _mapped(file: MappedFile, shape: list[int], *, dtype: torch.dtype) -> Tensor:
     """Map a file into memory. Raises ValueError if its size or hash is wrong."""
     num_elements = math.prod(shape)
-    if file.size_bytes != num_elements * dtype.itemsize:
-        raise ValueError(f"{file.path} has {file.size_bytes} bytes")
+    if file.status.st_size != num_elements * dtype.itemsize:
+        raise ValueError(f"{file.path} has {file.status.st_size} bytes")
     # A private mapping: writes to the tensor do not change the file.
     flat = torch.from_file(str(file.path), shared=False, size=num_elements, dtype=dtype)
     # Verified at every start: a flipped bit would train a different model.
-    if hashlib.sha256(flat.numpy().data).hexdigest() != sha256:
+    if hashlib.sha256(flat.numpy().data).hexdigest() != file.sha256:
         raise ValueError(f"{file.path} is not what was written")
     return flat.view(shape)
 

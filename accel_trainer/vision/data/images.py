@@ -5,6 +5,7 @@ Shapes: N samples, C channels, H height, W width.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,39 +13,35 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...core.errors import DataError
+from ...core.filesystem import sha256_of, stamp_of
 from .bad_images import BadImage
 
 
 class MappedFile(NamedTuple):
-    """A memory-mapped file, and its state when its hash was verified."""
+    """A memory-mapped file with its hash, and its state before this was verified."""
 
     path: Path
-    inode: int
-    size_bytes: int
-    modified_ns: int
-
-    @classmethod
-    def at(cls, path: Path) -> MappedFile:
-        """Return the current state of the file. Raises OSError."""
-        status = path.stat()
-        return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
+    sha256: str
+    status: os.stat_result
 
     def check(self) -> None:
-        """Raise DataError if the file has been modified since its hash was verified."""
+        """Raise DataError if the content of the file has changed since its hash was verified."""
         try:
-            now = MappedFile.at(self.path)
+            now = self.path.stat()
+            is_same = now.st_ino != self.status.st_ino or stamp_of(now) == stamp_of(self.status)
+            if is_same or sha256_of(self.path) == self.sha256:
+                return  # the mapping keeps the content of a replaced file
         except OSError:
-            return  # the mapping keeps the content of a deleted or replaced file
-        if now.inode == self.inode and now != self:
-            fact = (
-                f"{self.path} was changed while the run read it ({self.size_bytes} -> "
-                f"{now.size_bytes} bytes), so the last epoch may have seen different images"
-            )
-            fix = (
-                "stop the program that writes there, delete the checkpoints of that epoch and run "
-                "the same command again, which rebuilds the cache"
-            )
-            raise DataError("CACHE_CHANGED", f"{fact}: {fix}")
+            return  # and of a deleted one
+        fact = (
+            f"{self.path} was changed while the run read it ({self.status.st_size} -> "
+            f"{now.st_size} bytes), so the last epoch may have seen different images"
+        )
+        fix = (
+            "stop the program that writes there, delete the checkpoints of that epoch and run "
+            "the same command again, which rebuilds the cache"
+        )
+        raise DataError("CACHE_CHANGED", f"{fact}: {fix}")
 
 
 @dataclass(frozen=True, kw_only=True)

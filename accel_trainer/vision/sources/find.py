@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from ...core.errors import ConfigError, DataError
@@ -21,6 +22,7 @@ from .listing import describe_left_out, no_data, subfolders
 from .parquet_files import types_of
 from .photo_folders import describe_shared_classes, everything_left_out, find_classes, list_splits
 from .raw import ImageSource
+from .stamps import hash_of_stamps
 from .tables import unread_data
 
 _HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
@@ -121,7 +123,7 @@ def _class_folders(root: Path) -> ImageSource | None:
     left_out = everything_left_out(found)
     return ImageSource(
         name=_name(root),
-        key=_stat_key(path for listing in found.splits.values() for path in listing.photos),
+        key=f"stat:{hash_of_stamps(chain(*(each.photos for each in found.splits.values())))}",
         read=partial(read_folders, found),
         notes=tuple(describe_left_out([each for each in left_out if each.is_loss])),
         facts=(*describe_shared_classes(found), *describe_left_out(no_data(left_out))),
@@ -145,12 +147,3 @@ def _content_key(files: Iterable[Path]) -> str:
     for path in files:
         digest.update(bytes.fromhex(sha256_of(path.resolve())))
     return f"content:{digest.hexdigest()}"
-
-
-def _stat_key(files: Iterable[str]) -> str:
-    """Identify many small files by path, size and time: reading them takes as long as decoding."""
-    digest = hashlib.sha256()
-    for path in map(Path, files):
-        status = path.stat()
-        digest.update(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return f"stat:{digest.hexdigest()}"

@@ -42,7 +42,7 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Opened:
     if find_spec("datasets") is None:
         raise ConfigError("PACKAGE", "photos need datasets: pip install 'accel-trainer[vision]'")
     path = expand_home(Path(source))
-    cache = str(expand_home(cache_dir) / "datasets") if cache_dir else None
+    cache = expand_home(cache_dir) / "datasets" if cache_dir else None
     if path.is_dir():
         return _open_folder(path.absolute(), str(source), cache)
     if path.suffix in READERS and path.is_file():
@@ -111,7 +111,7 @@ def opened(dataset: Any, name: str) -> Opened:
     return Opened(splits={str(key): [Part(table, name)] for key, table in splits.items()})
 
 
-def _open_folder(root: Path, name: str, cache_dir: str | None) -> Opened:
+def _open_folder(root: Path, name: str, cache_dir: Path | None) -> Opened:
     if is_saved(root):
         return read_saved(root, name)
     if has_tables(root):

@@ -22,6 +22,7 @@ from .layouts import EXPECTED, refuse_tables_of_splits
 from .listing import METADATA, LeftOut, reason_to_skip
 from .parquet_files import have_same_types, read_parts
 from .raw import Opened, Part, Split
+from .stamps import cache_of
 from .tar_files import check_samples, has_class_folders, index_tar, read_class_tars
 
 READERS = {".parquet": "parquet", ".tar": "webdataset"}
@@ -59,7 +60,7 @@ def read_saved(root: Path, name: str) -> Opened:
     return Opened(splits=parts, left_out=unread_data(root, read))
 
 
-def read_table(path: Path, name: str, cache_dir: str | None) -> Opened:
+def read_table(path: Path, name: str, cache_dir: Path | None) -> Opened:
     """Return one parquet file or tar as the split `train`."""
     reader = READERS[path.suffix]
 
@@ -71,19 +72,22 @@ def read_table(path: Path, name: str, cache_dir: str | None) -> Opened:
     return Opened(splits=load())
 
 
-def read_tables(root: Path, name: str, cache_dir: str | None) -> Opened:
+def read_tables(root: Path, name: str, cache_dir: Path | None) -> Opened:
     """Return the splits of parquet files or tars, found by their names as on the hub."""
     from datasets import load_dataset_builder
 
-    _refuse_special([root, *root.rglob("*")])
+    below = list(root.rglob("*"))
+    _refuse_special([root, *below])
     if glob.has_magic(str(root)):
         raise DataError(
             "DATA_NAME", f"the path {root} contains *, ? or [, which datasets expands: rename it"
         )
-    for card in (root / "README.md", root / ".huggingface.yaml"):
-        if card.exists():
-            _check_card(card)
-    builder = _checked(lambda: load_dataset_builder(str(root), cache_dir=cache_dir), root)
+    cards = [card for card in (root / "README.md", root / ".huggingface.yaml") if card.exists()]
+    for card in cards:
+        _check_card(card)
+    stored = sorted(path for path in below if path.suffix in READERS and path.is_file())
+    cache = cache_of([*cards, *stored], cache_dir)
+    builder = _checked(lambda: load_dataset_builder(str(root), cache_dir=cache), root)
     if builder.name not in READERS.values():
         fact = f"{root} mixes parquet files or tars with files of type {builder.name}"
         raise DataError("DATA_NOT_RECOGNISED", f"{fact}: move one kind to a different folder")
@@ -116,7 +120,7 @@ def _read_tars(
     files: Mapping[str, Sequence[Path]],
     root: Path,
     name: str,
-    cache_dir: str | None,
+    cache_dir: Path | None,
     *,
     load: Callable[[], Mapping[str, Split]],
 ) -> Opened:
@@ -234,12 +238,13 @@ def _refuse_special(paths: Iterable[Path]) -> None:
             )
 
 
-def _load_files(reader: str, paths: Sequence[Path], cache_dir: str | None) -> Any:
+def _load_files(reader: str, paths: Sequence[Path], cache_dir: Path | None) -> Any:
     from datasets import load_dataset
 
     _refuse_special(paths)
     names = [glob.escape(str(path)) for path in paths]
-    load = partial(load_dataset, reader, data_files=names, cache_dir=cache_dir, split="train")
+    cache = cache_of(paths, cache_dir)
+    load = partial(load_dataset, reader, data_files=names, cache_dir=cache, split="train")
     return _checked(load, paths[0])
 
 

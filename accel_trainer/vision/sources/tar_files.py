@@ -6,7 +6,6 @@ first dot, such as 0001.jpg and 0001.cls.
 
 from __future__ import annotations
 
-import os
 import posixpath
 import tarfile
 from collections import Counter, defaultdict
@@ -20,6 +19,7 @@ from .layouts import TRAIN_NAMES, VAL_NAMES, first_of
 from .listing import LITTER, LeftOut, Listing, is_litter, reason_to_skip, skipped
 from .photo_folders import SplitFolders, class_of, everything_left_out, find_classes
 from .raw import Opened, Part
+from .stamps import cache_of
 
 _BLOCK = 512
 _DOTS = "the name of a sample ends at its first dot, so replace dots in names by _"
@@ -140,7 +140,7 @@ def _plain(name: str) -> str:
 
 
 def read_class_tars(
-    splits: Mapping[str, Sequence[TarIndex]], root: Path, name: str, cache_dir: str | None
+    splits: Mapping[str, Sequence[TarIndex]], root: Path, name: str, cache_dir: Path | None
 ) -> Opened:
     """Return the photos of tars whose folders are classes."""
     from datasets import ClassLabel, Dataset, Features, Image
@@ -157,19 +157,18 @@ def read_class_tars(
     parts = {}
     for split, listing in found.splits.items():
         rows = [(path, *members[path], names.index(class_of(path))) for path in listing.photos]
-        stamps = sorted({(tar, os.stat(tar).st_mtime_ns) for _, tar, *_ in rows})
         dataset = Dataset.from_generator(
             _rows,
             features=features,
-            cache_dir=cache_dir,
-            gen_kwargs={"rows": [rows], "stamps": [stamps]},
+            cache_dir=cache_of(sorted({tar for _, tar, *_ in rows}), cache_dir),
+            gen_kwargs={"rows": [rows]},
         )
         parts[split] = [Part(dataset, name)]
     return Opened(splits=parts, left_out=everything_left_out(found))
 
 
-def _rows(rows: list[Any], stamps: list[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the photos of tars with their labels. A change of `stamps` makes the cache invalid."""
+def _rows(rows: list[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the photos of tars with their labels."""
     for path, tar, offset, size, label in rows[0]:
         with open(tar, "rb") as file:
             file.seek(offset)
