@@ -100,7 +100,8 @@ class OptimizerStep:
         **Collective. Host sync** with `--check-every`.
 
         Each call of a step starts from the buffers at its beginning, and the first call decides
-        which ones it ends with. The generators of all processes are the same afterwards.
+        which ones it ends with, and is the only one that observers see: they would count a sample
+        again. The generators of all processes are the same afterwards.
 
         Raises:
             ConfigError: the task returned something else than a StepOutput, or counts items, or has
@@ -120,6 +121,7 @@ class OptimizerStep:
         with others_frozen(self.optimizers, step_batch.turn):
             run = self._run
             if is_repeated:
+                notify = None
                 after_first = self._buffers.copy_current()
                 self._restart()
             else:
