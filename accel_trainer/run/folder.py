@@ -42,7 +42,7 @@ _REMOVAL_S = 0.1
 
 
 def open_folder(
-    config: RecipeConfig, recipe: str, *, stop_flag: StopFlag, resources: ExitStack
+    config: RecipeConfig, recipe: str, stop_flag: StopFlag, resources: ExitStack
 ) -> tuple[str, Source | None]:
     """Lock the run folder and return it, and what the run continues from; None: it is new.
 
