@@ -260,6 +260,7 @@ PROMISES = [
         """,
         "tests/core/test_filesystem.py",
     ),
+    Promise(STORED, "check_readable", "return None", "tests/checkpoint/test_read_back.py"),
     Promise(STORED, "best_name", "return None", "tests/checkpoint/test_retention.py"),
     Promise(
         STORED,
