@@ -430,8 +430,7 @@ RULES = {
             "core.log",  # the bins of a histogram, which are on the host
             "core.digest",  # for a row
             "training.evaluator",
-            "checks.evaluation_trial",  # before the first step
-            "checks.unsaved_state",  # in the first two steps
+            "training.unsaved_state",  # in the first two steps
             "training.targets",  # looks at labels on the CPU only
             "training.metrics",  # computes from merged sums, which are on the host
             "training.plain_values",  # likewise
@@ -526,23 +525,15 @@ RULES = {
             "shutil.rmtree",
             ".rmtree",
             ".remove_tree",
+            "filesystem.disk.remove_tree",
             "os.removedirs",
-            "remove_directories",
-            "filesystem.remove_directories",
         ),
         {
-            "core.filesystem",  # its own temporaries; a guard refuses a folder that was moved
-            "cli.common.scratch",
+            "core.filesystem",  # its temporaries, and what `remove_own` was told to be our own
+            "cli.common.scratch",  # by a mark in the folder
             "lab.chaos.disk",  # half of what it stands in for
-            # These have made what they remove, under a name that nobody has typed.
-            "callbacks.pretrained",
-            "callbacks.trackers",
-            "checkpoint.retention",
-            "lab.chaos.campaign",
-            "lab.chaos.script_command",
-            "vision.data.cache",
         },
-        "filesystem.remove_directories([folder])",
+        "filesystem.disk.remove_tree(folder)",
     ),
     "opens files": Rule(
         calls("open", ".open", ".read_text", ".read_bytes"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
+from ..core.own_files import SUMS, sums_of, unchanged_in
 from ..core.parameters import preserved_weights
 from ..core.shards import is_shard
 from ..core.user_code import describe_error
@@ -20,7 +22,8 @@ class PretrainedExport(Callback):
     """Calls `save_pretrained` of the model, and of what prepares its inputs, when a run has ended.
 
     It is the verb of transformers, diffusers and peft, and the library's own `from_pretrained`
-    loads the folder. If it fails, a warning says why: the run is done all the same.
+    loads the folder. An earlier one is replaced; with a file that somebody has added or changed,
+    it is renamed. If it fails, a warning says why: the run is done all the same.
     """
 
     def __init__(self, run_folder: Path, *, savers: Sequence[Any]) -> None:
@@ -53,8 +56,9 @@ class PretrainedExport(Callback):
                 for path in filter(Path.is_file, new.rglob("*")):
                     # safetensors 0.8 lets nobody else read its files, whatever the umask.
                     path.chmod(new.stat().st_mode & 0o666)
-                if self._folder.exists():
-                    filesystem.remove_directories([self._folder])
+                filesystem.create_file(new / SUMS, [sums_of(new)])
+                if os.path.lexists(self._folder):
+                    filesystem.remove_own([self._folder], unchanged_in)
                 filesystem.publish(new, self._folder)
         except Exception as error:  # the library's own types
             _logger.warning(

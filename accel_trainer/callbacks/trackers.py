@@ -6,7 +6,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ..core.callback import Callback, RunResult, TrainerView
 from ..core.config import flatten_config
 from ..core.errors import ConfigError
 from ..core.history import read_history
+from ..core.json_files import read_json_object, write_json
 from .metrics_file import Row
 
 _logger = logging.getLogger(__name__)
@@ -55,9 +56,10 @@ class Trackers(Callback):
     For the main process.
 
     Every start makes the copy again from the rows of the history, so that no row is missing or
-    repeated. Trackers work offline unless their environment variables say otherwise. An id in the
-    run folder lets a resume continue an online run of wandb. A tracker that raises an error is
-    ignored until the next start; the run continues.
+    repeated; a folder in which somebody has put a file is renamed first. Trackers work offline
+    unless their environment variables say otherwise. An id in the run folder lets a resume continue
+    an online run of wandb. A tracker that raises an error is ignored until the next start; the run
+    continues.
     """
 
     names: Sequence[str]
@@ -67,6 +69,7 @@ class Trackers(Callback):
 
     def __post_init__(self) -> None:
         self._trackers: dict[str, GeneralTracker] = {}
+        self._noted: dict[str, list[str]] = {}
         self._variables = ExitStack()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
@@ -82,10 +85,15 @@ class Trackers(Callback):
             with self._dropped_on_error(name):
                 self._trackers[name] = _start(name, self.run, self.config)
         for row in read_history(self.run):
-            self.show(row)
+            self._log(row)
+        self._note_files()
 
     def show(self, row: Row) -> None:
         """Log the numbers of a row in every tracker. A sink of `MetricLogger`."""
+        self._log(row)
+        self._note_files()
+
+    def _log(self, row: Row) -> None:
         values = {
             name: float(value)
             for name, value in row.items()
@@ -107,7 +115,18 @@ class Trackers(Callback):
         for name, tracker in list(self._trackers.items()):
             with self._dropped_on_error(name):
                 tracker.finish()
+        self._note_files()
         self._variables.close()
+
+    def _note_files(self) -> None:
+        """Note which files a tracker has made: the next start may remove these, and no others."""
+        for name in [*self._trackers]:
+            folder = self.run / "trackers" / name
+            found = sorted(filesystem.files_in(folder))
+            if found != self._noted.get(name):
+                self._noted[name] = found
+                with self._dropped_on_error(name):
+                    write_json(_note_of(folder), {"files": found})
 
     @contextmanager
     def _dropped_on_error(self, name: str) -> Iterator[None]:
@@ -130,8 +149,8 @@ def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:
     """
     folder = run / "trackers" / name
     adapter = LOGGER_TYPE_TO_CLASS[name]
-    if folder.exists():
-        filesystem.remove_directories([folder])
+    if os.path.lexists(folder):
+        filesystem.remove_own([folder], _files_of_before)
     filesystem.make_directory(folder)
     options: dict[str, dict[str, Any]] = {
         "tensorboard": {"purge_step": 0},  # an open viewer drops the rows that it had read
@@ -156,6 +175,17 @@ def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:
     }
     tracker.store_init_configuration(plain)
     return tracker
+
+
+def _note_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.json")
+
+
+def _files_of_before(folder: Path) -> set[str]:
+    """Return the names of the files that the tracker had made in `folder` before this start."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return {*read_json_object(_note_of(folder))["files"]}
+    return set()
 
 
 def _run_id(run: Path) -> str:

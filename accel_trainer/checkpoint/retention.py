@@ -15,7 +15,14 @@ from ..core.errors import CheckpointError
 from ..core.json_files import read_json_object, write_json
 from ..core.train_state import BestCheckpoint
 from .config import CheckpointConfig
-from .format import CHECKPOINT_NAME, commit_mark, is_committed, list_checkpoints, step_of
+from .format import (
+    CHECKPOINT_NAME,
+    commit_mark,
+    files_of,
+    is_committed,
+    list_checkpoints,
+    step_of,
+)
 from .loading import load_whole
 
 T = TypeVar("T")
@@ -96,7 +103,7 @@ def apply_retention(
     kept = {best_name(directory), *(path.name for path in spread(older, config.keep_for_replay))}
     if config.keep_every_n_steps is not None:
         kept |= {path.name for path in older if step_of(path) % config.keep_every_n_steps == 0}
-    filesystem.remove_directories(path for path in older if path.name not in kept)
+    filesystem.remove_own((path for path in older if path.name not in kept), files_of)
     filesystem.sweep(directory)
 
 

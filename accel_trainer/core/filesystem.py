@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -28,6 +28,7 @@ Chunk = bytes | memoryview
 
 # The name of a temporary contains the final (or former) name, the process id and the time.
 TEMPORARY_NAME = re.compile(r"\.(tmp|del)-.+-\d+-\d{19}")
+_OF_THE_SYSTEM = (".DS_Store", "Thumbs.db", "desktop.ini")
 _CHUNK_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 20
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | platform.SAFELY
@@ -177,20 +178,40 @@ def rename(source: Path, target: Path) -> None:
     disk.sync_directory(target.parent)
 
 
-def remove_directories(paths: Iterable[Path]) -> None:
-    """Delete directories.
+def remove_own(paths: Iterable[Path], own: Callable[[Path], Collection[str]]) -> None:
+    """Delete directories that hold nothing but their `own` files, relative paths of each one.
 
-    After a crash, each one is complete under its name, or has a name that `sweep` deletes.
+    One that holds any other file, or is a link, is renamed, with a warning. After a crash, each one
+    is complete under its name, or has a name that `sweep` deletes.
     """
     renamed = []
     for path in paths:
-        renamed.append(temporary_path(path, "del"))
-        disk.rename(path, renamed[-1])
+        if others := files_in(path) - {*own(path)}:
+            kept = path.with_name(f"{path.name}-kept-{time.time_ns()}")
+            rename(path, kept)
+            _logger.warning("%s was renamed to %s: %s is not our own", path, kept, min(others))
+        else:
+            renamed.append(temporary_path(path, "del"))
+            disk.rename(path, renamed[-1])
     if renamed:
         # Otherwise a power loss may restore the name of a directory whose files are gone.
         disk.sync_directory(renamed[0].parent)
     for path in renamed:
         disk.remove_tree(path)
+
+
+def files_in(directory: Path) -> set[str]:
+    """Return the relative paths of all files and links below a directory; a link holds itself.
+
+    Those that a system leaves in each folder that somebody opens are left out.
+    """
+    if directory.is_symlink() or not directory.is_dir():
+        return {"."}
+    return {
+        path.relative_to(directory).as_posix()
+        for path in directory.rglob("*")
+        if (path.is_symlink() or not path.is_dir()) and path.name not in _OF_THE_SYSTEM
+    }
 
 
 def sweep(directory: Path) -> None:

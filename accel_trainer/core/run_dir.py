@@ -12,6 +12,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from . import filesystem, platform
@@ -33,6 +34,15 @@ _FILES = (
     "status.json",
 )
 _FOLDERS = ("checkpoints", "export", "logs", "pictures", "profile", "trackers")
+_REPLACED = (
+    "checkpoints/best.json",
+    "export/config.json",
+    "export/model.*",
+    "export/pretrained/*",
+    "logs/rank-*",
+    "trackers/*",
+)
+_CHECKPOINTS = f"*step-{'[0-9]' * 10}-epoch-{'[0-9]' * 5}"  # also those that were quarantined
 
 
 def prepare_directory(path: Path) -> Path:
@@ -90,7 +100,7 @@ def refuse_strange_entries(folder: Path) -> None:
     """Raise OutputError if a run would overwrite an entry of `folder` that no run has written.
 
     Such an entry is a symlink, a pipe or the like with the name of a run's file or folder. In a
-    folder without a run's lock or checkpoint, any file with the name of a run's file is one.
+    folder without a run's lock or checkpoint, any file that a run would replace is one.
     """
     fix = "move it away, or choose a different folder"
     for path in folder.iterdir():
@@ -100,18 +110,17 @@ def refuse_strange_entries(folder: Path) -> None:
             raise OutputError("OUT_DIR_ENTRY", f"{path} is not a folder: {fix}")
     if holds_run(folder):
         return
-    for name in (*_FILES, "export/config.json", "export/model.safetensors"):
-        if (folder / name).exists():
-            raise OutputError(
-                "OUT_DIR_ENTRY",
-                f"{folder / name} would be overwritten, "
-                f"and the folder has no run.lock or checkpoint of a run: {fix}",
-            )
+    for path in chain.from_iterable(map(folder.glob, (*_FILES, *_REPLACED))):
+        raise OutputError(
+            "OUT_DIR_ENTRY",
+            f"{path} would be overwritten, "
+            f"and the folder has no run.lock or checkpoint of a run: {fix}",
+        )
 
 
 def holds_run(folder: Path) -> bool:
     """Return whether a run has begun in `folder`: it has left its lock file or a checkpoint."""
-    return (folder / "run.lock").exists() or any((folder / "checkpoints").glob("*step-*"))
+    return (folder / "run.lock").exists() or any((folder / "checkpoints").glob(_CHECKPOINTS))
 
 
 def remove_new_folder(folder: Path) -> None:
@@ -128,26 +137,27 @@ def remove_new_folder(folder: Path) -> None:
             filesystem.disk.remove_empty(path)
 
 
-def is_in_use(folder: Path) -> bool:
-    """Return whether another process holds the lock of a run's folder, without taking it.
+def is_locked(path: Path) -> bool:
+    """Return whether another process holds a lock by the file `path`, without taking it.
 
-    If that cannot be found out, the folder counts as in use. Do not call this in the process that
-    holds the lock: it would lose it.
+    If that cannot be found out, it counts as locked. Do not call this in the process that holds the
+    lock: it would lose it.
     """
     try:
-        with filesystem.open_file(folder / "run.lock") as file:
+        with filesystem.open_file(path) as file:
             return platform.is_locked(file.fileno())
     except OSError as error:
         return not isinstance(error, FileNotFoundError)
 
 
 @contextmanager
-def run_lock(path: Path, *, is_optional: bool = False) -> Iterator[int]:
+def run_lock(path: Path, *, is_optional: bool = False, owner: str = "") -> Iterator[int]:
     """Lock a run's folder by the file `path`, until the end of the block or of the process.
 
     The kernel frees the lock when the process dies, and a forked data worker does not inherit it:
-    there is no age, timeout or takeover. The content of the file only tells people who has the
-    lock. Yields the descriptor of the file, the only one: closing any would free the lock.
+    there is no age, timeout or takeover. The file holds the `owner`, by default a text that tells
+    people who has the lock. Yields the descriptor of the file, the only one: closing any would free
+    the lock.
 
     Raises OutputError if another run has the lock, or if the file system has no locks; if the lock
     `is_optional`, the latter is a warning.
@@ -166,7 +176,7 @@ def run_lock(path: Path, *, is_optional: bool = False) -> Iterator[int]:
                 "[NO_LOCKS] %s is not locked: make sure that no other run writes there", path.parent
             )
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        owner = f"pid {os.getpid()} on {socket.gethostname()} since {since}"
+        owner = owner or f"pid {os.getpid()} on {socket.gethostname()} since {since}"
         with writes_to(path.parent):
             os.ftruncate(descriptor, 0)
             os.lseek(descriptor, 0, os.SEEK_SET)

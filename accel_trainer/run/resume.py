@@ -38,7 +38,7 @@ from ..checkpoint.loading import (
 from ..checkpoint.sharded import keep_slices
 from ..core.errors import CheckpointError, ConfigError, OutputError
 from ..core.json_files import read_json_object
-from ..core.run_dir import expand_home, is_in_use
+from ..core.run_dir import expand_home, is_locked
 from ..core.yaml_files import read_yaml
 from ..distributed.collectives import broadcast_files, join_peers, run_on_main
 from .config import RecipeConfig, RunConfig, training_changes
@@ -92,7 +92,7 @@ def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     try:
         stored = stored_settings(source)
         check_changes(stored, with_global_batch_size(config, stored, num_processes=1), source)
-        if not stored or is_in_use(folder):
+        if not stored or is_locked(folder / "run.lock"):
             return False
         result = folder / "result.json"
         is_done = result.exists() and read_json_object(result)["state"] == "done"

@@ -83,6 +83,7 @@ def digit(runs: Path, path: Path) -> torch.Tensor:
 def test_an_export_loads_back_as_the_module_that_was_trained(runs: Path, model: Path) -> None:
     names = [
         "README.md",
+        "SHA256SUMS",
         "accuracy.png",
         "config.json",
         "loss.png",
@@ -111,6 +112,24 @@ def test_an_export_replaces_an_export_and_no_other_file(
     (tmp_path / "README.md").unlink()
     assert run_command(capsys, command)[0] == 0
     assert run_command(capsys, command)[0] == 0, "an export may be written again"
+    (tmp_path / "README.md").write_text("mine again")
+    (tmp_path / "notes.txt").write_text("mine")
+    code, _, err = run_command(capsys, command)
+    assert (code, "README.md would be overwritten, and" in err) == (73, True)
+    assert (tmp_path / "README.md").read_text() == "mine again"
+
+
+@pytest.mark.parametrize("place", ["", "export", "checkpoints", "link"])
+def test_an_export_into_a_run_is_refused(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    run = shutil.copytree(runs / "fast", tmp_path / "run")
+    (tmp_path / "link").symlink_to(run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    target = tmp_path / "link" if place == "link" else run / place
+    code, _, err = run_command(capsys, ["export", runs / "fast", "--to", target])
+    assert (code, "is part of the run" in err) == (73, True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_the_card_reports_the_numbers_of_the_run(runs: Path, model: Path) -> None:

@@ -284,6 +284,19 @@ def test_each_chart_lies_beside_the_page_as_a_picture(runs: Path, report: tuple[
     assert (charts / "loss.png").read_bytes() == again.png, "the same run, the same bytes"
 
 
+def test_a_picture_of_somebody_else_among_the_charts_is_not_replaced(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "page.html"
+    command = ["report", runs / "fast", "--to", path]
+    assert run_command(capsys, command)[0] == 0
+    assert run_command(capsys, command)[0] == 0, "its own are"
+    (tmp_path / "page/loss.png").write_text("mine")
+    code, _, err = run_command(capsys, command)
+    assert (code, "loss.png would overwrite a file" in err) == (73, True)
+    assert (tmp_path / "page/loss.png").read_text() == "mine"
+
+
 def test_the_worst_mistakes_of_all_test_images_need_nothing_but_the_run(
     runs: Path, tmp_path: Path
 ) -> None:

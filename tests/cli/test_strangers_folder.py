@@ -19,7 +19,7 @@ from accel_trainer.cli.runs import run_reader
 from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.cli.runs.status import read_status
 from accel_trainer.core.batch_plan import BatchConfig
-from accel_trainer.core.run_dir import is_in_use, run_lock
+from accel_trainer.core.run_dir import is_locked, run_lock
 from recipes import cifar
 from tests import processes
 from tests.cli.conftest import run_command
@@ -300,7 +300,7 @@ def test_checking_whether_a_run_is_alive_never_blocks_a_start(
 
 def look_at_a_run_that_is_alive(run: Path) -> None:
     assert read_status(run)["state"] == "running"
-    assert is_in_use(run)
+    assert is_locked(run / "run.lock")
 
 
 def test_metrics_of_any_length_are_read_line_by_line_into_little_memory(

@@ -209,6 +209,21 @@ def test_a_log_is_not_written_into_something_else(
     assert (tmp_path / "mine").read_text() == "mine"
 
 
+@pytest.mark.parametrize("text", ["mine", "{}x", '["mine"]', "[3]"])
+def test_a_table_of_something_else_is_not_replaced(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "sweep.json"
+    table.write_text(text)
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("from accel_trainer import RecipeConfig")
+    code, _, err = run_command(
+        capsys, ["sweep", recipe, "--seed", "1", "2", "--output-dir", tmp_path]
+    )
+    assert (code, f"{table} would be overwritten" in err) == (73, True)
+    assert {*tmp_path.iterdir()} == {table, recipe}
+
+
 @pytest.mark.usefixtures("python_is_forked")
 def test_a_sweep_whose_recipe_trains_nothing_has_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -226,15 +226,27 @@ def test_a_start_that_is_refused_takes_back_only_what_it_has_written(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "name", ["config.yaml", "metrics.jsonl", "result.json", "export/config.json"]
+    "name",
+    [
+        "config.yaml",
+        "metrics.jsonl",
+        "result.json",
+        "export/config.json",
+        "export/model.onnx",
+        "export/pretrained/thesis.txt",
+        "trackers/tensorboard/thesis.txt",
+        "checkpoints/best.json",
+        "logs/rank-0.json",
+    ],
 )
 def test_a_folder_with_files_that_a_run_would_overwrite_is_refused(
     tmp_path: Path, name: str
 ) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
     (tmp_path / name).write_text("of others")
     with pytest.raises(
-        OutputError, match=f"{name} would be overwritten, and the folder has no run.lock"
+        OutputError,
+        match=f"{name.replace('board/thesis.txt', 'board')} would be overwritten, and the fol",
     ):
         workload.train(workload.make_config(tmp_path))
     assert content(tmp_path) == {name: b"of others"}

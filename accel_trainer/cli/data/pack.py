@@ -24,6 +24,7 @@ from tqdm import tqdm
 from ...core import filesystem, platform
 from ...core.errors import ConfigError, DataError, OutputError
 from ...core.json_files import read_json_object
+from ...core.own_files import SUMS, format_sums, read_sums
 from ...core.run_dir import prepare_directory, writes_to
 from ...core.wording import counted
 from ...vision.data.photo_decode import decoder_version
@@ -36,7 +37,6 @@ from .reencode import reencode
 from .shards import Shard, describe_shards, plan_shards, write_shard
 
 _SETTINGS = "pack.json"
-_SUMS = "SHA256SUMS"
 _COMMIT = "dataset_dict.json"
 _LOCK = ".lock"
 _FIX = "choose a different OUT, or delete it"
@@ -103,7 +103,7 @@ def pack(
     """Write the shards that are missing or damaged, then the files that make `out` a dataset."""
     from datasets import load_from_disk
 
-    known = _read_sums(out)
+    known = read_sums(out)
     sums: dict[str, str] = {}
     left_out: list[DataError] = []
     with decoding_threads(num_workers) as threads:
@@ -125,8 +125,7 @@ def pack(
             descriptions = describe_shards(shards, source.class_names, source.fingerprint)
             for name, content in descriptions.items():
                 filesystem.write_file_atomic(out / split / name, _json(content))
-    lines = [f"{digest}  {name}\n" for name, digest in sums.items()]
-    filesystem.write_file_atomic(out / _SUMS, "".join(lines).encode())
+    filesystem.write_file_atomic(out / SUMS, format_sums(sums))
     filesystem.write_file_atomic(out / _COMMIT, _json({"splits": list(source.splits)}))
     if left_out:
         num_photos = counted(len(left_out), "photo")
@@ -195,16 +194,6 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
             "PACK_OUT",
             f"{out} was packed from other data or with other settings ({listed}): {_FIX}",
         )
-
-
-def _read_sums(out: Path) -> dict[str, str] | None:
-    """Return the hashes of the files by name; None if an earlier pack did not write all files."""
-    try:
-        content = filesystem.read_file(out / _SUMS, max_bytes=1 << 26)
-    except FileNotFoundError:
-        return None
-    parts = [line.partition("  ") for line in content.decode(errors="replace").splitlines()]
-    return {name: digest for digest, _, name in parts}
 
 
 def _records(

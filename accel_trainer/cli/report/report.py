@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     page, files = render(runs, data, faults)
     # Their names have letters of UTF-8, whatever the encoding of names is here.
     pictures = {charts / os.fsdecode(name.encode()): png for name, png in files.items()}
-    if charts.is_dir() and not path.exists():  # an earlier report's are replaced
+    if charts.is_dir():
         for picture in pictures:
             refuse_other_file(picture, "--to")
     # JSON and YAML may hold half a character, which no file can.

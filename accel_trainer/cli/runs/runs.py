@@ -83,10 +83,13 @@ def find_runs(folder: Path) -> list[RunReader]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the folders in `folder` that may be runs, or `folder` itself if it is one."""
+    """Return the folders in `folder` that may be runs, or `folder` itself if it is one.
+
+    Hidden ones are left out: a command may be filling them.
+    """
     if is_run(folder):
         return [folder]
-    return [path for path in sorted(folder.glob("*/")) if not path.is_symlink()]
+    return [path for path in sorted(folder.glob("[!.]*/")) if not path.is_symlink()]
 
 
 def find_sweeps(folder: Path) -> dict[str, list[RunReader]]:

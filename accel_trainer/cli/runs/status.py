@@ -10,7 +10,7 @@ from typing import Any
 from ...core.errors import ConfigError, ExitCode
 from ...core.history import read_history
 from ...core.json_files import read_json_object
-from ...core.run_dir import is_in_use
+from ...core.run_dir import is_locked
 from ..common.output import show
 from ..common.parser import CommandParser
 
@@ -73,6 +73,6 @@ def read_status(run: Path) -> dict[str, Any]:
     has_exit_code = type(status.get("exit_code", 0)) in (int, type(None))
     if not has_state or not has_exit_code:
         raise ValueError("status.json has no state or no exit code")
-    if status["state"] == "running" and not is_in_use(run):
+    if status["state"] == "running" and not is_locked(run / "run.lock"):
         status |= {"state": "killed", "exit_code": int(ExitCode.INTERNAL)}
     return {"exit_code": None, **status}

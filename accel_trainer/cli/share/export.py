@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from ...checkpoint.serialization import unpack_tensors
 from ...core import filesystem
 from ...core.errors import CheckpointError, OutputError
 from ...core.history import is_number
-from ...core.json_files import read_json_object, write_json
-from ...core.run_dir import prepare_directory
+from ...core.json_files import dump_json
+from ...core.own_files import SUMS, format_sums, unchanged_in
+from ...core.run_dir import holds_run, prepare_directory
 from ...vision.pretrained import read_export_config, read_export_content
 from ..common.output import tell
 from ..common.parser import CommandParser
@@ -102,15 +103,7 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
         "config.json": json.dumps(config, indent=1).encode(),
         **write_card(run, config, metrics),
     }
-    prepare_directory(folder)
-    _refuse_other_files(folder, files)
-    try:
-        for name, data in files.items():
-            filesystem.write_file_atomic(folder / name, data)
-    except OSError as error:
-        raise OutputError(
-            "EXPORT", f"{folder} cannot be written ({error.strerror}): choose a different folder"
-        ) from error
+    _write(folder, files)
 
 
 def export_trained(run: Path, folder: Path) -> str:
@@ -135,11 +128,9 @@ def export_trained(run: Path, folder: Path) -> str:
         )
     trained = {name: weights[name] for name in weights if name not in frozen}
     path = folder / "trained.safetensors"
-    prepare_directory(folder)
-    _refuse_other_files(folder, [path.name])
     data = safetensors.torch.save(trained)
-    filesystem.write_file_atomic(path, data)
-    write_json(folder / "config.json", {"weights": source_of, "sha256": _sha256(data)})
+    config = {"weights": source_of, "sha256": _sha256(data)}
+    _write(folder, {path.name: data, "config.json": dump_json(config, indent=1)})
     return (
         f"{path}: {len(trained)} of {len(weights)} tensors, {len(data):,} bytes. Load them onto "
         f"the same base: model.load_state_dict(load_file({str(path)!r}), strict=False)"
@@ -153,14 +144,36 @@ def _frozen_in(checkpoint: Path) -> set[str]:
     return set()
 
 
-def _refuse_other_files(folder: Path, names: Iterable[str]) -> None:
-    """Raise OutputError if a file in `folder` would be overwritten that is not of an export."""
-    with suppress(OSError, ValueError):  # there is no config.json, or a different one
-        if "sha256" in read_json_object(folder / "config.json"):
-            return
-    if found := next((name for name in names if os.path.lexists(folder / name)), None):
-        fact = f"{folder / found} would be overwritten, and {folder} is not an earlier export"
-        raise OutputError("EXPORT", f"{fact}: move it away, or choose a different folder")
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write an export, or replace an earlier one that nobody has changed.
+
+    Raises OutputError if a different file would be overwritten, or `folder` is of a run.
+    """
+    fix = "move it away, or choose a different folder"
+    folder = prepare_directory(folder)
+    for place in (folder, folder.parent):
+        if holds_run(place):
+            raise OutputError("EXPORT", f"{folder} is part of the run {place}: give a new folder")
+    sums = {name: _sha256(data) for name, data in files.items()}
+    # A killed export has left some of its files, and no list.
+    own = unchanged_in(folder) | {name for name in sums if _hash_of(folder / name) == sums[name]}
+    for name in (*files, SUMS):
+        if os.path.lexists(folder / name) and name not in own:
+            fact = f"{folder / name} would be overwritten, and no export has written it as it is"
+            raise OutputError("EXPORT", f"{fact}: {fix}")
+    try:
+        for name, data in {**files, SUMS: format_sums(sums)}.items():
+            filesystem.write_file_atomic(folder / name, data)
+    except OSError as error:
+        raise OutputError(
+            "EXPORT", f"{folder} cannot be written ({error.strerror}): choose a different folder"
+        ) from error
+
+
+def _hash_of(path: Path) -> str | None:
+    with suppress(OSError):  # there is no such file
+        return filesystem.sha256_of(path)
+    return None
 
 
 def _files_of_own_model(

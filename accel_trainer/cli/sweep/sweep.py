@@ -12,12 +12,14 @@ import os
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...core import filesystem
 from ...core.config import config_to_dict, diff_config
 from ...core.errors import ConfigError, ExitCode, OutputError
+from ...core.json_files import parse_json
 from ...core.run_dir import prepare_directory, writes_to
 from ...run.config import with_defaults
 from ...vision.rules import open_settings
@@ -65,6 +67,7 @@ def main(argv: Sequence[str]) -> int:
         _print_commands(recipe, trials, num_processes=options.num_processes)
         return ExitCode.DONE
     prepare_directory(folder)
+    _refuse_other_table(folder / "sweep.json")
     codes = _train(recipe, trials, num_processes=options.num_processes)
     if ExitCode.PREEMPTED in codes:
         tell("stopped by a signal: run the same command again to continue")
@@ -112,10 +115,21 @@ def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list
     return codes
 
 
+def _refuse_other_table(path: Path) -> None:
+    """Raise OutputError if the table of a sweep would replace a file of something else."""
+    if not os.path.lexists(path):
+        return
+    with suppress(OSError, ValueError, TypeError):
+        if all("values" in row for row in parse_json(filesystem.read_file(path, max_bytes=2**26))):
+            return
+    fact = f"{path} would be overwritten, and no sweep has written it"
+    raise OutputError("SWEEP", f"{fact}: move it away, or choose a different --output-dir")
+
+
 def _open_log(path: Path) -> BinaryIO:
-    """Open an empty file; never follow a link or wait for a pipe. Raises OutputError."""
+    """Open a file to append; never follow a link or wait for a pipe. Raises OutputError."""
     with writes_to(path):
-        return open(filesystem.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
+        return open(filesystem.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
 
 
 def _finished_run(trial: Trial) -> RunReader | None:

@@ -115,7 +115,7 @@ def try_plans(
     for ending in run_all(recipe, runs):
         verdict = judge(ending, undisturbed)
         if not verdict.has_failed:
-            filesystem.remove_directories([ending.folder])
+            filesystem.remove_own([ending.folder], filesystem.files_in)  # this command has made it
         yield verdict
 
 

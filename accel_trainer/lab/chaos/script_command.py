@@ -73,7 +73,7 @@ def crash_test(options: Namespace, folder: Path, stops: Sequence[int]) -> int:
         trial = run_script(script, kills, name=name, stops=stops, whole=reference)
         found = [] if trial.problem else differences(wanted, files_matching(patterns, trial.out))
         if trial.problem is None and not found:
-            filesystem.remove_directories([trial.out])
+            filesystem.remove_own([trial.out], filesystem.files_in)  # this command has made it
         return _Verdict(trial, found)
 
     verdicts = [judge((), "again")]

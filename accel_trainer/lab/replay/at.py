@@ -24,6 +24,7 @@ from accel_trainer.commands import (
     prepare_directory,
     read_run,
     say,
+    scratch_folder,
     tell,
     writes_to,
 )
@@ -104,16 +105,18 @@ def _is_taken(folder: Path) -> bool:
 
 @contextmanager
 def made(folder: Path) -> Iterator[Path]:
-    """Yield a new folder beside `folder`, which takes its name at the end of the block.
+    """Yield a new folder of that name, which takes the place of `folder` at the end of the block.
 
-    A failure leaves nothing behind, and removes nothing that is not its own.
+    A failure leaves nothing behind, and removes nothing that is not its own; what a kill leaves,
+    the next command removes that makes a folder there.
 
     Raises OutputError if somebody fills `folder` in the meantime.
     """
     final = Path(os.path.realpath(folder))
     prepare_directory(final.parent)
-    with filesystem.new_directory(final) as temporary:
-        yield prepare_directory(temporary)
+    with scratch_folder("new", beside=final) as scratch:
+        temporary = prepare_directory(scratch / final.name)
+        yield temporary
         if _is_taken(final):
             fact = f"a different command filled {folder} in the meantime"
             raise OutputError("RUN_EXISTS", f"{fact}: run this one again")

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from accel_trainer.commands import filesystem, read_json_object, writes_to
+from accel_trainer import OutputError
+from accel_trainer.commands import filesystem, prepare_directory, read_json_object, writes_to
 
 from .proof import Proof
 from .stretches import Logged, Stretch
@@ -26,6 +27,15 @@ class Store:
     folder: Path
     key: str
 
+    def begin(self) -> None:
+        """Begin in a new or empty folder, or continue. Raises OutputError if it holds others."""
+        prepare_directory(self.folder)
+        if filesystem.files_in(self.folder) and not (self.folder / _STRETCHES).is_dir():
+            fact = f"{self.folder} holds other files"
+            raise OutputError("OUT_DIR", f"{fact}: move them away, or give a new folder")
+        with writes_to(self.folder):
+            filesystem.make_directory(self.folder / _STRETCHES)
+
     def get(self, stretch: Stretch) -> Logged | None:
         """Return a stretch with its rows; None: it is not finished."""
         path = self._path(stretch)
@@ -42,7 +52,6 @@ class Store:
                 filesystem.make_directory(self.folder / "pictures")
                 copy = self.folder / "pictures" / picture.name
                 filesystem.replace_file(copy, filesystem.read_chunks(replay / picture))
-            filesystem.make_directory(self.folder / _STRETCHES)
             path = self._path(logged.stretch)
             filesystem.write_file_atomic(path, json.dumps(stored).encode())
 

@@ -17,7 +17,6 @@ from accel_trainer.commands import (
     callbacks_in,
     counted,
     last_step,
-    prepare_directory,
     train_at_once,
 )
 
@@ -75,7 +74,8 @@ def train_again(
     again = Again(replay, [path.resolve() for path in callbacks], interval)
     is_approximate = bool(environment_changes(replay.run))
     with replay_folder(keep) as replays:
-        store = Store(prepare_directory(folder), again.key())
+        store = Store(folder, again.key())
+        store.begin()
         missing = []
         for stretch in stretches:
             stored = store.get(stretch)

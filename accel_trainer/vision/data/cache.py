@@ -102,7 +102,7 @@ def _build_once(folder: Path, source: ImageSource, bad_images: BadImageConfig) -
                     "the image cache %s is damaged or from an older version, and is rebuilt",
                     folder,
                 )
-                filesystem.remove_directories([folder])
+                filesystem.remove_own([folder], _own_files)
             logger.info("decoding %s into %s, once", source.name, folder)
             try:
                 _build(folder, source.read(), bad_images, is_sole_writer=is_sole_writer)
@@ -122,8 +122,7 @@ def _refuse_other_files(folder: Path) -> None:
     """Raise OutputError if a cache to be rebuilt is no folder, or has files of something else."""
     other = folder
     if folder.is_dir() and not folder.is_symlink():
-        names = {_MANIFEST, *(name + kind for name in ("train", "test") for kind in _KINDS)}
-        found = [path for path in folder.iterdir() if path.name not in names]
+        found = [path for path in folder.iterdir() if path.name not in _own_files(folder)]
         if not found:
             return
         other = min(found)
@@ -132,6 +131,11 @@ def _refuse_other_files(folder: Path) -> None:
         f"{other} does not belong to an image cache, which would overwrite it: "
         "move it away, or choose a different cache folder",
     )
+
+
+def _own_files(folder: Path) -> set[str]:
+    """Return the names of the files of a cache."""
+    return {_MANIFEST, *(name + kind for name in ("train", "test") for kind in _KINDS)}
 
 
 def cache_folder(source: ImageSource, cache_dir: Path) -> Path:
@@ -198,7 +202,7 @@ def _build(
         filesystem.write_file_atomic(partial / _MANIFEST, _encoded(manifest))
         filesystem.rename(partial, folder)
     except (OSError, DataError, OutputError):
-        filesystem.remove_directories([partial])
+        filesystem.remove_own([partial], _own_files)
         raise
 
 

@@ -35,8 +35,7 @@ from accel_trainer.run.data import MAX_EVAL_SAMPLES
 from recipes import cifar
 from tests import processes, workload
 
-from ...checks import test_rehearsal
-from ...training import planted
+from ...training import planted, test_rehearsal
 from ...variants import slow
 
 

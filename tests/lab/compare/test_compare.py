@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from accel_trainer.commands import read_rows, read_run
-from accel_trainer.core.run_dir import is_in_use
+from accel_trainer.core.run_dir import is_locked
 from tests.cli.conftest import run_command
 
 ROOT = Path(__file__).parents[3]
@@ -256,7 +256,7 @@ def test_a_stopped_comparison_continues_and_finds_the_same(
         assert (process.returncode, err.splitlines()[-1]) == (130, "accel_trainer: interrupted")
         assert "the same command continues" in err
         assert out == ""
-    while any(is_in_use(path.parent) for path in tmp_path.rglob("run.lock")):
+    while any(is_locked(path) for path in tmp_path.rglob("run.lock")):
         time.sleep(0.05)  # a recipe ends soon after the command that has started it
     found = json.loads(compare("--lr 1e-6", "--pairs", 2, "--json")[1])
     (tmp_path / "runs").rename(tmp_path / "first")

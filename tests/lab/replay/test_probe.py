@@ -164,3 +164,13 @@ def test_a_file_that_is_no_probe_is_one_line_before_any_work(
     assert (code, out, len(err.splitlines())) == (64, "", 1)
     assert words in err
     assert not (tmp_path / "probed").exists()
+
+
+def test_rows_go_into_no_folder_of_something_else(
+    poisoned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe = Path(__file__).with_name("logs_gradients.py")
+    (tmp_path / "probe.jsonl").write_text("mine")
+    code, _, err = run_command(capsys, ["probe", poisoned, probe, "--to", tmp_path])
+    assert (code, "holds other files" in err) == (73, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["probe.jsonl"]
