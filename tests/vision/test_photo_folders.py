@@ -185,7 +185,7 @@ def zipped(root: Path, name: str = "photos.zip") -> None:
         archive.writestr("ant/1.jpg", jpg(1))
 
 
-METADATA = "file_name,kind\na.jpg,bee\nb.jpg,ant\nmore/c.jpg,ant\n"
+METADATA = "file_name,class\na.jpg,bee\nb.jpg,ant\nmore/c.jpg,ant\n"
 CLASSES_0_1 = ("0", "1")
 FOLDERS = {
     # --- one folder per class ---
@@ -422,7 +422,7 @@ FOLDERS = {
     ),
     "metadata with two columns of labels": Folder(
         both(files("a.jpg"), texts({"metadata.csv": "file_name,breed,color\na.jpg,ant,red\n"})),
-        "columns breed, color of",
+        "set --label-column breed or --label-column color",
         0.1,
     ),
     "metadata of a photo that is missing": Folder(

@@ -272,7 +272,7 @@ def test_tars_of_webdataset(tmp_path: Path) -> None:
 
 def test_metadata_names_the_labels(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos", ["a.jpg", "b.jpg", "deep/c.jpg"])
-    (root / "metadata.csv").write_text("file_name,kind\na.jpg,dog\ndeep/c.jpg,cat\nb.jpg,dog\n")
+    (root / "metadata.csv").write_text("file_name,class\na.jpg,dog\ndeep/c.jpg,cat\nb.jpg,dog\n")
     photos = load(root, tmp_path, val_fraction=0.4)
     assert photos.class_names == ("cat", "dog")
     assert {name for _, name in contents(photos.train) + contents(photos.val)} == {

@@ -8,6 +8,7 @@ Shapes: H height, W width.
 from __future__ import annotations
 
 import errno
+import re
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +38,12 @@ _START_OF_SCAN = 0xDA  # markers of JPEG's segments
 _APP1 = 0xE1
 _APP1_STARTS = {"exif": b"Exif\0\0", "xmp": b"http://ns.adobe.com/xap/1.0/\0"}
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how a file begins
+NUM_BYTES_OF_FORMAT = 16
+_STARTS = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|RIFF....WEBP|II[*+]\0|MM\0[*+]|GIF8[79]a|BM....\0\0\0\0"
+    rb"|P[1-6]\s+[#\d]",
+    re.DOTALL,
+)
 _BITS_PER_SAMPLE = 258  # tags of TIFF
 _PHOTOMETRIC = 262
 _SAMPLE_FORMAT = 339
@@ -69,11 +76,18 @@ def decoder_version() -> str:
     return f"pillow {PIL.__version__}" + (f", simplejpeg {fast.__version__}" if fast else "")
 
 
-def photo_suffixes() -> set[str]:
+@cache
+def photo_suffixes() -> frozenset[str]:
     """Return the file suffixes of `FORMATS`, in small letters and with the dot."""
     from PIL import Image
 
-    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
+    known = Image.registered_extensions().items()
+    return frozenset(suffix for suffix, kind in known if kind in FORMATS)
+
+
+def looks_like_photo(start: bytes) -> bool:
+    """Return whether a file whose first `NUM_BYTES_OF_FORMAT` are these is in one of `FORMATS`."""
+    return _STARTS.match(start) is not None
 
 
 def read_photo(path: Path, name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Reads small images in the tables of `datasets`: from the hub, from parquet, or in folders."""
+"""Reads small images in the tables of `datasets`: from the hub, or from parquet."""
 
 from __future__ import annotations
 
@@ -9,29 +9,21 @@ from ..data.decode import decode_on_demand
 from .parquet_files import unreadable
 from .photo_columns import read_columns
 from .photo_files import load_from_hub
-from .photo_folders import SplitFolders, find_classes, read_class_folders
-from .photos import refuse_untrained
+from .photos import refuse_untrained, train_and_val
 from .raw import Part, RawImages, Split
 
 
 def read_hub(repository: str) -> RawImages:
     """Read a dataset from the hub, or from the Hugging Face cache if it was downloaded before."""
     splits = load_from_hub(repository, instead="--dataset digits, which needs no network")
-    return _raw_images(
-        *([Part(splits[name], f"{repository} {name}")] for name in ("train", "test"))
-    )
+    named = {name: [Part(table, f"{repository} {name}")] for name, table in splits.items()}
+    train, val = train_and_val(named, repository)
+    return _raw_images(train, val or [])
 
 
 def read_parquet(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
     """Read the parquet files of both splits, in the order of the lists."""
     return _raw_images(*([_table(path) for path in files] for files in (train, test)))
-
-
-def read_folders(found: SplitFolders) -> RawImages:
-    """Read the files in folders of classes."""
-    tables = read_class_folders(found, find_classes(found))
-    names = ("train", "validation")
-    return _raw_images(*([Part(tables[name], str(found.root))] for name in names))
 
 
 def _table(path: Path) -> Part:

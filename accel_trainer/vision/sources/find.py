@@ -14,13 +14,19 @@ from pathlib import Path
 from ...core.errors import ConfigError, DataError
 from ...core.filesystem import sha256_of
 from ...core.run_dir import expand_home
-from .arrow import read_folders, read_hub, read_parquet
+from ..data.decode import decode_on_demand
+from .arrow import read_hub, read_parquet
 from .cifar_binary import find_binary, read_binary, refuse_pickles
 from .digits import read_digits
 from .label_columns import find_image_column, find_label_column
-from .listing import describe_left_out, no_data, subfolders
+from .layouts import TRAIN_NAMES, VAL_NAMES, files_of_splits, first_of
+from .listing import describe_left_out, subfolders
+from .notes import facts_about, notes_on_links, warnings_about
 from .parquet_files import types_of
-from .photo_folders import describe_shared_classes, everything_left_out, find_classes, list_splits
+from .photo_columns import read_columns
+from .photo_files import open_class_folders
+from .photo_folders import list_splits
+from .photos import refuse_untrained
 from .raw import ImageSource
 from .stamps import hash_of_stamps
 from .tables import unread_data
@@ -28,9 +34,6 @@ from .tables import unread_data
 _HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 
 DATASET_NAMES: tuple[str, ...] = (*_HUB, "digits")
-
-# Names of the held-out images; the first that exists is used.
-_TEST_NAMES = ("test", "validation", "val")
 
 
 def find_image_source(name_or_path: str) -> ImageSource:
@@ -78,19 +81,23 @@ def _find_in_folder(root: Path) -> ImageSource:
     """Recognise parquet files, CIFAR's binary files, or one folder per class."""
     # A hub snapshot keeps its files in `data/` or in a folder named after the configuration.
     for folder in (root, *subfolders(root)):
-        train = sorted(folder.glob("train*.parquet"))
-        test = _test_parquet(folder)
-        if train and test:
-            read = [*train, *test]
+        tables = files_of_splits(sorted(folder.glob("*.parquet")))
+        train, val = (first_of(names, tables) for names in (TRAIN_NAMES, VAL_NAMES))
+        if train and val:
             types = types_of(train[0])
             image = find_image_column(types, None, str(train[0]))
             label = find_label_column(types, None, str(train[0]))
+            later = [path for path in chain(*tables.values()) if path not in (*train, *val)]
+            unread = unread_data(root, set(map(str, (*train, *val, *later))))
             return ImageSource(
                 name=_name(root),
-                key=_content_key(read),
-                read=partial(read_parquet, train, test),
-                notes=tuple(describe_left_out(unread_data(root, set(map(str, read))))),
-                facts=(f"images from column {image}, classes from column {label}",),
+                key=_content_key([*train, *val]),
+                read=partial(read_parquet, train, val),
+                notes=tuple(describe_left_out(unread)),
+                facts=(
+                    f"images from column {image}, classes from column {label}",
+                    *(f"not used: {path}" for path in later),
+                ),
             )
         if binary := find_binary(folder):
             return ImageSource(
@@ -100,41 +107,38 @@ def _find_in_folder(root: Path) -> ImageSource:
                 notes=tuple(describe_left_out(unread_data(root, ()))),
             )
         refuse_pickles(folder)
-    has_folders = (root / "train").is_dir() and any((root / name).is_dir() for name in _TEST_NAMES)
-    if has_folders and (source := _class_folders(root)):
+    if source := _class_folders(root):
         return source
     raise DataError(
         "DATA_NOT_RECOGNISED",
-        f"no dataset in {root}: expected train*.parquet and test*.parquet, CIFAR's binary files "
+        f"no dataset in {root}: expected train*.parquet and val*.parquet, CIFAR's binary files "
         "(data_batch_1.bin ... or train.bin, and a test file), or images in train/<class>/ and "
-        "test/<class>/",
+        "val/<class>/",
     )
 
 
 def _class_folders(root: Path) -> ImageSource | None:
-    """Return the source of folders of classes; None: they have no test images."""
-    found = list_splits(root, val_names=_TEST_NAMES)
+    """Return the source of folders of classes; None: they have no images to evaluate on."""
+    names = {path.name.lower() for path in subfolders(root)}
+    if names.isdisjoint(TRAIN_NAMES) or names.isdisjoint(VAL_NAMES):
+        return None
+    found = list_splits(root)
     for table in (path for listing in found.splits.values() for path in listing.metadata):
         fact = f"{table} describes the images, but this recipe takes the classes from the folders"
         raise DataError("DATA_METADATA", f"{fact}: use recipes/images.py, or remove the file")
-    find_classes(found)
-    if "validation" not in found.splits:
+    data = open_class_folders(found, str(root))
+    if len(data.splits) < 2:
         return None
-    left_out = everything_left_out(found)
+    splits = list(data.splits.values())
+    columns = read_columns(splits, image_column=None, label_column=None, root=root)
+    refuse_untrained(columns.splits, columns.class_names)
     return ImageSource(
         name=_name(root),
         key=f"stat:{hash_of_stamps(chain(*(each.photos for each in found.splits.values())))}",
-        read=partial(read_folders, found),
-        notes=tuple(describe_left_out([each for each in left_out if each.is_loss])),
-        facts=(*describe_shared_classes(found), *describe_left_out(no_data(left_out))),
+        read=partial(decode_on_demand, *columns.splits, class_names=columns.class_names),
+        notes=(*warnings_about(data, columns), *notes_on_links(columns)),
+        facts=facts_about(data, columns, used=splits),
     )
-
-
-def _test_parquet(folder: Path) -> list[Path]:
-    for name in _TEST_NAMES:
-        if files := sorted(folder.glob(f"{name}*.parquet")):
-            return files
-    return []
 
 
 def _name(root: Path) -> str:

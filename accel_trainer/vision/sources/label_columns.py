@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...core.errors import ConfigError, DataError
+from ...core.errors import ConfigError, DataError, shortened
 
 _IMAGE_NAMES = ("image", "img", "photo", "picture")
+FOLDER = "folder"
+"""The label column that stands for the names of the photos' folders."""
 _LABEL_NAMES = (
     "label",
     "labels",
@@ -77,6 +79,26 @@ def find_label_column(
         _refuse_inner_labels(features, name)
         usable = [column for column in usable if not column.startswith("__")]
     return _find(features, wanted, name, "label", _LABEL_NAMES, typed=typed, usable=usable)
+
+
+def refuse_unnamed_labels(
+    features: Mapping[str, Any], table: str, folders: Collection[str]
+) -> None:
+    """Raise DataError if no column of a table of metadata is called like labels.
+
+    Any of its columns may describe something else, and the classes may be the `folders` that the
+    photos are in.
+    """
+    if any(map(is_label_name, features)):
+        return
+    _refuse_inner_labels(features, table)
+    choices = [name for name, kind in features.items() if is_list(kind) or _holds_labels(kind)]
+    fact = f"no column of {table} is called label"
+    if len(folders) > 1:
+        fact += f", and its photos are in folders ({shortened(sorted(folders))})"
+        choices.insert(0, FOLDER)
+    fix = " or ".join(f"--label-column {name}" for name in choices)
+    raise DataError("DATA_COLUMNS", f"{fact}: set {fix}" if fix else f"{fact}: add one")
 
 
 def refuse_unusable(column: str, feature: Any, name: str, *, multi_label: bool) -> None:

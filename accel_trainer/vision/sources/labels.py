@@ -56,7 +56,7 @@ def read_labels(
 
 def _read_column(part: Part, column: str, splits: Sequence[Split], *, multi_label: bool) -> _Labels:
     """Return the labels of a table. Raises DataError if there is no such column, or no labels."""
-    dataset, name = part
+    dataset, name, _ = part
     if column not in dataset.features:
         columns = ", ".join(dataset.features)
         fact = f"the splits of {splits[0][0].name} differ in column {column}"

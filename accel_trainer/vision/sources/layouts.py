@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +31,16 @@ _IMAGES = frozenset(_IMAGE_FOLDERS.split())
 _MASKS = frozenset(_MASK_FOLDERS.split())
 _FILLERS = _IMAGES | {"data", "dataset", "folder", "set", "split"}
 _TABLES = (".csv", ".tsv", ".jsonl", ".json", ".xlsx", ".xls", ".txt")
+
+
+def files_of_splits(paths: Iterable[Path]) -> dict[str, list[Path]]:
+    """Return those files whose names begin with that of a split, by this, in order."""
+    longest_first = sorted((*TRAIN_NAMES, *VAL_NAMES), key=len, reverse=True)
+    found = defaultdict[str, list[Path]](list)
+    for path in paths:
+        if name := next((each for each in longest_first if path.name.startswith(each)), None):
+            found[name].append(path)
+    return found
 
 
 def first_of(names: Sequence[str], found: Mapping[str, T]) -> T | None:
@@ -81,12 +91,13 @@ def refuse_tables_of_splits(root: Path, paths: Sequence[Path]) -> None:
 
 
 def _split_pairs(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names of a training and of a validation split that are alike otherwise."""
+    """Yield each name of a training split, and the first of validation that is alike otherwise."""
     roles = {name: role for name in names if (role := _split_role(name)) is not None}
-    for train, (kind, words) in roles.items():
-        for val, (other_kind, other_words) in roles.items():
-            if kind in TRAIN_NAMES and other_kind in VAL_NAMES and words == other_words:
-                yield train, val
+    items = list(roles.items())
+    vals = {words: name for name, (kind, words) in reversed(items) if kind in VAL_NAMES}
+    for train, (kind, words) in items:
+        if kind in TRAIN_NAMES and words in vals:
+            yield train, vals[words]
 
 
 def _split_role(name: str) -> tuple[str, tuple[str, ...]] | None:

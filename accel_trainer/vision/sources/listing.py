@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...core.errors import DataError
-from ..data.photo_decode import photo_suffixes
+from ..data.photo_decode import NUM_BYTES_OF_FORMAT, looks_like_photo, photo_suffixes
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 """Names of the files that describe photos by `file_name`."""
@@ -39,7 +39,10 @@ _UNREAD_SUFFIXES = (
     ".rwl .sr2 .srf .srw .svg .svgz .wmf .x3f .xcf"
 )
 
-_BROKEN_LINK = "a broken link: restore its target, or remove it"
+# There may be one of these for each photo.
+_SIDECARS = (".csv", ".html", ".json", ".mat", ".md", ".npy", ".txt", ".xml", ".yaml", ".yml")
+
+BROKEN_LINK = "a broken link: restore its target, or remove it"
 _FOLDER_LINK = "links to folders are only followed at the top: move it up"
 _SPECIAL = "not a regular file"
 _MAX_LINES = 10
@@ -61,33 +64,38 @@ class LeftOut(NamedTuple):
 class Listing:
     """The files below a folder, in order: each is in one of these lists.
 
-    `metadata` are those that describe photos, if it has any.
+    `inodes` are of the photos, if these are files. `metadata` are the files that describe photos.
     """
 
     folder: Path
     photos: list[str] = field(default_factory=list)
+    inodes: list[int] = field(default_factory=list)
     metadata: list[Path] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
 
-def list_photos(folder: Path) -> Listing:
+def list_photos(folder: Path, *, described_by: Sequence[str] = METADATA) -> Listing:
     """Return the photos below a folder, and what is left out.
 
-    Links to folders are followed in `folder` itself, and not below.
+    If a file in the folder has one of the names `described_by`, all such files are metadata. Links
+    to folders are followed in `folder` itself, and not below.
 
     Raises DataError for a folder that cannot be listed, and a link to a folder that it lies in.
     """
     listing = Listing(folder=folder)
-    is_described = has_metadata(folder)
-    for entry in _entries_below(folder):
-        if entry.reason:
-            listing.left_out.append(entry)
-        elif is_described and os.path.basename(entry.path) in METADATA:
-            listing.metadata.append(Path(entry.path))
-        elif reason_to_skip(entry.path) is None:
-            listing.photos.append(entry.path)
-        else:
-            listing.left_out.append(skipped(entry.path))
+    names = described_by if is_described(folder, by=described_by) else ()
+    links = _links_in(folder)
+    for start in (str(folder), *links):
+        files, others = _scan(start, not_into=links)
+        for path, inode in sorted(files):
+            if os.path.basename(path) in names:
+                listing.metadata.append(Path(path))
+            elif reason_to_skip(path) is None or _is_photo_of_odd_name(path):
+                listing.photos.append(path)
+                listing.inodes.append(inode)
+            else:
+                others.append(skipped(path))
+        listing.left_out.extend(sorted(others))
     return listing
 
 
@@ -101,19 +109,22 @@ def images_at(paths: Sequence[str]) -> Any:
     )
 
 
-def has_metadata(folder: Path) -> bool:
-    """Return whether a file in `folder` describes its photos."""
-    return any((folder / name).is_file() for name in METADATA)
+def is_described(folder: Path, *, by: Sequence[str] = METADATA) -> bool:
+    """Return whether a file in `folder` has a name of those that describe photos."""
+    return any((folder / name).is_file() for name in by)
 
 
 def subfolders(folder: Path) -> list[Path]:
     """Return the folders in `folder`, sorted, without litter."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not is_litter(path.name))
+    with os.scandir(folder) as entries:
+        names = sorted(each.name for each in entries if not each.is_file(follow_symlinks=False))
+    return [folder / name for name in names if not is_litter(name) and (folder / name).is_dir()]
 
 
 def is_litter(name: str) -> bool:
     """Return whether systems and tools leave files or folders of this name, which are no data."""
-    return name.lower() in _LITTER or _TRASH_OF_A_USER.fullmatch(name.lower()) is not None
+    small = name.lower()
+    return small in _LITTER or bool(_TRASH_OF_A_USER.fullmatch(small))
 
 
 def reason_to_skip(path: str) -> str | None:
@@ -124,6 +135,23 @@ def reason_to_skip(path: str) -> str | None:
     if suffix in _unread_suffixes():
         return f"{suffix} is not read: convert it to JPEG or PNG"
     return f"{suffix} is not a photo" if suffix else "its name has no suffix"
+
+
+def _is_photo_of_odd_name(path: str) -> bool:
+    """Return whether the content of a file is that of a photo, whatever its suffix, if it has any.
+
+    Raw files of cameras begin like TIFF, and a backup lies beside the photo that it is a copy of.
+    """
+    stem, suffix = os.path.splitext(path)
+    if suffix.lower() in (*_SIDECARS, *_unread_suffixes()):
+        return False
+    if any(os.path.exists(each) for each in {stem, path.removesuffix("~")} - {path}):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return looks_like_photo(file.read(NUM_BYTES_OF_FORMAT))
+    except OSError:
+        return False  # whoever needs it will say so
 
 
 def skipped(path: str) -> LeftOut:
@@ -140,27 +168,25 @@ def _unread_suffixes() -> frozenset[str]:
     return frozenset(known - photo_suffixes() - {".pdf", ".ps", ".mpg", ".mpeg"})
 
 
-def _entries_below(folder: Path) -> Iterator[LeftOut]:
-    """Yield the files below a folder, sorted, then those below each link to a folder in it.
-
-    The reason of a file that can be read is empty.
-    """
+def _links_in(folder: Path) -> list[str]:
+    """Return the links to folders that are followed. Raises DataError for one that leads back."""
     real = folder.resolve()
     links = [path for path in subfolders(folder) if path.is_symlink()]
     for link in links:
         if real.is_relative_to(link.resolve()):
             fact = f"{link} links back to {link.resolve()}, a folder that contains it"
             raise DataError("DATA_LINK", f"{fact}: remove it")
-    found = _scan(str(folder))
-    followed = {str(link) for link in links}
-    yield from sorted(entry for entry in found if entry.path not in followed)
-    for link in links:
-        yield from sorted(_scan(str(link)))
+    return list(map(str, links))
 
 
-def _scan(start: str) -> list[LeftOut]:
-    """Return the files below a folder, in any order, and the folders that are not entered."""
-    found = []
+def _scan(start: str, *, not_into: Sequence[str]) -> tuple[list[tuple[str, int]], list[LeftOut]]:
+    """Return the files below a folder with their inodes, in any order, and what is left out.
+
+    Only links are looked up: of other entries the folder itself tells what they are, and a call
+    for each takes half an hour for a million photos on a network disk.
+    """
+    files = list[tuple[str, int]]()
+    left_out = list[LeftOut]()
     waiting = [start]
     while waiting:
         place = waiting.pop()
@@ -174,31 +200,32 @@ def _scan(start: str) -> list[LeftOut]:
             ) from error
         names = {entry.name for entry in listed}
         if place != start and all(map(is_litter, names)):
-            found.append(LeftOut(place, "empty", is_loss=True, is_folder=True))
+            left_out.append(LeftOut(place, "empty", is_loss=True, is_folder=True))
         for entry in listed:
             is_folder = entry.is_dir(follow_symlinks=False)
-            reason = _reason_against(entry, names, is_folder=is_folder)
-            if is_folder and not reason:
+            if is_litter(entry.name) or _is_shadow(entry.name, names):
+                left_out.append(LeftOut(entry.path, LITTER, is_folder=is_folder))
+            elif is_folder:
                 waiting.append(entry.path)
-            else:
-                is_loss = reason not in ("", LITTER)
-                is_folder = is_folder or reason == _FOLDER_LINK
-                found.append(LeftOut(entry.path, reason, is_loss, is_folder))
-    return found
+            elif entry.is_file(follow_symlinks=False):
+                files.append((entry.path, entry.inode()))
+            elif os.path.isfile(entry):
+                files.append((entry.path, os.stat(entry).st_ino))
+            elif entry.path not in not_into:
+                left_out.append(_closed(entry))
+    return files, left_out
 
 
-def _reason_against(entry: os.DirEntry[str], names: set[str], *, is_folder: bool) -> str:
-    """Return why a file is not read or a folder not entered; empty: it is.
+def _is_shadow(name: str, beside: set[str]) -> bool:
+    """Return whether macOS left this file: `._1.jpg` beside `1.jpg`."""
+    return name.startswith("._") and name[2:] in beside
 
-    `names` are those beside it: macOS leaves `._1.jpg` beside `1.jpg`.
-    """
-    if is_litter(entry.name) or (entry.name.startswith("._") and entry.name[2:] in names):
-        return LITTER
-    if is_folder or os.path.isfile(entry):
-        return ""
+
+def _closed(entry: os.DirEntry[str]) -> LeftOut:
+    """Return a link that leads to no file, or something that is neither a file nor a folder."""
     if os.path.isdir(entry):
-        return _FOLDER_LINK
-    return _BROKEN_LINK if entry.is_symlink() else _SPECIAL
+        return LeftOut(entry.path, _FOLDER_LINK, is_loss=True, is_folder=True)
+    return LeftOut(entry.path, BROKEN_LINK if entry.is_symlink() else _SPECIAL, is_loss=True)
 
 
 def no_data(left_out: Iterable[LeftOut]) -> list[LeftOut]:

@@ -6,34 +6,44 @@ The values of a CSV stay as they are written: `NA`, `null` and `001` are classes
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
+from collections.abc import Container, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...core.errors import DataError, reason_of
 from ...core.filesystem import read_file
 from .label_columns import is_label_name
 from .listing import LeftOut, Listing, images_at
+from .raw import Part
 
 _MAX_BYTES = 2**32
+_NUM_BYTES_OF_UTF_16 = 64  # one of its first letters is ASCII
 _FILE_NAME = "file_name"
 _INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"
 _DECIMAL = r"^-?[0-9]+\.[0-9]*$"
 
 
-def read_metadata(listing: Listing) -> tuple[list[Any], list[LeftOut]]:
-    """Return a `datasets.Dataset` for each table of a folder, and the photos that none lists.
+def read_metadata(listing: Listing, root: Path, name: str) -> tuple[list[Part], list[LeftOut]]:
+    """Return the tables of a folder, each with its own types, and the photos that none lists.
 
-    The column `file_name` becomes `image`, and `left_file_name` becomes `left`; both hold paths.
+    The column `file_name` becomes `image`, and `left_file_name` becomes `left`; both hold paths,
+    which begin with `root`. `name` describes the tables in errors.
 
     Raises DataError if a table cannot be read, or names a file that is not there, or if two tables
     describe the same photo.
     """
-    loaded = [_read_table(path, set(listing.photos)) for path in listing.metadata]
+    inodes = dict(zip(listing.photos, listing.inodes, strict=True))
+    loaded = [_read_table(path, inodes, root) for path in listing.metadata]
     table_of: dict[str, Path] = {}
-    for table_path, (_, paths) in zip(listing.metadata, loaded, strict=True):
-        for path in paths:
+    for table_path, (_, found) in zip(listing.metadata, loaded, strict=True):
+        for path in chain(*found.values()):
             other = table_of.setdefault(path, table_path)
             if other != table_path:
                 fact = f"{other} and {table_path} both describe {path}"
@@ -45,11 +55,19 @@ def read_metadata(listing: Listing) -> tuple[list[Any], list[LeftOut]]:
         if path not in table_of
     ]
     others = [each for each in listing.left_out if each.path not in table_of]
-    return [dataset for dataset, _ in loaded], [*unlisted, *others]
+    parts = [
+        Part(dataset, name, {column: _inodes(paths, inodes) for column, paths in found.items()})
+        for dataset, found in loaded
+    ]
+    return parts, [*unlisted, *others]
 
 
-def _read_table(path: Path, photos: set[str]) -> tuple[Any, set[str]]:
-    """Return a table, and the paths of the files that it names; `photos` are known to exist."""
+def _inodes(paths: Sequence[str], known: Mapping[str, int]) -> NDArray[np.uint64]:
+    return np.array([known.get(path) or os.stat(path).st_ino for path in paths], np.uint64)
+
+
+def _read_table(path: Path, photos: Container[str], root: Path) -> tuple[Any, dict[str, list[str]]]:
+    """Return a table, and the paths in each of its columns of photos; `photos` exist."""
     from datasets import Dataset, DatasetInfo, Features, Image
     from datasets.table import InMemoryTable
 
@@ -71,16 +89,30 @@ def _read_table(path: Path, photos: set[str]) -> tuple[Any, set[str]]:
     if not columns:
         fact = f"{path} has columns {', '.join(table.column_names)}, but no `{_FILE_NAME}`"
         raise DataError("DATA_METADATA", f"{fact}: rename the column with the photos' file names")
-    named = set[str]()
+    found = {}
     features = {}
     for place, name in enumerate(table.column_names):
         features[columns.get(name, name)] = Image(decode=False) if name in columns else types[name]
         if name in columns:
-            paths = _paths(table, name, path, photos)
-            named.update(paths)
+            paths = _paths(table, name, path, photos, root)
+            found[columns[name]] = paths
             table = table.set_column(place, columns[name], images_at(paths))
     info = DatasetInfo(features=Features(features))
-    return Dataset(InMemoryTable(table), info=info, fingerprint=path.name), named
+    return Dataset(InMemoryTable(table), info=info, fingerprint=path.name), found
+
+
+def _read_text(path: Path) -> str:
+    """Return a file of UTF-8. Raises ValueError for one of a different encoding."""
+    data = read_file(path, max_bytes=_MAX_BYTES)
+    if b"\0" in data[:_NUM_BYTES_OF_UTF_16]:
+        raise ValueError("it is UTF-16, and not UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"it is not UTF-8, as byte {data[error.start]:#x} in line {line}"
+        ) from None
 
 
 def _read_csv(path: Path) -> Any:
@@ -89,12 +121,16 @@ def _read_csv(path: Path) -> Any:
     import pyarrow.compute as pc
     import pyarrow.csv as arrow_csv
 
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        header = next(csv.reader(file), [])
+    text = _read_text(path)
+    header = next(csv.reader(io.StringIO(text)), [])
+    for name, separator in {";": ";", "tabs": "\t"}.items():
+        others = next(csv.reader(io.StringIO(text), delimiter=separator), [])
+        if _FILE_NAME in others and len(others) > len(header):
+            raise ValueError(f"its columns are separated by {name}, and not by commas")
     if len(set(header)) != len(header):
         raise ValueError("two columns have the same name")
     table = arrow_csv.read_csv(
-        path,
+        io.BytesIO(text.encode()),
         parse_options=arrow_csv.ParseOptions(newlines_in_values=True),
         convert_options=arrow_csv.ConvertOptions(
             column_types=dict.fromkeys(header, pa.string()),
@@ -115,9 +151,8 @@ def _read_csv(path: Path) -> Any:
 def _read_json_lines(path: Path) -> Any:
     import pyarrow as pa
 
-    text = read_file(path, max_bytes=_MAX_BYTES).decode("utf-8-sig")
     rows = []
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if line.strip():
             try:
                 rows.append(dict(json.loads(line)))
@@ -136,8 +171,11 @@ def _read_parquet(path: Path) -> Any:
 _READERS = {".csv": _read_csv, ".jsonl": _read_json_lines, ".parquet": _read_parquet}
 
 
-def _paths(table: Any, column: str, path: Path, photos: set[str]) -> list[str]:
-    """Return the paths in a column. Raises DataError for one that cannot be used."""
+def _paths(table: Any, column: str, path: Path, photos: Container[str], root: Path) -> list[str]:
+    """Return the paths in a column, which begin with `root`.
+
+    Raises DataError for one that cannot be used.
+    """
     paths = []
     first_row: dict[str, int] = {}
     for row, name in enumerate(table.column(column).to_pylist()):
@@ -147,10 +185,16 @@ def _paths(table: Any, column: str, path: Path, photos: set[str]) -> list[str]:
         photo = os.path.normpath(os.path.join(path.parent, name))
         if photo not in photos and not os.path.isfile(photo):
             fact = f"{photo} does not exist, but {where} lists it"
-            raise DataError("DATA_IMAGE", f"{fact}: restore the file, or remove the row")
+            fix = "restore the file, or remove the row"
+            if os.path.isfile(photo.replace("\\", os.sep)):
+                fix = "write its folders with /"
+            raise DataError("DATA_IMAGE", f"{fact}: {fix}")
         earlier = first_row.setdefault(photo, row)
         if earlier != row and table.slice(earlier, 1) != table.slice(row, 1):
             fact = f"rows {earlier} and {row} of {path} describe {name} differently"
             raise DataError("DATA_LABEL", f"{fact}: keep one of them")
+        if not photo.startswith(f"{root}{os.sep}"):
+            # Not an absolute path, by which other photos would be set aside on a different machine.
+            photo = os.path.join(root, os.path.relpath(photo, root))
         paths.append(photo)
     return paths

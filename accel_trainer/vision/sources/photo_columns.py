@@ -9,6 +9,7 @@ import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,8 @@ class ImageColumn:
     They are read from the memory-mapped Arrow files, or from the files whose paths these hold.
     """
 
+    inodes: NDArray[np.uint64] | None = None
+
     def __init__(self, split: Split, column: str, *, root: Path | None) -> None:
         import pyarrow as pa
         from datasets import Image, concatenate_datasets
@@ -40,7 +43,7 @@ class ImageColumn:
         has_checksums = all(CHECKSUM in part.dataset.column_names for part in split)
         columns = [column, CHECKSUM] if has_checksums else [column]
         flat = []
-        for dataset, name in split:
+        for dataset, name, _ in split:
             try:
                 selected = dataset.select_columns(columns)
                 flat.append(selected.cast_column(column, Image(decode=False)).flatten())
@@ -48,6 +51,8 @@ class ImageColumn:
                 fact = f"column {column} of {name} has no images ({reason_of(error)})"
                 raise DataError("DATA_COLUMNS", f"{fact}: choose a different column") from error
         whole = flat[0] if len(flat) == 1 else concatenate_datasets(flat)
+        inodes = [part.inodes[column] for part in split if column in part.inodes]
+        self.inodes = np.concatenate(inodes) if len(inodes) == len(split) else None
         ends = list(accumulate(len(part.dataset) for part in split))
         self.__setstate__((whole, [part.name for part in split], ends, f"{root}{os.sep}"))
 
@@ -65,6 +70,9 @@ class ImageColumn:
         self._rows = None if indices is None else indices.column(0).to_numpy()
         has_checksums = CHECKSUM in self._dataset.column_names
         self._checksums = self._dataset.data.column(CHECKSUM) if has_checksums else None
+
+    def __len__(self) -> int:
+        return self._ends[-1]
 
     def encoded_at(self, index: int) -> bytes:
         """Return the bytes of an image file.
@@ -86,9 +94,14 @@ class ImageColumn:
             raise DataError("DATA_IMAGE", f"{self.name_of(index)} has no image: remove the row")
         return read_photo(Path(path), path)
 
+    def path_at(self, index: int) -> str | None:
+        """Return the path of an image, if it has one."""
+        path = self._paths[self._row(index)].as_py()
+        return None if path is None else str(path)
+
     def name_of(self, index: int) -> str:
         """Return the path of an image, if it has one, and its row."""
-        path = self._paths[self._row(index)].as_py()
+        path = self.path_at(index)
         part = bisect_right(self._ends, index)
         start = self._ends[part - 1] if part else 0
         row = f"row {index - start} of {self._names[part]}"
@@ -96,8 +109,8 @@ class ImageColumn:
 
     def stored_name(self, index: int) -> str | None:
         """Return the path of an image, relative to the folder if it lies there; None: no path."""
-        path = self._paths[self._row(index)].as_py()
-        return None if path is None else str(path).removeprefix(self._prefix).replace(os.sep, "/")
+        path = self.path_at(index)
+        return None if path is None else path.removeprefix(self._prefix).replace(os.sep, "/")
 
     def name_hashes(self) -> NDArray[np.float64]:
         """Return a hash of each image as a number in 0..1, float64 [N].
@@ -124,13 +137,15 @@ class ImageColumn:
 class Columns(NamedTuple):
     """The photos of each split, the names of the K classes, and of both columns.
 
-    `images` are the columns that the photos are read from.
+    `images` are the columns that the photos are read from, and `links` those places of each file
+    with several, counted over all splits.
     """
 
     splits: list[PhotoSplit]
     images: list[ImageColumn]
     class_names: tuple[str, ...]
     names: tuple[str, str]
+    links: list[NDArray[np.int64]]
 
 
 def read_columns(
@@ -157,4 +172,44 @@ def read_columns(
         PhotoSplit(labels=each, encoded_at=column.encoded_at, name_of=column.name_of)
         for each, column in zip(labels, images, strict=True)
     ]
-    return Columns(photos, images, class_names, (image_column, label_column))
+    links = _links_in(images)
+    for rows in links:
+        (first, place), *others = [_locate(images, row) for row in rows.tolist()]
+        for other, other_place in others:
+            if (labels[first][place] != labels[other][other_place]).any():
+                both = f"{images[first].path_at(place)} and {images[other].path_at(other_place)}"
+                fact = f"{both} are the same photo in two classes"
+                raise DataError("DATA_LABEL", f"{fact}: remove one of them")
+    return Columns(photos, images, class_names, (image_column, label_column), links)
+
+
+def _links_in(images: Sequence[ImageColumn]) -> list[NDArray[np.int64]]:
+    """Return the rows that are one file, by its inode: through links of any kind, or named twice.
+
+    Rows are counted over all splits.
+    """
+    inodes = [column.inodes for column in images if column.inodes is not None]
+    if len(inodes) < len(images):
+        return []
+    whole = np.concatenate(inodes)
+    rows = np.argsort(whole, kind="stable")
+    is_same = np.diff(whole[rows]) == 0
+    rows = rows[np.append(is_same, False) | np.insert(is_same, 0, False)]
+    groups = np.split(rows, np.flatnonzero(np.diff(whole[rows])) + 1)
+    # Two disks may use the same number.
+    links = [_same_file(images, group) for group in groups if len(group)]
+    return [group for group in links if len(group) > 1]
+
+
+def _same_file(images: Sequence[ImageColumn], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    paths = [images[split].path_at(row) or "" for split, row in map(partial(_locate, images), rows)]
+    return rows[[os.path.samefile(paths[0], path) for path in paths]]
+
+
+def _locate(images: Sequence[ImageColumn], row: int) -> tuple[int, int]:
+    """Return the split of a row that is counted over all splits, and its row in it."""
+    for split, column in enumerate(images):
+        if row < len(column):
+            return split, int(row)
+        row -= len(column)
+    raise IndexError(row)

@@ -13,10 +13,12 @@ from typing import Any
 
 from ...core.errors import ConfigError, DataError, reason_of
 from ...core.run_dir import expand_home
+from .label_columns import FOLDER, refuse_unnamed_labels
 from .listing import METADATA
 from .metadata import read_metadata
 from .photo_folders import (
     SplitFolders,
+    class_of,
     describe_shared_classes,
     everything_left_out,
     find_classes,
@@ -30,10 +32,13 @@ _PROBE_TIMEOUT_S = 5
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
-def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Opened:
+def open_dataset(
+    source: str | Path, *, cache_dir: Path | None, label_column: str | None = None
+) -> Opened:
     """Return the tables of a folder, a parquet or tar file, or a hub name.
 
-    `datasets` writes its files about local data below `cache_dir`; None: in its default cache.
+    `datasets` writes its files about local data below `cache_dir`; None: in its default cache. If
+    `label_column` is None or `folder`, the names of folders may be the classes.
 
     Raises:
         ConfigError: `datasets` is not installed.
@@ -44,7 +49,7 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Opened:
     path = expand_home(Path(source))
     cache = expand_home(cache_dir) / "datasets" if cache_dir else None
     if path.is_dir():
-        return _open_folder(path.absolute(), str(source), cache)
+        return _open_folder(path.absolute(), str(source), cache, label_column)
     if path.suffix in READERS and path.is_file():
         return read_table(path.absolute(), str(source), cache)
     if path.exists():
@@ -60,6 +65,11 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Opened:
             "OWNER/NAME on the hub",
         )
     return opened(load_from_hub(str(source)), str(source))
+
+
+def are_folders(data: Opened, label_column: str | None) -> bool:
+    """Return whether the names of folders are the classes, and `label_column` asks for it."""
+    return label_column == FOLDER and not data.has_columns
 
 
 def is_hub_name(source: str) -> bool:
@@ -111,25 +121,31 @@ def opened(dataset: Any, name: str) -> Opened:
     return Opened(splits={str(key): [Part(table, name)] for key, table in splits.items()})
 
 
-def _open_folder(root: Path, name: str, cache_dir: Path | None) -> Opened:
+def _open_folder(root: Path, name: str, cache_dir: Path | None, label_column: str | None) -> Opened:
     if is_saved(root):
         return read_saved(root, name)
     if has_tables(root):
         return read_tables(root, name, cache_dir)
+    if label_column == FOLDER:
+        return open_class_folders(list_splits(root, described_by=()), name)
     found = list_splits(root)
     if any(listing.metadata for listing in found.splits.values()):
-        return _open_metadata(found, name)
-    tables = read_class_folders(found, find_classes(found))
+        return _open_metadata(found, name, label_column)
+    return open_class_folders(found, name)
+
+
+def open_class_folders(found: SplitFolders, name: str) -> Opened:
+    """Return photos whose classes are the names of their folders."""
     return Opened(
-        splits={split: [Part(table, name)] for split, table in tables.items()},
+        splits=read_class_folders(found, find_classes(found), name),
         left_out=everything_left_out(found),
         facts=describe_shared_classes(found),
         has_columns=False,
     )
 
 
-def _open_metadata(found: SplitFolders, name: str) -> Opened:
-    """Return the photos that metadata files list."""
+def _open_metadata(found: SplitFolders, name: str, label_column: str | None) -> Opened:
+    """Return the photos that metadata files list. Raises DataError for unclear labels."""
     splits = {}
     left_out = list(found.beside)
     for split, listing in found.splits.items():
@@ -138,7 +154,10 @@ def _open_metadata(found: SplitFolders, name: str) -> Opened:
             raise DataError(
                 "DATA_METADATA", f"{fact}: describe the photos of all splits, or of none"
             )
-        tables, unread = read_metadata(listing)
-        splits[split] = [Part(table, name) for table in tables]
+        splits[split], unread = read_metadata(listing, found.root, name)
         left_out += unread
+        if label_column is None:
+            folders = {class_of(path) for path in listing.photos}
+            for part, table in zip(splits[split], listing.metadata, strict=True):
+                refuse_unnamed_labels(part.dataset.features, str(table), folders)
     return Opened(splits=splits, left_out=left_out)

@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from ...core.errors import DataError, listed
 from ...core.wording import counted
@@ -26,17 +27,20 @@ from .layouts import (
     refuse_other_layouts,
 )
 from .listing import (
+    BROKEN_LINK,
     LITTER,
+    METADATA,
     LeftOut,
     Listing,
-    has_metadata,
     images_at,
+    is_described,
     is_litter,
     list_photos,
     reason_to_skip,
     skipped,
     subfolders,
 )
+from .raw import Part, Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +52,18 @@ class SplitFolders:
     beside: tuple[LeftOut, ...] = ()
 
 
-def list_splits(root: Path, *, val_names: Sequence[str] = VAL_NAMES) -> SplitFolders:
+def list_splits(root: Path, *, described_by: Sequence[str] = METADATA) -> SplitFolders:
     """Return the photos of each split, and everything that is left out.
 
-    A folder `train` that holds images itself is a class of that name, and not a split.
+    A folder `train` that holds images itself is a class of that name, and not a split. Files with
+    one of the names `described_by` are metadata.
 
     Raises DataError if there is no photo in `root`, or if it is unclear which folder is a split.
     """
-    folders = _split_folders(root, val_names)
-    splits = {name: list_photos(folder) for name, folder in folders.items()}
+    folders = _split_folders(root, described_by)
+    splits = {
+        name: list_photos(folder, described_by=described_by) for name, folder in folders.items()
+    }
     if not any(listing.photos for listing in splits.values()):
         others = [path for listing in splits.values() for path in _other_files(listing)]
         kinds = sorted({os.path.splitext(path)[1].lower() or path for path in others})
@@ -76,9 +83,9 @@ def find_classes(found: SplitFolders) -> tuple[str, ...]:
         if not path.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path):
             raise DataError("DATA_NAME", f"the name of {path!a} is not UTF-8: rename it")
     _refuse_archives(found)
-    depths = {path.count(os.sep): os.path.relpath(path, root) for path in paths}
+    depths = {path.count(os.sep): path for path in paths}
     if len(depths) > 1:
-        both = f"{depths[min(depths)]} and {depths[max(depths)]}"
+        both = " and ".join(os.path.relpath(depths[each(depths)], root) for each in (min, max))
         fact = (
             f"the photos in {root} are at different depths ({both}), so their classes are unclear"
         )
@@ -91,14 +98,13 @@ def find_classes(found: SplitFolders) -> tuple[str, ...]:
         refuse_inner_splits(listing.folder, {os.path.dirname(path) for path in listing.photos})
     names = sorted({class_of(path) for path in paths})
     if len(names) == 1:
-        folder = os.path.dirname(depths.popitem()[1]) or "."
+        folder = os.path.relpath(os.path.dirname(paths[0]), root)
         _refuse_single_class(found, folder, len(paths))
     if {name.lower() for name in names} <= {*TRAIN_NAMES, *VAL_NAMES}:
         fact = f"{root} has no class folders: {' and '.join(names)} hold photos themselves"
         raise DataError("DATA_NO_CLASSES", f"{fact}: expected {EXPECTED}")
     refuse_other_layouts(root, names)
     check_class_names(names, str(root))
-    _refuse_two_classes(paths)
     return tuple(names)
 
 
@@ -107,10 +113,10 @@ def class_of(path: str) -> str:
     return os.path.basename(os.path.dirname(path))
 
 
-def read_class_folders(found: SplitFolders, names: Sequence[str]) -> dict[str, Any]:
-    """Return a `Dataset` for each split, whose labels are the names of the photos' folders.
+def read_class_folders(found: SplitFolders, names: Sequence[str], name: str) -> dict[str, Split]:
+    """Return the tables of each split, whose labels are the names of the photos' folders.
 
-    It holds the paths of the photos; none is read.
+    They hold the paths of the photos; none is read. `name` describes them in errors.
     """
     import pyarrow as pa
     from datasets import ClassLabel, Dataset, DatasetInfo, Features, Image
@@ -119,13 +125,15 @@ def read_class_folders(found: SplitFolders, names: Sequence[str]) -> dict[str, A
     info = DatasetInfo(
         features=Features({"image": Image(decode=False), "label": ClassLabel(names=list(names))})
     )
-    loaded = {}
+    loaded = dict[str, Split]()
     for split, listing in found.splits.items():
         images = images_at(listing.photos)
         labels = numbers_in(names, list(map(class_of, listing.photos)))
         table = InMemoryTable(pa.table({"image": images, "label": labels}))
         # Without a given fingerprint, `Dataset` hashes all paths.
-        loaded[split] = Dataset(table, info=info.copy(), fingerprint=split)
+        dataset = Dataset(table, info=info.copy(), fingerprint=split)
+        inodes = np.array(listing.inodes, np.uint64)
+        loaded[split] = [Part(dataset, name, {"image": inodes} if len(inodes) else {})]
     return loaded
 
 
@@ -148,23 +156,23 @@ def everything_left_out(found: SplitFolders) -> list[LeftOut]:
     return [*in_splits, *found.beside]
 
 
-def _split_folders(root: Path, val_names: Sequence[str]) -> dict[str, Path]:
-    if has_metadata(root):
+def _split_folders(root: Path, described_by: Sequence[str]) -> dict[str, Path]:
+    if is_described(root, by=described_by):
         return {"train": root}
     folders = subfolders(root)
     splits: dict[str, Path] = {}
     for path in folders:
-        if not subfolders(path) and not has_metadata(path):
+        if not subfolders(path) and not is_described(path, by=described_by):
             continue
         name = path.name.lower()
-        if name in splits and name in (*TRAIN_NAMES, *val_names):
+        if name in splits and name in (*TRAIN_NAMES, *VAL_NAMES):
             fact = f"the folders {splits[name].name} and {path.name} in {root}"
             raise DataError("DATA_NOT_RECOGNISED", f"{fact} are the same split: rename one of them")
         splits[name] = path
-    train, val = (first_of(names, splits) for names in (TRAIN_NAMES, val_names))
+    train, val = (first_of(names, splits) for names in (TRAIN_NAMES, VAL_NAMES))
     if train is not None:
         return {"train": train} if val is None else {"train": train, "validation": val}
-    if val is not None and len(splits) == len(folders) and set(splits) <= set(val_names):
+    if val is not None and len(splits) == len(folders) and set(splits) <= set(VAL_NAMES):
         raise DataError(
             "DATA_NOT_RECOGNISED", f"{root} has {val.name}/ but no train/: expected {EXPECTED}"
         )
@@ -181,7 +189,9 @@ def _beside(root: Path, folders: Mapping[str, Path]) -> list[LeftOut]:
     left_out = []
     for path in sorted(set(root.iterdir()) - set(used)):
         is_data = path.is_dir() or reason_to_skip(str(path)) is None
-        if is_litter(path.name) or not is_data:
+        if path.is_symlink() and not path.exists():
+            left_out.append(LeftOut(str(path), BROKEN_LINK, is_loss=True))
+        elif is_litter(path.name) or not is_data:
             left_out.append(skipped(str(path)))
         else:
             # A split that is kept for later is no loss.
@@ -206,33 +216,21 @@ def _refuse_unread_classes(listing: Listing) -> None:
     unread = defaultdict[str, list[LeftOut]](list)
     for each in listing.left_out:
         place = os.path.dirname(each.path)
-        is_file = not each.is_folder and each.reason != LITTER
-        if is_file and place != root and place.count(os.sep) >= depth:
+        if each.reason == BROKEN_LINK and not os.path.splitext(each.path)[1]:
+            place = each.path  # to the folder of a class
+        if each.reason != LITTER and place != root and place.count(os.sep) >= depth:
             unread[os.sep.join(place.split(os.sep)[: depth + 1])].append(each)
     names = sorted({os.path.basename(place) for place in (*read, *unread)})
     refuse_other_layouts(listing.folder, names)
     for place in sorted(unread.keys() - read):
         first = unread[place][0]
-        name = os.path.relpath(first.path, place)
-        count = counted(len(unread[place]), "file")
-        fact = f"no photo of class {os.path.basename(place)} can be read: of {count} in {place}"
-        raise DataError(
-            "DATA_CLASS_UNREAD",
-            f"{fact}, the first is {name} ({first.reason}); or move the folder elsewhere",
-        )
-
-
-def _refuse_two_classes(paths: Sequence[str]) -> None:
-    """Raise DataError if links, to a photo or to a folder, lead to a photo from two classes."""
-    folders = {place: os.path.realpath(place) for place in {os.path.dirname(p) for p in paths}}
-    first: dict[str, str] = {}
-    for path in paths:
-        place, name = os.path.split(path)
-        target = os.path.join(folders[place], name)
-        other = first.setdefault(os.path.realpath(target) if os.path.islink(path) else target, path)
-        if class_of(other) != class_of(path):
-            fact = f"{other} and {path} are the same photo in two classes"
-            raise DataError("DATA_LABEL", f"{fact}: remove one of them")
+        what = f"{place} ({first.reason})"
+        if first.path != place:
+            count = counted(len(unread[place]), "folder" if first.is_folder else "file")
+            name = os.path.relpath(first.path, place)
+            what = f"of {count} in {place}, the first is {name} ({first.reason})"
+        fact = f"no photo of class {os.path.basename(place)} can be read: {what}"
+        raise DataError("DATA_CLASS_UNREAD", f"{fact}; or move it elsewhere")
 
 
 def _refuse_single_class(found: SplitFolders, folder: str, num_photos: int) -> None:

@@ -15,7 +15,7 @@ from ...core.errors import DataError
 from ...core.run_dir import expand_home
 from .notes import facts_about, warnings_about
 from .photo_columns import ImageColumn, read_columns
-from .photo_files import open_dataset
+from .photo_files import are_folders, open_dataset
 from .photos import fingerprint_photos, train_and_val
 from .raw import PhotoSplit
 
@@ -57,14 +57,14 @@ def load_splits(
         ConfigError: a column does not exist.
         DataError: there are no photos, or no labels.
     """
-    data = open_dataset(source, cache_dir=cache_dir)
+    data = open_dataset(source, cache_dir=cache_dir, label_column=label_column)
     train, val = train_and_val(data.splits, source)
     needed = {name: split for name, split in data.splits.items() if split is train or split is val}
     chosen = needed | dict(data.splits)
     read = partial(
         read_columns,
         image_column=image_column,
-        label_column=label_column,
+        label_column=None if are_folders(data, label_column) else label_column,
         root=expand_home(Path(source)).absolute(),
     )
     try:

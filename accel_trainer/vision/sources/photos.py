@@ -25,9 +25,9 @@ from ..data.photo_decode import decoder_version
 from ..data.pixel_range import FormatRanges
 from ..models.timm_nets import input_settings
 from .layouts import VAL_NAMES
-from .notes import facts_about, notes_on_split_columns, warnings_about
+from .notes import facts_about, notes_on_links, notes_on_split_columns, warnings_about
 from .photo_columns import read_columns
-from .photo_files import open_dataset, opened
+from .photo_files import are_folders, open_dataset, opened
 from .raw import PhotoSplit, Split
 
 _NUM_HASHED = 256
@@ -41,7 +41,8 @@ class PhotoConfig:
     image_column: Annotated[str | None, short_flag("--image-column")] = None
     """The column with the photos; None: the one called image, or the only one with images."""
     label_column: Annotated[str | None, short_flag("--label-column")] = None
-    """The column with the classes; None: the one called label, or the only one with classes."""
+    """The column with the classes; None: the one called label, or the only one with classes;
+    `folder`: the names of the photos' folders, whatever lies beside them."""
     val_fraction: Annotated[float, short_flag("--val-fraction")] = 0.0
     """The fraction (0..1) of the photos to evaluate on, for data without a validation split."""
     image_size: Annotated[int, short_flag("--image-size")] = 224
@@ -111,7 +112,10 @@ def load_photos(
     _check_fraction(val_fraction)
     is_path = isinstance(source, str | Path)
     name = str(source) if is_path else "the dataset"
-    data = open_dataset(source, cache_dir=cache_dir) if is_path else opened(source, name)
+    if is_path:
+        data = open_dataset(source, cache_dir=cache_dir, label_column=label_column)
+    else:
+        data = opened(source, name)
     train, val = train_and_val(data.splits, name)
     if val is None and val_fraction == 0:
         raise DataError(
@@ -124,20 +128,22 @@ def load_photos(
     columns = read_columns(
         splits,
         image_column=image_column,
-        label_column=label_column,
+        label_column=None if are_folders(data, label_column) else label_column,
         root=expand_home(Path(source)).absolute() if is_path else None,
         multi_label=multi_label,
     )
     parts = columns.splits
     class_names = columns.class_names
-    notes = []
     if val is None:
         is_val = columns.images[0].name_hashes() < val_fraction
+        for rows in columns.links:  # a file is on one side, whatever its names are
+            is_val[rows] = is_val[rows[0]]
         parts = [_rows_of(parts[0], np.flatnonzero(side)) for side in (~is_val, is_val)]
         missing = _notes_on_missing_classes(parts, class_names)
         notes = [*notes_on_split_columns(train), *missing]
     else:
         refuse_untrained(parts, class_names)
+        notes = notes_on_links(columns)
     for part, kind in zip(parts, ("training", "validation"), strict=True):
         if not len(part):
             raise DataError(

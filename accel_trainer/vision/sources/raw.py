@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,14 @@ from .listing import LeftOut
 
 
 class Part(NamedTuple):
-    """A `datasets.Dataset` that is a split or a part of it; `name` describes it in errors."""
+    """A `datasets.Dataset` that is a split or a part of it; `name` describes it in errors.
+
+    `inodes` has those of the photos in each column of files, uint64 [N].
+    """
 
     dataset: Any
     name: str
+    inodes: Mapping[str, NDArray[np.uint64]] = MappingProxyType({})
 
 
 Split = Sequence[Part]

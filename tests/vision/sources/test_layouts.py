@@ -11,7 +11,9 @@ import pytest
 
 from accel_trainer.core.errors import DataError
 from accel_trainer.vision import load_images, load_photos
-from tests.vision.make_photos import write_photos
+from accel_trainer.vision.data.photo_decode import decode_photo
+from accel_trainer.vision.sources.layouts import TRAIN_NAMES, VAL_NAMES
+from tests.vision.make_photos import encoded, photo, write_photos
 
 SPLITS = {
     "train_images": "test_images",
@@ -81,7 +83,7 @@ def test_small_images_without_class_folders_are_told_what_is_missing(tmp_path: P
     for name in ("ant", "bee"):
         write_photos(tmp_path / "train" / name, ["0.png", "1.png"])
         (tmp_path / "train" / f"{name == 'bee':d}.png").unlink()
-    with pytest.raises(DataError, match="test/<class>/"):
+    with pytest.raises(DataError, match="val/<class>/"):
         load_images(str(tmp_path), cache_dir=tmp_path / "cache")
 
 
@@ -124,3 +126,50 @@ def test_small_images_do_not_ignore_a_table_of_labels(tmp_path: Path) -> None:
     (tmp_path / "images" / "train" / "metadata.csv").write_text("file_name,label\nant/0.jpg,bee\n")
     with pytest.raises(DataError, match="train/metadata.csv describes the images"):
         load_images(str(tmp_path / "images"), cache_dir=tmp_path / "cache")
+
+
+def write_split(root: Path, name: str, seed: int, *, as_table: bool) -> set[bytes]:
+    """Write four photos, and return them."""
+    photos = [encoded(photo(8, 8, seed=4 * seed + index), "png") for index in range(4)]
+    rows = list(zip("abab", photos, strict=True))
+    for index, (label, data) in enumerate(rows if not as_table else []):
+        path = root / name / label / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    if as_table:
+        root.mkdir(exist_ok=True)
+        images = [{"bytes": data} for data in photos]
+        table = pa.table({"image": images, "label": [label for label, _ in rows]})
+        pq.write_table(table, root / f"{name}.parquet")
+    return set(photos)
+
+
+@pytest.mark.parametrize("as_table", [False, True])
+def test_both_readers_evaluate_on_the_same_split_and_on_test_last(
+    as_table: bool, tmp_path: Path
+) -> None:
+    of_tests = [name for name in VAL_NAMES if name.startswith(("test", "eval"))]
+    of_val = [name for name in VAL_NAMES if name not in of_tests]
+    cases = [(name,) for name in VAL_NAMES]
+    cases += itertools.product(of_val[-1:] if as_table else of_val, of_tests[:2])
+    for number, held_out in enumerate(cases):
+        root = tmp_path / str(number)
+        train = TRAIN_NAMES[number % 2]
+        expected = [
+            write_split(root, name, seed, as_table=as_table)
+            for seed, name in enumerate((train, *held_out))
+        ]
+        photos = load_photos(root, cache_dir=tmp_path / "cache")
+        images = load_images(str(root), cache_dir=tmp_path / "cache")
+        for split, of_images, wanted in (
+            (photos.train, images.train, expected[0]),
+            (photos.val, images.test, expected[1]),
+        ):
+            assert {split.encoded_at(index) for index in range(len(split))} == wanted, held_out
+            pixels = {each.permute(1, 2, 0).numpy().tobytes() for each in of_images.images}
+            assert pixels == {decode_photo(data, "").tobytes() for data in wanted}, held_out
+        assert not photos.notes
+        assert not images.notes
+        for facts in (photos.facts, images.facts):
+            is_said = any("not used" in fact or "not in" in fact for fact in facts)
+            assert is_said == (len(held_out) > 1), facts

@@ -137,7 +137,7 @@ def test_a_class_of_which_nothing_is_read_is_refused_by_every_reader(
         elif kind == "zip":
             path.with_suffix(".zip").write_bytes(b"PK")
         elif kind == "no suffix":
-            (lost / str(index)).write_bytes(JPEG)
+            (lost / str(index)).write_bytes(b"no photo")
         else:
             (lost / "deep").mkdir(exist_ok=True)
             (lost / "deep" / f"{index}.heif").write_bytes(b"")

@@ -108,10 +108,15 @@ BROKEN = {
     "no such file": ("file_name,label\n0.jpg,a\n9.jpg,b\n", "9.jpg does not exist"),
     "no file name": ("file_name,label\n0.jpg,a\n,b\n", "row 1 of"),
     "another column": ("name,label\n0.jpg,a\n1.jpg,b\n", "`file_name`"),
-    "semicolons": ("file_name;label\n0.jpg;a\n1.jpg;b\n", "`file_name`"),
+    "semicolons": ("file_name;label\n0.jpg;a\n1.jpg;b\n", "separated by ;"),
+    "semicolons and quotes": ('label;"file_name";x\na;"0.jpg";1\n', "separated by ;"),
+    "tabs": ("label\tfile_name\na\t0.jpg\n", "separated by tabs"),
+    "UTF-16": ("file_name,label\n0.jpg,a\n".encode("utf-16"), "it is UTF-16"),
+    "UTF-16 without a mark": ("file_name,label\n0.jpg,a\n".encode("utf-16-le"), "it is UTF-16"),
+    "backslashes": ("file_name,label\nmore\\2.jpg,a\n", "write its folders with /"),
     "a field too many": ("file_name,label\n0.jpg,a,b\n", "cannot be read"),
     "two columns of one name": ("file_name,label,label\n0.jpg,a,b\n", "two columns"),
-    "latin-1": ("file_name,label\n0.jpg,caf\xe9\n".encode("latin-1"), "cannot be read"),
+    "latin-1": ("file_name,label\n0.jpg,caf\xe9\n".encode("latin-1"), "byte 0xe9 in line 2"),
     "nothing": ("", "cannot be read"),
     "an open quote": ('file_name,"label\n' + "0.jpg,a\n" * 20_000, "cannot be read"),
 }
@@ -132,7 +137,7 @@ def test_lines_of_json_that_cannot_be_used_are_one_line(kind: str, tmp_path: Pat
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_table_that_cannot_be_used_is_one_line_with_its_place(kind: str, tmp_path: Path) -> None:
     content, place = BROKEN[kind]
-    write_photos(tmp_path / "photos", ["0.jpg", "1.jpg"])
+    write_photos(tmp_path / "photos", ["0.jpg", "1.jpg", "more/2.jpg"])
     data = content if isinstance(content, bytes) else content.encode()
     (tmp_path / "photos" / "metadata.csv").write_bytes(data)
     with pytest.raises(DataError) as error:
