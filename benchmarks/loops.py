@@ -256,8 +256,6 @@ def ours(
             "": build_optimizer(model, config) if has_own_optimizer else make_optimizer(model)
         },
         task=task,
-        parts={"model": model},
-        train_set=loader,
         checkpointer=checkpointer,
         activity=activity,
     )

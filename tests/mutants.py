@@ -44,11 +44,11 @@ MUTANTS = [
     # --- what only odd circumstances show ---
     Mutant(
         "state that changes where an epoch ends is not looked at",
-        "accel_trainer/training/rehearsal.py",
-        'parts = {**self._all_parts(), "train_set": self.train_set}',
+        "accel_trainer/checks/boundaries.py",
+        'parts = {**self.parts(), "train_set": self._subject.train_set}',
         "parts: Mapping[str, object] = {}",
         (
-            "tests/training/test_rehearsal.py::test_state_that_the_end_of_an_epoch_changes_is_named_once",
+            "tests/checks/test_rehearsal.py::test_state_that_the_end_of_an_epoch_changes_is_named_once",
         ),
     ),
     Mutant(
@@ -62,10 +62,10 @@ MUTANTS = [
     ),
     Mutant(
         "an optimizer inside of another is not looked at",
-        "accel_trainer/training/unsaved_state.py",
+        "accel_trainer/checks/unsaved_state.py",
         'self.visit(f"{name}.state", value.state)',
         "pass",
-        ("tests/training/test_rehearsal.py",),
+        ("tests/checks/test_rehearsal.py",),
     ),
     Mutant(
         "a stretch without its data counts as a difference",
@@ -521,7 +521,7 @@ MUTANTS = [
         "accel_trainer/training/metrics.py",
         "if not num_items > 0:",
         "if num_items < 0:",
-        ("tests/training/test_metric_rehearsal.py",),
+        ("tests/checks/test_metric_rehearsal.py",),
     ),
     Mutant(
         "weights of a loader of one's own are ignored",
@@ -1051,9 +1051,9 @@ MUTANTS = [
     ),
     Mutant(
         "the test set is not tried before the first step",
-        "accel_trainer/training/trainer.py",
-        "try_evaluations(self._evaluations,",
-        "try_evaluations({k: v for k, v in self._evaluations.items() if k != TEST},",
+        "accel_trainer/checks/rehearsal.py",
+        "for name, evaluation in self.evaluations.items():",
+        'for name, evaluation in [each for each in self.evaluations.items() if each[0] != "test"]:',
         ("tests/run/test_eval_sets.py",),
     ),
     Mutant(
@@ -1818,17 +1818,17 @@ MUTANTS = [
     ),
     Mutant(
         "a trial shares the lists of the part",
-        "accel_trainer/training/trial_copy.py",
+        "accel_trainer/checks/trial_copy.py",
         "attributes[name] = copy.copy(value)",
         "attributes[name] = value",
-        ("tests/training/test_trial_copy.py",),
+        ("tests/checks/test_trial_copy.py",),
     ),
     Mutant(
         "state in a class is not looked for",
-        "accel_trainer/training/unsaved_state.py",
+        "accel_trainer/checks/unsaved_state.py",
         "        self.visit_code(*type(value).__mro__)\n",
         "",
-        ("tests/training/test_unsaved_state.py",),
+        ("tests/checks/test_unsaved_state.py",),
     ),
     Mutant(
         "early stopping forgets what it has counted",
@@ -1930,10 +1930,10 @@ MUTANTS = [
     ),
     Mutant(
         "a teacher that the first step creates is not named",
-        "accel_trainer/training/rehearsal.py",
+        "accel_trainer/checks/rehearsal.py",
         "kind[0] is nn.Parameter",
         "False",
-        ("tests/training/test_rehearsal.py",),
+        ("tests/checks/test_rehearsal.py",),
     ),
     Mutant(
         "an assignment to a frozen batch is a bug of the engine",
@@ -1944,10 +1944,10 @@ MUTANTS = [
     ),
     Mutant(
         "a batch without items ends the run before its first step",
-        "accel_trainer/training/evaluator.py",
+        "accel_trainer/checks/evaluation_trial.py",
         " and sums.any()",
         "",
-        ("tests/training/test_metric_rehearsal.py",),
+        ("tests/checks/test_metric_rehearsal.py",),
     ),
     Mutant(
         "a parameter that one process leaves out of a step is not noticed",
@@ -1968,14 +1968,14 @@ MUTANTS = [
         "accel_trainer/training/trainer.py",
         "return {name: value for name, value in vars(self).items() if name not in known}",
         "return {}",
-        ("tests/training/test_rehearsal.py",),
+        ("tests/checks/test_rehearsal.py",),
     ),
     Mutant(
         "the state of callbacks is not looked for",
         "accel_trainer/run/build.py",
         "    parts |= named([*callbacks, *own])\n",
         "",
-        ("tests/training/test_rehearsal.py",),
+        ("tests/checks/test_rehearsal.py",),
     ),
     Mutant(
         "the error of the main process is lost with a peer",

@@ -144,7 +144,7 @@ PROMISES = [
         PROCESSES,
         "differing_lines",
         "return [''] * accelerator.num_processes",
-        "tests/training/test_rehearsal.py",
+        "tests/checks/test_rehearsal.py",
     ),
     Promise(
         PROCESSES,
@@ -260,6 +260,7 @@ PROMISES = [
         """,
         "tests/core/test_filesystem.py",
     ),
+    Promise(STORED, "check_readable", "return None", "tests/checkpoint/test_read_back.py"),
     Promise(STORED, "best_name", "return None", "tests/checkpoint/test_retention.py"),
     Promise(
         STORED,
@@ -355,10 +356,8 @@ PROMISES = [
         "return run()",
         "tests/training/test_step_check.py",
     ),
-    Promise(
-        STOPPED, "Rehearsal._check_same_everywhere", "pass", "tests/training/test_rehearsal.py"
-    ),
-    Promise(STOPPED, "mark_unsaved", "return {}", "tests/training/test_unsaved_state.py"),
+    Promise(STOPPED, "Subject.check_same_everywhere", "pass", "tests/checks/test_rehearsal.py"),
+    Promise(STOPPED, "mark_unsaved", "return {}", "tests/checks/test_unsaved_state.py"),
     # --- a resume with different settings, data or code is an error or a warning ---
     Promise(
         TOLD,

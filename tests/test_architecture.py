@@ -430,7 +430,8 @@ RULES = {
             "core.log",  # the bins of a histogram, which are on the host
             "core.digest",  # for a row
             "training.evaluator",
-            "training.unsaved_state",  # in the first two steps
+            "checks.evaluation_trial",  # before the first step
+            "checks.unsaved_state",  # in the first two steps
             "training.targets",  # looks at labels on the CPU only
             "training.metrics",  # computes from merged sums, which are on the host
             "training.plain_values",  # likewise

@@ -83,13 +83,13 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_process_that_cannot_write_or_sync_votes_no_and_nobody_commits",
     ),
     # What a resume would lose is named, and honest parts are not.
-    "training/test_rehearsal.py": (
+    "checks/test_rehearsal.py": (
         "test_state_that_a_resume_would_lose_ends_the_run_with_its_first_step",
         "test_state_that_no_checkpoint_holds_is_named_in_one_line",
         "test_a_parameter_that_differs_by_process_ends_the_run",
         "test_nothing_is_said_of_honest_parts_and_they_resume_bit_for_bit",
     ),
-    "training/test_rehearsal_on_processes.py": (),
+    "checks/test_rehearsal_on_processes.py": (),
     "training/test_pretend_device.py": (),
     "training/test_ends.py": (
         "test_a_signal_in_the_last_evaluation_costs_nothing",
@@ -370,7 +370,7 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_muon_and_adamw_side_by_side_resume_to_the_same_bytes",
         "test_a_turn_may_be_computed_twice",
     ),
-    "training/test_unsaved_parts.py": (
+    "checks/test_unsaved_parts.py": (
         "test_nothing_is_said_of_honest_parts",
         "test_a_callback_that_changes_the_model_is_named_with_what_it_changes",
         "test_a_loss_that_depends_on_other_samples_is_named",

@@ -95,11 +95,13 @@ def write_checkpoint(
     *,
     header: Mapping[str, object],
     before_commit: Callable[[], None],
+    check: Callable[[Path], None] = lambda folder: None,
     peers: Peers = SINGLE_PROCESS,
 ) -> None:
     """Write a checkpoint, which is complete and durable on return, and does not exist until then.
 
-    `before_commit` runs on the main process just before the commit mark is written.
+    `before_commit` runs on the main process just before the commit mark is written. `check` gets
+    the folder of all files just before it gets its name, which it never does after an error.
 
     **Collective** over `peers`: the main process commits once all have written their files.
     """
@@ -118,16 +120,21 @@ def write_checkpoint(
         written = peers.agree(lambda: _write_pieces(temporary, pieces, peers.process_index))
         files = {name: entry for entries in written for name, entry in entries.items()}
 
-        def finish() -> None:
+        def commit() -> None:
             if peers.process_index > 0:
                 return
             manifest = dump_json({"format": FORMAT, **header, "files": files}, indent=1)
             _write(temporary / MANIFEST, [manifest])
             before_commit()
             _write(temporary / COMMIT, [_commit_mark(manifest)])
-            filesystem.publish(temporary, final)
 
-        peers.agree(finish)
+        def publish() -> None:
+            if peers.process_index == 0:
+                filesystem.publish(temporary, final)
+
+        peers.agree(commit)
+        peers.agree(lambda: check(temporary))
+        peers.agree(publish)
 
 
 def _write_pieces(
@@ -247,25 +254,36 @@ def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
     checkpoint = _name_of(manifest)
     pieces: dict[str, Any] = {}
     slices: list[StoredSlice] = []
-    for piece in dict.fromkeys(re.split("[./]", file)[0] for file in manifest["files"]):
-        file = f"{piece}.safetensors"
+    for piece in dict.fromkeys(map(piece_of, manifest["files"])):
         try:
-            tensors = unpack_tensors(files[file]) if file in files else {}
-            found: list[StoredSlice] = []
-            for name in manifest["files"]:
-                if name.startswith(f"{piece}/"):
-                    found += read_slices(folder / name, files[name])
-            pieces[piece] = decode(files.get(f"{piece}.json"), {**tensors, **stored_tensors(found)})
-            slices += found
-            if names := parse_json(files.get(FROZEN_ORDER, b"{}")).get(piece):
-                shared: dict[str, Any] = dict.fromkeys(names)
-                if FROZEN_FILE in files:
-                    shared = unpack_tensors(files[FROZEN_FILE])
-                shared |= pieces[piece]
-                pieces[piece] = {name: shared[name] for name in names}
-        except (ValueError, LookupError, TypeError) as error:
+            pieces[piece], found = decode_piece(piece, files, folder)
+        except (AttributeError, ValueError, LookupError, TypeError) as error:
             raise damaged(Path(checkpoint, piece), str(error)) from None
+        slices += found
     return LoadedCheckpoint(checkpoint, manifest, pieces, slices)
+
+
+def piece_of(file: str) -> str:
+    """Return the piece that a file of a checkpoint belongs to."""
+    return re.split("[./]", file)[0]
+
+
+def decode_piece(piece: str, files: Files, folder: Path) -> tuple[Any, list[StoredSlice]]:
+    """Return a piece and its slices. Raises an error that depends on what is wrong with a file."""
+    file = f"{piece}.safetensors"
+    tensors = unpack_tensors(files[file]) if file in files else {}
+    slices: list[StoredSlice] = []
+    for name, data in files.items():
+        if name.startswith(f"{piece}/"):
+            slices += read_slices(folder / name, data)
+    value = decode(files.get(f"{piece}.json"), {**tensors, **stored_tensors(slices)})
+    if names := parse_json(files.get(FROZEN_ORDER, b"{}")).get(piece):
+        shared: dict[str, Any] = dict.fromkeys(names)
+        if FROZEN_FILE in files:
+            shared = unpack_tensors(files[FROZEN_FILE])
+        shared |= value
+        value = {name: shared[name] for name in names}
+    return value, slices
 
 
 def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:

@@ -12,6 +12,9 @@ from ..core.json_files import dump_json
 from .format import FROZEN
 from .serialization import Encoded
 
+# The pieces that have the model's names. In others, such as a user's, equal names mean nothing.
+SHARING = ("model", "training_weights", "ema")
+
 
 def marks_of(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str, str]:
     """Return digests of the `weights` that `names` lists. **Host sync.**"""
@@ -22,6 +25,8 @@ def marks_of(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str,
 def split_frozen(pieces: Mapping[str, Encoded], frozen: Mapping[str, str]) -> dict[str, Encoded]:
     """Move tensors of the model, whose marks are given, and their equals to a piece of their own.
 
+    Their equals are those of the same name in the pieces that are `SHARING`.
+
     `pieces` are copies in host memory. The skeleton of the new one has the names of all tensors of
     those that now lack some, in the order of the state dict.
     """
@@ -29,7 +34,10 @@ def split_frozen(pieces: Mapping[str, Encoded], frozen: Mapping[str, str]) -> di
     shared = {name: model[name] for name in model if name in frozen}
     split = dict(pieces)
     order = {}
-    for piece, encoded in pieces.items():
+    for piece in SHARING:
+        encoded = pieces.get(piece)
+        if encoded is None or encoded.places is not None:
+            continue
         tensors = encoded.tensors
         marks = marks_of(tensors, frozen)
         own = {name: tensors[name] for name in tensors if marks.get(name, "") != frozen.get(name)}

@@ -23,7 +23,8 @@ from ..distributed.collectives import SINGLE_PROCESS, Peers
 from . import retention
 from .config import CheckpointConfig
 from .format import FROZEN, commit_mark, is_committed, list_checkpoints, write_checkpoint
-from .frozen import marks_of, split_frozen
+from .frozen import SHARING, marks_of, split_frozen
+from .read_back import check_readable
 from .serialization import Encoded, copy_metadata, encode, first_nonfinite
 from .sharded import local_slices
 from .staging import Snapshot
@@ -67,6 +68,8 @@ class Checkpointer:
         # The commit marks of the checkpoints that retention may delete: those that the run had at
         # its start or saved itself, not those that somebody puts beside them.
         self._own: set[bytes | None] = set()
+        # The first checkpoint shows whether what is written is what a resume would read.
+        self._has_read_back = False
         self._snapshot = Snapshot()
         self.is_closed = False
         # The thread computes on one core: a second OpenMP team slows the training thread down for
@@ -105,7 +108,7 @@ class Checkpointer:
         frozen = {}
         for name, value in pieces.items():
             for key, tensor in encode(value, name=name).tensors.items():
-                if key in self._unstepped:
+                if name in SHARING and key in self._unstepped:
                     frozen[key] = tensor.nbytes
                 else:
                     needed += num_missing * tensor.nbytes
@@ -178,7 +181,7 @@ class Checkpointer:
             wait_for_copies()
             before, self.marks = self.marks, marks_of(copies["model"].tensors, unstepped)
             frozen = dict(before.items() & self.marks.items())
-            self._commit(name, split_frozen(copies, frozen), header)
+            self._commit(name, copies, frozen, header)
             if index == 0:
                 _logger.info("checkpoint %s saved", name)
                 self.record_best(best, saved=name)
@@ -222,9 +225,14 @@ class Checkpointer:
             )
 
     def _commit(
-        self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]
+        self,
+        name: str,
+        copies: Mapping[str, Encoded],
+        frozen: Mapping[str, str],
+        header: Mapping[str, object],
     ) -> None:
         path = self.directory / name
+        pieces = split_frozen(copies, frozen)
 
         def check() -> bool:
             """Return whether the checkpoint exists already; only main's answer counts."""
@@ -244,9 +252,19 @@ class Checkpointer:
             is_newest = name == self.last_committed and is_committed(path)
             return is_newest or retention.has_valid(path, self.header)
 
+        def read_back(folder: Path) -> None:
+            if not self._has_read_back:
+                check_readable(folder, copies, process_index=self.peers.process_index)
+            self._has_read_back = True
+
         if not self.peers.agree(check)[0]:
             write_checkpoint(
-                path, pieces, header=header, before_commit=self.before_commit, peers=self.peers
+                path,
+                pieces,
+                header=header,
+                before_commit=self.before_commit,
+                check=read_back,
+                peers=self.peers,
             )
         self.last_committed = name
         self._own.add(commit_mark(path))

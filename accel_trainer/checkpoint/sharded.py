@@ -92,6 +92,11 @@ class StoredSlice:
     sha256: str
     kept: Tensor | None = field(default=None, repr=False)
 
+    @property
+    def process_index(self) -> int:
+        """The process that wrote it."""
+        return int(self.path.stem[1:])
+
     def read(self) -> Tensor:
         """Return the verified content. Raises CheckpointError if it is damaged."""
         kept = self.kept
@@ -178,7 +183,7 @@ def keep_slices(slices: Iterable[StoredSlice], peers: Peers) -> None:
     CheckpointError if one is damaged.
     """
     for stored in slices:
-        if int(stored.path.stem[1:]) % peers.num_processes == peers.process_index:
+        if stored.process_index % peers.num_processes == peers.process_index:
             stored.kept = stored.read()
 
 

@@ -1,6 +1,8 @@
 """The public names of `accel_trainer.commands`."""
 
 from ..checkpoint.format import LoadedCheckpoint
+from ..checks.subject import first_difference
+from ..checks.unsaved_state import mark_unsaved
 from ..cli.common.output import (
     Say,
     format_duration,
@@ -57,8 +59,6 @@ from ..distributed.accelerator import uses_cpu
 from ..distributed.machine import available_cpus
 from ..run.config import MUTABLE_ON_RESUME
 from ..run.extra_callbacks import Observer, callbacks_in
-from ..training.rehearsal import first_difference
-from ..training.unsaved_state import mark_unsaved
 
 __all__ = [
     "MUTABLE_ON_RESUME",

@@ -23,6 +23,9 @@ from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer
 from ..checkpoint.optimizer_state import OptimizerState
 from ..checkpoint.serialization import copy_metadata
+from ..checks.boundaries import BoundaryChecks
+from ..checks.rehearsal import Rehearsal
+from ..checks.subject import Subject
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
 from ..core.digest import flatten
@@ -195,29 +198,46 @@ def build_trainer(
         callbacks=[*callbacks, *extra],
     )
 
-    # 7. The trainer is assembled, which wraps the model.
+    # 7. The trainer is assembled, which wraps the model. The checks see what a resume would build.
     assembly = assemble(
         run.config.trainer,
         strategy=strategy,
         model=model,
         optimizers=optimization.optimizers,
         task=task,
-        parts=parts,
-        train_set=train_set,
         checkpointer=checkpointer,
         activity=run.activity,
         states=states,
     )
+    subject = Subject(
+        model=model,
+        optimizers=optimization.optimizers,
+        parts=parts,
+        train_set=train_set,
+        states=states,
+        accelerator=run.accelerator,
+    )
+    evaluations = _build_evaluations(run, data, task, metrics_of, strategy)
+    inspector = Rehearsal(
+        subject,
+        BoundaryChecks(subject),
+        config=run.config.trainer,
+        evaluations=evaluations,
+        checkpointer=checkpointer,
+        activity=run.activity,
+    )
+    run.resources.callback(inspector.close)
     trainer = trainer_class(
         run.config.trainer,
         assembly,
         loader=data.train,
-        evaluations=_build_evaluations(run, data, task, metrics_of, strategy),
+        evaluations=evaluations,
         schedule=optimization.schedule,
         decay=optimization.decay,
         stop_flag=run.stop_flag,
         callbacks=all_callbacks,
         load_best=partial(load_best_weights, run),
+        inspector=inspector,
     )
     trainer.metadata |= noted
 
@@ -450,7 +470,6 @@ def _build_evaluations(
                 seed=run.config.seed,
                 has_collective_forward=strategy.has_collective_forward
                 or run.activity.couples_batch == "gathered",
-                train_loader=data.train if part is data.eval_loaders[0] else None,
             )
         )
     return evaluations

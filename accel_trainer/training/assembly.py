@@ -18,7 +18,6 @@ from ..optim.ema import Ema
 from ..optim.optimizers import make_ready
 from .config import TrainerConfig
 from .nonfinite_report import NonfiniteReport
-from .rehearsal import Rehearsal
 from .step import OptimizerStep
 from .strategy.base import Strategy
 
@@ -30,7 +29,6 @@ class Assembly(NamedTuple):
     average: Ema | None
     states: Registry
     """The parts of a checkpoint that belong to the model and its optimizers."""
-    rehearsal: Rehearsal
     checkpointer: Checkpointer
 
 
@@ -41,19 +39,14 @@ def assemble(
     model: nn.Module,
     optimizers: Optimizers,
     task: Task,
-    parts: Mapping[str, object],
-    train_set: object,
     checkpointer: Checkpointer,
     activity: Activity,
     states: Mapping[str, Any] = MappingProxyType({}),
 ) -> Assembly:
     """Return the parts that train `model`, placed by `strategy`, and store it. **Collective.**
 
-    `parts` and `train_set` are all that a resume builds again: the rehearsal looks at their state.
-
     Raises:
         ConfigError: the model or an optimizer does not fit the strategy.
-        CheckpointError: the model has state that cannot be stored or loaded.
     """
     # The order matters.
     # 1. The average is a copy of a model that is not wrapped yet.
@@ -86,15 +79,5 @@ def assemble(
         max_grad_norm=config.max_grad_norm,
         check_every_n_steps=config.check_every_n_steps,
     )
-    # 5. What the run starts with is recorded before anything is restored or trained.
     trained = training_state(model, optimizers, copied, strategy.accelerator.scaler, states)
-    rehearsal = Rehearsal(
-        model=model,
-        optimizers=optimizers,
-        parts=parts,
-        train_set=train_set,
-        accelerator=strategy.accelerator,
-        checkpointer=checkpointer,
-        states=states,
-    )
-    return Assembly(step, average, trained, rehearsal, checkpointer)
+    return Assembly(step, average, trained, checkpointer)

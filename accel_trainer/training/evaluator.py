@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -19,19 +16,27 @@ from ..core.errors import ConfigError, UserError
 from ..core.pairwise import PairwiseSum
 from ..core.rng import seed_evaluation
 from ..core.types import Batch, EvalSource, Metric, Position, StepOutput, Task, eval_step_of
-from ..core.user_code import PeerFailed, describe_error
+from ..core.user_code import PeerFailed
 from ..core.wording import describe_tensor
 from ..distributed.collectives import sum_pairwise
 from ..fault_tolerance.preemption import StopFlag
-from .coupling import warn_if_coupled
 from .evaluation import EvaluationFailed, EvaluationRefused, check_directions
 from .metrics import sums_device
 from .plain_values import plain_values
-from .targets import check_extremes
 from .task_output import check_output
-from .trial_copy import trial_copy
 
-_logger = logging.getLogger(__name__)
+
+class Measured(NamedTuple):
+    """What a process measures: the sums, and of how many samples.
+
+    `output` is that of the last batch, and `failure` the first one of a metric.
+    """
+
+    sums: list[Tensor]
+    sample_ids: Tensor
+    num_counted: int
+    output: StepOutput | None
+    failure: EvaluationFailed | None
 
 
 @dataclass(eq=False)
@@ -44,10 +49,6 @@ class Evaluator:
 
     Random numbers that a task, a model or a metric draws depend on `seed` and on the batch's first
     sample: they are the same in every evaluation.
-
-    When it is tried, the labels that the set has at hand are checked. With the `train_loader`, the
-    evaluation that is tried stands for the training, too: its labels are checked, and whether the
-    task mixes the samples of a batch.
 
     Raises:
         ConfigError: a metric does not say which of its numbers can select the best checkpoint, or
@@ -62,13 +63,12 @@ class Evaluator:
     num_parts: int | None = None
     seed: int = 0
     has_collective_forward: bool = False
-    train_loader: object = None
 
     def __post_init__(self) -> None:
         self.monitors: dict[str, bool] = {}
         for metric in self.metrics:
             check_directions(metric, "higher_is_better")
-            _join(self.monitors, metric.higher_is_better)
+            join(self.monitors, metric.higher_is_better)
         num_samples = self.loader.num_samples
         self.metrics = [
             metric.for_samples(num_samples) if hasattr(metric, "for_samples") else metric
@@ -88,7 +88,6 @@ class Evaluator:
         model: nn.Module,
         position: Position,
         stop_flag: StopFlag,
-        limit: int | None = None,
     ) -> dict[str, Any]:
         """Return the metrics of `model` over all samples; call it by `run_evaluation`.
 
@@ -96,30 +95,27 @@ class Evaluator:
 
         `model` must not be wrapped in DDP: its forward would wait for processes that have fewer
         samples. If its weights are sharded, the loader must give every process the same number of
-        batches, some perhaps empty. A `limit` is the number of batches that each process measures,
-        for itself: a number that so few samples do not have is None.
+        batches, some perhaps empty.
 
         Raises:
-            ConfigError: the sums of a metric are not float64; with `limit`, it cannot measure the
-                batch.
+            ConfigError: the sums of a metric are not float64.
             DataError: a label cannot be used.
             EvaluationFailed: a metric raised an error, or returned something other than numbers,
                 texts, lists and dicts.
             RuntimeError: the processes together did not count each sample once.
         """
-        if limit is not None:
-            return self._try(model, [*islice(self.loader.batches(), limit)])
         batches = (batch.at(position) for batch in stop_flag.until_preempted(self.loader.batches()))
         # Without parts, all samples are added up together.
         ends = [block.stop for block in self._blocks] if self.num_parts else []
-        block_sums = _BlockSums(self._empty_sums(), ends)
-        ids, num_counted, _, failure = self._update(model, self.task, block_sums, batches)
+        sums, ids, num_counted, _, failure = self.measure(
+            model, self.task, batches, self.empty_sums(), ends
+        )
         num_samples = self.loader.num_samples
         # The first and the last place are for ids that are out of range.
         counts = torch.zeros(num_samples + 2, dtype=torch.float64, device=self._sums_device)
         counts.index_add_(0, ids.clamp(-1, num_samples) + 1, counts.new_ones(len(ids)))
         notes = counts.new_tensor([failure is not None, num_counted])
-        counts, notes, *merged = self._merge([counts, notes, *block_sums.current])
+        counts, notes, *merged = self._merge([counts, notes, *sums])
         # First, since metrics may fail because of wrong ids.
         if not torch.all(counts[1:-1] == 1) or counts[0] or counts[-1]:
             raise RuntimeError(
@@ -128,54 +124,14 @@ class Evaluator:
             )
         if notes[0]:
             raise failure or PeerFailed("a metric failed on another process")
-        _check_counted(notes[1])
+        check_counted(notes[1])
         seed_evaluation(self.seed, num_samples, self.accelerator.device)
         results: dict[str, Any] = {}
-        for metric, sums in zip(self.metrics, merged, strict=True):
-            _join(results, _compute(metric, sums))
+        for metric, total in zip(self.metrics, merged, strict=True):
+            join(results, compute(metric, total))
         return results
 
-    def _try(self, model: nn.Module, batches: Sequence[Batch]) -> dict[str, Any]:
-        """Return the metrics of this process's `batches`, None for those that need more samples.
-
-        An exception in an `eval_step` or in `compute` is no error here: some need a trained model,
-        and some metrics need many samples.
-        """
-        task = trial_copy(self.task)
-        level = logging.WARNING if self.accelerator.is_main_process else logging.DEBUG
-        block_sums = _BlockSums(self._empty_sums(), [])
-        try:
-            ids, num_counted, output, failure = self._update(model, task, block_sums, batches)
-        except Exception as error:
-            # Training calls `step` before anything else, so it needs nothing that training leaves.
-            if isinstance(error, UserError) or not hasattr(task, "eval_step"):
-                raise
-            _logger.log(
-                level, "the evaluation cannot be tried before training (%s)", describe_error(error)
-            )
-            return dict.fromkeys(self.monitors)
-        if failure:
-            raise failure
-        if len(ids) == self.loader.num_samples:
-            _check_counted(num_counted)
-        results: dict[str, Any] = {}
-        for metric, sums in zip(self.metrics, block_sums.current, strict=True):
-            if num_counted and sums._version == 0:  # it writes `sums = sums + x`
-                _logger.log(
-                    level,
-                    "[METRIC] the update of metric %s has not changed its sums: "
-                    "add to them in place, as sums.add_(x) does",
-                    type(metric).__name__,
-                )
-            _join(results, _compute_of_few(metric, sums.cpu()))
-        if output is not None and isinstance(output.outputs, Tensor):
-            for loader in (self.train_loader, self.loader):
-                check_extremes(loader, task, output.outputs)
-        if self.train_loader is not None and not self.has_collective_forward:
-            warn_if_coupled(task, model, batches, level)
-        return results
-
-    def _empty_sums(self) -> list[Tensor]:
+    def empty_sums(self) -> list[Tensor]:
         """Return zeroed sums of all metrics.
 
         Raises ConfigError unless they are float64, which holds counts exactly.
@@ -192,14 +148,19 @@ class Evaluator:
                 )
         return all_sums
 
-    def _update(
-        self, model: nn.Module, task: Task, block_sums: _BlockSums, batches: Iterable[Batch]
-    ) -> tuple[Tensor, int, StepOutput | None, EvaluationFailed | None]:
-        """Add `batches` to the sums.
+    def measure(
+        self,
+        model: nn.Module,
+        task: Task,
+        batches: Iterable[Batch],
+        sums: list[Tensor],
+        ends: Sequence[int] = (),
+    ) -> Measured:
+        """Add this process's `batches` to the `sums` of the metrics.
 
-        Return the sample ids, how many of the samples count, an output, and a metric's first
-        failure.
+        `ends` are the samples before which a block ends; without any, all samples are one block.
         """
+        block_sums = _BlockSums(sums, [*ends])
         seen = [torch.zeros(0, dtype=torch.int64, device=self._sums_device)]
         num_counted = 0
         latest: StepOutput | None = None
@@ -227,17 +188,18 @@ class Evaluator:
                 num_counted += len(batch)
                 if not len(batch):
                     continue
-                for metric, sums in zip(self.metrics, block_sums.current, strict=True):
+                for metric, current in zip(self.metrics, block_sums.current, strict=True):
                     try:
-                        returned: object = metric.update(sums, batch, output)  # type: ignore[func-returns-value]
-                        if isinstance(returned, Tensor) and returned is not sums:
+                        returned: object = metric.update(current, batch, output)  # type: ignore[func-returns-value]
+                        if isinstance(returned, Tensor) and returned is not current:
                             raise ConfigError(
                                 "METRIC", "update returned new sums: add to the given ones in place"
                             )
                     except Exception as error:
                         failure = failure or _failure_of(metric, error)
             block_sums.end()
-        return torch.cat(seen).long(), num_counted, latest, failure
+        ids = torch.cat(seen).long()
+        return Measured(block_sums.current, ids, num_counted, latest, failure)
 
     def _merge(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Add up tensors over the processes in one collective; return them on the CPU."""
@@ -262,7 +224,7 @@ def _without_ignored(batch: Batch, output: StepOutput) -> tuple[Batch, StepOutpu
     return batch.map(kept), recursively_apply(kept, output)
 
 
-def _check_counted(number: Tensor | int) -> None:
+def check_counted(number: Tensor | int) -> None:
     """Raise EvaluationRefused if the `number` of samples to measure is 0."""
     if not number:
         raise EvaluationRefused(
@@ -272,7 +234,7 @@ def _check_counted(number: Tensor | int) -> None:
         )
 
 
-def _join(known: dict[str, Any], found: Mapping[str, Any]) -> None:
+def join(known: dict[str, Any], found: Mapping[str, Any]) -> None:
     """Add what a metric has `found`. Raises ConfigError if another one has the same name."""
     if repeated := sorted(known.keys() & found.keys()):
         raise ConfigError(
@@ -310,24 +272,12 @@ class _BlockSums:
             self.current = self._tree.total()
 
 
-def _compute(metric: Metric, sums: Tensor) -> dict[str, Any]:
+def compute(metric: Metric, sums: Tensor) -> dict[str, Any]:
     """Return what `metric` computes, as plain values. Raises EvaluationFailed."""
     try:
         return plain_values(metric.compute(sums))
     except Exception as error:
         raise _failure_of(metric, error) from error
-
-
-def _compute_of_few(metric: Metric, sums: Tensor) -> dict[str, Any]:
-    """Return what `metric` computes from few samples, None for its numbers if it needs more."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _compute(metric, sums)
-    except EvaluationFailed as failure:
-        if isinstance(failure, EvaluationRefused) and sums.any():  # else they may have no items
-            raise
-        return dict.fromkeys(metric.higher_is_better)
 
 
 def _failure_of(metric: Metric, error: Exception) -> EvaluationFailed:

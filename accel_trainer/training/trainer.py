@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from ..core.user_code import PartFailed
 from ..core.wording import describe_tensor
 from ..fault_tolerance.preemption import EvaluationStopped, StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights
-from .batch_norms import has_lone_sample, lone_samples_refused
 from .callback_runner import CallbackRunner
 from .config import TrainerConfig
 from .evaluation import (
@@ -36,6 +35,7 @@ from .evaluation import (
     run_evaluation,
 )
 from .evaluation_file import read_details, write_details
+from .inspector import Inspector
 from .loop_state import LoopState
 from .progress import Progress
 from .turns import in_turn, turn_at
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_NO_CONTEXT = nullcontext()
 _READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model", "optimizers", "task"}
 
 
@@ -54,7 +53,7 @@ class Trainer:
 
     `evaluations` are by name, such as `eval_hard`. The one called `TEST` runs with the weights that
     `load_best` gives the model. Everything that varies is an argument; to change the algorithm
-    itself, override `train_step`. `decay` is where a trunk decays.
+    itself, override `train_step`. `decay` is where a trunk decays. The `inspector` looks on.
     """
 
     def __new__(cls, config: object = None, *_: object, **__: object) -> Trainer:
@@ -80,6 +79,7 @@ class Trainer:
         stop_flag: StopFlag,
         callbacks: Sequence[Callback] = (),
         load_best: Callable[[Trainer], str],
+        inspector: Inspector | None = None,
     ) -> None:
         self._step = step = assembly.step
         self.accelerator = step.strategy.accelerator
@@ -92,7 +92,7 @@ class Trainer:
         self.task = step.task
         self._average = assembly.average
         self._trained = assembly.states
-        self._rehearsal = assembly.rehearsal
+        self._inspector = inspector or Inspector()
         self._checkpointer = assembly.checkpointer
         self._evaluations = evaluations
         self._load_best = load_best
@@ -180,9 +180,9 @@ class Trainer:
         step_batches = self.loader.step_batches(state.epoch, state.step_in_epoch)
         for step_batch in self._step.data_wait.around(step_batches):
             before = self.state.optimizer_step
-            is_rehearsed = self._rehearsal.num_steps_left > 0
-            with self._rehearsal.watching_step() if is_rehearsed else _NO_CONTEXT:
-                report = self.train_step(step_batch)
+            self._inspector.step()
+            report = self.train_step(step_batch)
+            self._inspector.stepped()
             if not isinstance(report, StepReport):
                 raise ConfigError(
                     "TRAINER",
@@ -198,9 +198,7 @@ class Trainer:
                     "turn, give each an optimizer by name, and the task a method turn",
                 )
             self._notify("on_step_end", report)
-            if is_rehearsed and not report.was_skipped:
-                # Before the next step, so that a run that cannot resume exactly loses no work.
-                self._rehearsal.after_step(self._states.state_dict)
+            self._inspector = self._inspector.boundary(report)
             yield report
             if self._stop_flag.poll() or self._progress.requested_stop:
                 break
@@ -245,8 +243,10 @@ class Trainer:
         notify = self._notify if is_observed else None
         turn = turn_at(self.position, self.task, self.optimizers, self.accelerator)
         step_batch = step_batch._replace(position=self.position, turn=turn)
-        with self._rehearsal.watching_gradients():
-            return self._step.compute_gradients(step_batch, notify)
+        self._inspector.computing()
+        gradients = self._step.compute_gradients(step_batch, notify)
+        self._inspector.computed()
+        return gradients
 
     def apply_gradients(self, gradients: Gradients) -> StepReport:
         """Update the weights and their average, and move to the next position.
@@ -271,7 +271,7 @@ class Trainer:
                 f"apply_gradients got the gradients of step {place} in step {number}: "
                 "call it once in each step, with what compute_gradients returned",
             )
-        self._rehearsal.check_restored()
+        self._inspector.update()
         self._notify("before_update", gradients)
         learning_rate = self.learning_rate_at(state.optimizer_step)
         for optimizer in self.optimizers.values():
@@ -365,10 +365,8 @@ class Trainer:
         with self._activity.during("disk"):
             self._checkpointer.wait()
         with self._activity.during("save"):
-            if self._callback_runner.has_listeners("before_save"):
-                with self._rehearsal.watching_save(self._states.state_dict):
-                    self._notify("before_save")
-            self._rehearsal.check_tensors()
+            self._notify("before_save")
+            self._inspector.save()
             pieces = self.state_dict()
             if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
                 self._checkpointer.save(
@@ -500,13 +498,7 @@ class Trainer:
         # During the start, a signal may have reached only some processes.
         self._stop_flag.agree()
         self._activity.phase = "training"
-        self._rehearsal.begin(self._attributes_of_subclass)
-        # A resume on other processes may split a step otherwise.
-        is_tried = self.state.optimizer_step == 0 or has_lone_sample(self.loader.plan)
-        if is_tried and not self.is_finished:
-            watched = lone_samples_refused(self.model, self.loader.plan, self._config)
-            with self._activity.during("evaluation"), watched:
-                self._rehearsal.try_evaluations(self._evaluations, self._progress.monitored)
+        self._inspector.begin(self, self._states.state_dict, self._attributes_of_subclass)
 
     def _attributes_of_subclass(self) -> dict[str, object]:
         """Return the attributes that a subclass has set, but for those that no resume needs."""
@@ -516,7 +508,7 @@ class Trainer:
     def _end_epoch(self) -> None:
         """Evaluate if due, and move to the next epoch unless a signal ends the evaluation."""
         next_epoch = self.state.after_epoch()
-        with self._rehearsal.watching_epoch_end():
+        with self._inspector.epoch_end():
             if self._is_evaluation_due and not self._evaluate_at(next_epoch):
                 return  # `_finish` saves the position as not yet evaluated: a resume evaluates it
             self._move_to(next_epoch)
@@ -537,7 +529,7 @@ class Trainer:
 
         `position` names the checkpoint that will hold these weights.
         """
-        self._rehearsal.check_mode()
+        self._inspector.evaluation()
         try:
             metrics = self.evaluate()
             unusable = self._progress.record_evaluation(metrics, checkpoint_name(position))
@@ -603,6 +595,5 @@ class Trainer:
         return result
 
     def _notify(self, hook: str, *arguments: Any) -> None:
-        is_rehearsed = self._rehearsal.num_steps_left or hook != "on_step_end"
-        watch = self._rehearsal.watching_hook if is_rehearsed else None
+        watch = self._inspector.hook(hook)
         self._callback_runner.notify(hook, self, *arguments, watch=watch)

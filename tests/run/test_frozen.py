@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -63,11 +64,12 @@ def train(
     net: Callable[[], nn.Module] = WithBase,
     callbacks: tuple[Callback, ...] = (),
     init_from: Path | None = None,
+    states: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     config = workload.make_config(folder)
     config = replace(config, run=replace(config.run, init_from=init_from))
     config = replace(config, trainer=replace(config.trainer, max_steps=max_steps))
-    workload.train(config, net=net, callbacks=callbacks)
+    workload.train(config, net=net, callbacks=callbacks, states=states)
 
 
 def in_two_parts(folder: Path, **options: Callable[[], nn.Module] | tuple[Callback, ...]) -> None:
@@ -219,3 +221,42 @@ def test_a_parameter_that_begins_to_train_gets_an_average_of_its_own(
     path = list_checkpoints(tmp_path / "shared" / "checkpoints")[-1]
     weights = load_file(path / "model.safetensors")
     assert not torch.equal(weights["net.layers.0.weight"], WithBase().base)
+
+
+class Beside:
+    """Keeps the frozen parameters of a module by their names."""
+
+    def __init__(self, module: nn.Module) -> None:
+        named = module.named_parameters()
+        self.tensors = {name: each.detach() for name, each in named if not each.requires_grad}
+        self.loaded: Mapping[str, object] = {}
+
+    def state_dict(self) -> Mapping[str, object]:
+        return self.tensors
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        self.loaded = state
+
+
+class Counted(Beside):
+    def state_dict(self) -> Mapping[str, object]:
+        return {**self.tensors, "n": 3}
+
+
+STATES: dict[str, Callable[[WithBase], Beside]] = {
+    "kept": Beside,  # as a tensor of this piece has the model's name
+    "net": lambda model: Counted(model.net),  # as its name and its key give the model's name
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_that_equals_frozen_parameters_resumes(
+    tmp_path: Path, whole: Path, name: str
+) -> None:
+    for max_steps in (3, STEPS):
+        net = WithBase()
+        state = STATES[name](net)
+        train(tmp_path, max_steps=max_steps, net=lambda net=net: net, states={name: state})
+    assert state.loaded.keys() == state.state_dict().keys()
+    exported = "export/model.safetensors"
+    assert (tmp_path / exported).read_bytes() == (whole / exported).read_bytes()

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from accel_trainer.checks.evaluation_trial import EvaluationTrial
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.types import Batch, EvalSource, Metric, StepOutput, Task
 from accel_trainer.data.loader import EvalLoader
@@ -350,7 +351,7 @@ class Computes(MeanLoss):
 
 
 def evaluate_by(
-    *metrics: Metric, task: Task | None = None, limit: int | None = None
+    *metrics: Metric, task: Task | None = None, is_trial: bool = False
 ) -> dict[str, Any]:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     evaluator = Evaluator(
@@ -359,7 +360,8 @@ def evaluate_by(
         metrics=metrics,
         accelerator=accelerator,
     )
-    return run_evaluation(evaluator, make_model(), accelerator, limit=limit)
+    evaluation = EvaluationTrial(evaluator, None) if is_trial else evaluator
+    return run_evaluation(evaluation, make_model(), accelerator)
 
 
 def test_everything_a_metric_computes_comes_as_plain_values() -> None:
@@ -414,9 +416,9 @@ def test_two_metrics_that_compute_one_name_are_refused() -> None:
             numbers = {"loss": torch.zeros(len(batch))}
             return super().eval_step(model, batch)._replace(numbers=numbers)
 
-    for limit in (1, None):
+    for is_trial in (True, False):
         with pytest.raises(ConfigError, match="two metrics report numbers named loss"):
-            evaluate_by(MeanLoss(), MeanNumber("loss"), task=WithNumber(), limit=limit)
+            evaluate_by(MeanLoss(), MeanNumber("loss"), task=WithNumber(), is_trial=is_trial)
 
 
 class Counts(MeanLoss):
@@ -487,10 +489,8 @@ def try_all() -> None:
     with joined_processes() as accelerator:
         loader = shared(Samples(12), 6, accelerator)
         for task, metrics in ((ClassificationTask(), [Kept()]), (Mixing(), []), (Untried(), [])):
-            evaluator = Evaluator(
-                loader, task=task, metrics=metrics, accelerator=accelerator, train_loader=loader
-            )
-            run_evaluation(evaluator, make_model(), accelerator, limit=1)
+            evaluator = Evaluator(loader, task=task, metrics=metrics, accelerator=accelerator)
+            run_evaluation(EvaluationTrial(evaluator, loader), make_model(), accelerator)
 
 
 def test_buffers_are_put_back_after_an_evaluation_that_fails() -> None:

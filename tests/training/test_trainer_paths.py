@@ -97,8 +97,6 @@ def make_trainer(
         model=model,
         optimizers={"": optimizer},
         task=task,
-        parts={"model": model},
-        train_set=loader,
         checkpointer=Checkpointer(folder, config=CheckpointConfig(), header={}),
         activity=Activity(),
     )

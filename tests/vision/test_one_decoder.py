@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from accel_trainer.cli.data.describe import examine_photo
+from accel_trainer.cli.data.describe import examine_photo, hash_of
 from accel_trainer.cli.share.predict import read_image
 from accel_trainer.core.errors import DataError
 from accel_trainer.vision import BadImageConfig, load_images, load_photos
 from accel_trainer.vision.data.loaders import _warn_of_range
 from accel_trainer.vision.data.photo_decode import decode_photo, read_header
 from accel_trainer.vision.data.photo_reader import PhotoDataset
-from accel_trainer.vision.data.pixel_range import FormatRanges
+from accel_trainer.vision.data.pixel_range import PixelRanges
 
 from .make_photos import encoded
 from .odd_pictures import HEIGHT, WIDTH, OddPicture, odd_pictures
@@ -106,7 +106,8 @@ def test_all_that_read_a_picture_come_to_the_same_pixels_or_error(
         assert np.array_equal(dataset[number][0], row), picture.name
         assert np.array_equal(as_pixels(read_image(path, config)), row), picture.name
         assert (examined.height, examined.width) == (HEIGHT, WIDTH)
-        assert (examined.pixels.low, examined.pixels.high) == (row.min(), row.max())
+        assert examined.is_narrow == (int(row.max()) - int(row.min()) < 32)
+        assert examined.sha256 == hash_of(row)
 
 
 def reason_in(message: str) -> str:
@@ -179,31 +180,66 @@ def test_pictures_that_use_little_of_their_range_are_said(
     notes = [*load_photos(str(root), cache_dir=tmp_path / "cache").notes]
     images = load_images(str(root), cache_dir=tmp_path / "cache")
     for split in (images.train, images.test):
-        _warn_of_range("train", split)
+        _warn_of_range("train", split, images.class_names)
     assert len(notes) == len(caplog.messages) == (2 if advice else 0), "one for each split"
     for line in (*notes, *caplog.messages):
         assert advice is not None
         assert advice in line
-        assert "6 looked at" in line
+        assert line.startswith("6 of the 6 ")
         assert "\n" not in line
 
 
-def test_a_dark_format_among_others_is_said_and_few_photos_are_decoded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    decoded = []
+@pytest.mark.parametrize("kind", ["one class", "an eighth of all", "white on transparent"])
+def test_dark_pictures_are_said_whatever_lies_beside_them(kind: str) -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        num_classes = int(draw.integers(2, 6))
+        labels = draw.integers(0, num_classes, 40)
+        is_dark = labels == labels[0]
+        if kind == "an eighth of all":
+            is_dark = draw.permutation(40) < 6
+        ranges = PixelRanges()
+        for seed, (label, dark) in enumerate(zip(labels, is_dark, strict=True)):
+            picture = with_bits(10 if dark else 16, stored_in=16, seed=seed)
+            if kind == "white on transparent":
+                picture = logo(white=bool(dark), seed=seed)
+            ranges.look_at(picture, "", f"c{label}")
+        (note,) = ranges.notes("photos")
+        assert note.startswith(f"{is_dark.sum()} of the 40 photos in PNG ")
+        if kind != "an eighth of all":
+            assert f"({is_dark.sum()} of class c{labels[0]})" in note
+        assert ("darker ground" if "white" in kind else "multiplying them by 64") in note
 
-    def counted(data: bytes, name: str, **options: Any) -> Any:
-        decoded.append(name)
-        return decode_photo(data, name, **options)
 
-    monkeypatch.setattr("accel_trainer.vision.data.pixel_range.decode_photo", counted)
-    ranges = FormatRanges()
-    for seed in range(20):
-        ranges.look_at(with_bits(8, stored_in=8, seed=seed), "light")
-        ranges.look_at(with_bits(12, stored_in=16, seed=seed), "dark")
-        ranges.look_at(b"nothing", "broken")
+def logo(*, white: bool, seed: int) -> bytes:
+    """White or coloured noise on transparent ground."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (HEIGHT, WIDTH, 4)).astype(np.uint8)
+    pixels[..., :3] |= 255 * white
+    return encoded(Image.fromarray(pixels), "png")
+
+
+def test_single_dark_pictures_of_classes_are_not_said() -> None:
+    for dark in range(30):
+        ranges = PixelRanges()
+        for seed in range(30):
+            picture = with_bits(1 if seed == dark else 8, stored_in=8, seed=seed)
+            ranges.look_at(picture, "", f"c{seed % 15}")
+        assert not ranges.notes("photos")
+
+
+def test_of_large_photos_an_even_few_are_looked_at() -> None:
+    for side, at_least in ((100, 256), (2000, 16)):
+        ranges = PixelRanges()
+        black = encoded(Image.new("L", (side, side)), "png")
+        for _ in range(256):
+            ranges.look_at(black, "", "c")
+        (note,) = ranges.notes("photos")
+        assert at_least <= int(note.split()[0]) <= 256 * 2**18 / side**2 + 1
+
+
+def test_a_broken_picture_is_left_to_whoever_needs_it() -> None:
+    ranges = PixelRanges()
+    for data in (b"nothing", with_bits(12, stored_in=16)[:60], with_bits(12, stored_in=16)):
+        ranges.look_at(data, "", "c")
     (note,) = ranges.notes("photos")
-    assert "photos in PNG I;16 (20 looked at) are 0 to 15" in note
-    assert decoded.count("light") == 1
-    assert decoded.count("dark") == 20
+    assert note.startswith("1 of the 1 photos in PNG I;16")

@@ -6,23 +6,25 @@ exit code is 65 if a broken photo or the layout of the data would stop a run, el
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median_low
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ...core.errors import DataError, ExitCode, UserError
 from ...core.wording import counted
-from ...vision import EvalTransform, PhotoSplit, load_photos
+from ...vision import EvalTransform, Photos, PhotoSplit, load_photos
 from ...vision.data.photo_decode import decode_photo, format_of, opened_image
-from ...vision.data.pixel_range import PixelRange, range_of
+from ...vision.data.pixel_range import range_of
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..common.output import both_ends, format_table, tell
 from ..common.own_files import refuse_other_file, write_own_file
@@ -41,9 +43,9 @@ class Photo:
     """What is known of a photo, or the problem that makes it unusable.
 
     `height` and `width` are measured after the photo is turned upright, `kind` is its format and
-    mode, and `sha256` the hash of its bytes. `pixels` is the range of its pixels after decoding;
-    `is_plain` is true if they all have one colour, and `has_more` if there are frames or pages
-    behind the one that is read.
+    mode, and `sha256` the hash of its pixels after decoding. `is_plain` is true if
+    these have one colour, `is_narrow` if they use less than an eighth of their range, and
+    `has_more` if there are frames or pages behind the one that is read.
     """
 
     name: str
@@ -52,8 +54,9 @@ class Photo:
     kind: str
     sha256: bytes
     problem: str | None
-    pixels: PixelRange = PixelRange()
+    label: int = -1
     is_plain: bool = False
+    is_narrow: bool = False
     has_more: bool = False
 
 
@@ -74,8 +77,16 @@ def main(argv: Sequence[str]) -> int:
     transform = EvalTransform(size=options.image_size)
     if options.html is not None:
         refuse_other_file(options.html, "--html")
-    columns = {"image_column": options.image_column, "label_column": options.label_column}
-    found = load_splits(options.source, **columns, cache_dir=options.cache_dir)
+    found = load_splits(
+        options.source,
+        image_column=options.image_column,
+        label_column=options.label_column,
+        cache_dir=options.cache_dir,
+    )
+    chosen = _load_as_a_run(options)
+    if options.val_fraction > 0 and isinstance(chosen, Photos):
+        sides = {"train": chosen.train, "validation": chosen.val}
+        found = replace(found, splits={**found.splits, **sides})
     torch.set_num_threads(1)
     with decoding_threads(options.num_workers) as threads:
         photos = {
@@ -86,21 +97,28 @@ def main(argv: Sequence[str]) -> int:
         page = draw_page(options.source, found, transform)
         write_own_file(options.html, page.encode(), "--html")
         tell(f"\n{options.html}")
-    try:
-        chosen = load_photos(
-            options.source,
-            **columns,
-            val_fraction=options.val_fraction,
-            cache_dir=options.cache_dir,
-        )
-    except UserError as error:
-        tell(f"\na run would stop: {error}")
-        return int(error.exit_code)
+    if isinstance(chosen, UserError):
+        tell(f"\na run would stop: {chosen}")
+        return int(chosen.exit_code)
     for note in chosen.notes:
         if note not in found.notes:
             tell(f"\n{note}")
     is_broken = any(photo.problem for split in photos.values() for photo in split)
     return ExitCode.DATA if is_broken else ExitCode.DONE
+
+
+def _load_as_a_run(options: argparse.Namespace) -> Photos | UserError:
+    """Return the photos of a run with these options, or the error that would stop it."""
+    try:
+        return load_photos(
+            options.source,
+            image_column=options.image_column,
+            label_column=options.label_column,
+            val_fraction=options.val_fraction,
+            cache_dir=options.cache_dir,
+        )
+    except UserError as error:
+        return error
 
 
 def _examine(name: str, split: PhotoSplit, threads: ThreadPoolExecutor) -> Iterator[Photo]:
@@ -119,19 +137,25 @@ def examine_photo(split: PhotoSplit, index: int) -> Photo:
             # The second picture of an MPO, which cameras write, is a preview or a depth map.
             has_more = getattr(image, "is_animated", False) and image.format != "MPO"
     except DataError as error:
-        return Photo(name, 0, 0, "", b"", error.message)
+        return Photo(name, 0, 0, "", b"", problem=error.message)
     height, width, _ = pixels.shape
     return Photo(
         name,
         height,
         width,
         kind,
-        hashlib.sha256(data).digest(),
+        hash_of(pixels),
         problem=None,
-        pixels=range_of(pixels),
+        label=int(split.labels[index]),
+        is_narrow=range_of(pixels).is_narrow,
         is_plain=bool((pixels == pixels[0, 0]).all()),
         has_more=has_more,
     )
+
+
+def hash_of(pixels: NDArray[np.uint8]) -> bytes:
+    """Return the SHA-256 of a photo's size and pixels [H, W, 3], however they are encoded."""
+    return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
 
 
 def describe(
@@ -145,7 +169,8 @@ def describe(
     yield format_table(["class", *photos], _class_rows(found))
     if intact:
         yield _describe_sizes(intact)
-        yield "\n".join(_describe_pixels(intact))
+        if lines := list(_describe_pixels(intact, found.class_names)):
+            yield "\n".join(lines)
     yield _describe_duplicates(photos)
     yield "\n".join([*found.facts, *found.notes])
     if problems:
@@ -180,45 +205,52 @@ def _describe_sizes(photos: Sequence[Photo]) -> str:
     )
 
 
-def _describe_pixels(photos: Sequence[Photo]) -> Iterator[str]:
-    """Yield lines on the range of the pixels, and on photos of which little is seen."""
-    ranges: dict[str, PixelRange] = defaultdict(PixelRange)
-    for photo in photos:
-        ranges[photo.kind] |= photo.pixels
-    listed = ", ".join(f"{found.low} to {found.high} in {kind}" for kind, found in ranges.items())
-    yield f"pixel values, between 0 and 255: {listed}"
-    plain = [photo.name for photo in photos if photo.is_plain]
-    longer = [photo.name for photo in photos if photo.has_more]
-    for what, names in (
-        ("one colour", plain),
-        ("several frames or pages, of which the first is read", longer),
+def _describe_pixels(photos: Sequence[Photo], class_names: Sequence[str]) -> Iterator[str]:
+    """Yield lines on photos of which little is seen."""
+    for what, found in (
+        ("one colour", [photo for photo in photos if photo.is_plain]),
+        ("less than an eighth of the range", [photo for photo in photos if photo.is_narrow]),
+        (
+            "several frames or pages, of which the first is read",
+            [photo for photo in photos if photo.has_more],
+        ),
     ):
-        if names:
-            yield _first_lines(f"{what}: {len(names):,}", names)
+        if found:
+            ((label, count),) = Counter(photo.label for photo in found).most_common(1)
+            heading = f"{what}: {len(found):,} ({count:,} of class {class_names[label]})"
+            yield _first_lines(heading, [photo.name for photo in found])
 
 
 def _describe_duplicates(photos: Mapping[str, Sequence[Photo]]) -> str:
-    """Return lines that name photos with the same bytes, first those in different splits.
+    """Return lines that name photos with the same pixels.
 
-    A photo in two splits makes an evaluation look better than it is.
+    First come those in different classes, one of which is wrong, then those in different splits,
+    which make an evaluation look better than it is.
     """
-    places: dict[bytes, list[tuple[str, str]]] = defaultdict(list)
+    places: dict[bytes, list[tuple[str, Photo]]] = defaultdict(list)
     for split, members in photos.items():
         for photo in members:
             if photo.problem is None:
-                places[photo.sha256].append((split, photo.name))
+                places[photo.sha256].append((split, photo))
     groups = [group for group in places.values() if len(group) > 1]
     if not groups:
         return "duplicates: none"
-    leaks = [group for group in groups if len({split for split, _ in group}) > 1]
-    num_more = sum(len(group) - 1 for group in groups)
+    pairs = [(group[0], other) for group in groups for other in group[1:]]
+    num_leaks = sum(first[0] != other[0] for first, other in pairs)
+    num_mistakes = sum(first[1].label != other[1].label for first, other in pairs)
     counts = (
-        f"duplicates: {counted(num_more, 'photo')} identical to an earlier one, "
-        f"{len(leaks):,} of them in a different split"
+        f"duplicates: {counted(len(pairs), 'photo')} identical to an earlier one, "
+        f"{num_leaks:,} of them in a different split, {num_mistakes:,} in a different class"
     )
-    others = [group for group in groups if group not in leaks]
-    shown = [" = ".join(name for _, name in group[:3]) for group in [*leaks, *others]]
-    return _first_lines(counts, shown)
+    groups.sort(key=_rank_of_copies)
+    return _first_lines(
+        counts, [" = ".join(photo.name for _, photo in group[:3]) for group in groups]
+    )
+
+
+def _rank_of_copies(group: Sequence[tuple[str, Photo]]) -> tuple[bool, bool]:
+    """Return a key that is smallest for copies in two classes, then for those in two splits."""
+    return len({photo.label for _, photo in group}) < 2, len({split for split, _ in group}) < 2
 
 
 def _first_lines(heading: str, lines: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
+from ...checks.subject import first_difference
 from ...core.callback import RunResult
 from ...core.console import say
 from ...core.errors import CheckpointError, ConfigError
@@ -22,7 +23,6 @@ from ...core.json_files import read_json_object
 from ...distributed.accelerator import uses_cpu
 from ...run.config import RecipeConfig
 from ...run.extra_callbacks import START_VARIABLE
-from ...training.rehearsal import first_difference
 from ..runs.checkpoints import checkpoints_in
 from .exit import exit_with
 from .forks import new_process_context

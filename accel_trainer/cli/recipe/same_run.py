@@ -6,10 +6,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from ...checks.subject import first_difference
 from ...core.errors import listed
 from ...core.filesystem import sha256_of
 from ...core.json_files import read_json_object
-from ...training.rehearsal import first_difference
 from ..runs.checkpoints import StoredCheckpoint, checkpoints_in
 from ..runs.rows import read_rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from .eval_transform import EvalTransform
 from .image_reader import AugmentedImageReader, ImageReader
 from .images import ImageDataset, ImageSplit
 from .photo_reader import AugmentedPhotoReader, PhotoReader
-from .pixel_range import PixelRange, range_of
+from .pixel_range import PixelRanges, range_of
 
 _logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def build_image_loaders(
     if run.accelerator.is_main_process:
         for name, split in (("train", images.train), ("test", images.test)):
             _warn_of_left_out(name, split)
-            _warn_of_range(name, split)
+            _warn_of_range(name, split, images.class_names)
     order = choose_order(run.config.batch, len(images.train), labels=images.train.labels)
     device, normalization = run.accelerator.device, images.normalization
     reader = AugmentedImageReader(
@@ -125,9 +126,10 @@ def _warn_of_left_out(name: str, split: ImageSplit) -> None:
         )
 
 
-def _warn_of_range(name: str, split: ImageSplit) -> None:
-    found = PixelRange()
+def _warn_of_range(name: str, split: ImageSplit, class_names: Sequence[str]) -> None:
+    ranges = PixelRanges()
     for index in torch.linspace(0, len(split) - 1, min(_NUM_LOOKED_AT, len(split))).long():
-        found |= range_of(split.images[index].numpy())
-    if note := found.note(f"{name} images"):
+        found = range_of(split.images[index].numpy())
+        ranges.add(found, "", class_names[int(split.labels[index])])
+    for note in ranges.notes(f"{name} images"):
         _logger.warning(note)

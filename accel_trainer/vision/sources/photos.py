@@ -22,7 +22,7 @@ from ...core.run_dir import expand_home
 from ...data.fingerprint import SAMPLED
 from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
-from ..data.pixel_range import FormatRanges
+from ..data.pixel_range import PixelRanges
 from ..models.timm_nets import input_settings
 from .layouts import VAL_NAMES
 from .notes import facts_about, notes_on_links, notes_on_split_columns, warnings_about
@@ -222,22 +222,27 @@ def _classes_in(labels: NDArray[Any]) -> NDArray[np.int64]:
     return np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(0))
 
 
+def class_at(part: PhotoSplit, index: int, class_names: Sequence[str]) -> str:
+    """Return the name of a photo's class, empty if it may have several."""
+    return class_names[part.labels[index]] if part.labels.ndim == 1 else ""
+
+
 def fingerprint_photos(
     parts: Mapping[str, PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]
 ) -> tuple[str, list[str]]:
     """Return a hash of labels, names of columns and classes, decoder, and some photos of a part.
 
-    Also returns a line for each part and format whose photos are almost one shade, of those hashed.
+    Also returns a line for each part and format with photos of almost one shade, of those hashed.
     """
     digest = hashlib.sha256(repr((decoder_version(), columns, class_names)).encode())
     notes = []
     for name, part in parts.items():
         digest.update(f"{len(part)} ".encode() + part.labels.tobytes())
         indices = np.linspace(0, len(part) - 1, min(_NUM_HASHED, len(part))).astype(int)
-        ranges = FormatRanges()
+        ranges = PixelRanges()
         for index in indices.tolist():
             data = part.encoded_at(index)
             digest.update(hashlib.sha256(data).digest())
-            ranges.look_at(data, part.name_of(index))
+            ranges.look_at(data, part.name_of(index), class_at(part, index, class_names))
         notes += ranges.notes(f"{name} photos")
     return f"{SAMPLED}{digest.hexdigest()}", notes

@@ -35,7 +35,8 @@ from accel_trainer.run.data import MAX_EVAL_SAMPLES
 from recipes import cifar
 from tests import processes, workload
 
-from ...training import planted, test_rehearsal
+from ...checks import test_rehearsal
+from ...training import planted
 from ...variants import slow
 
 

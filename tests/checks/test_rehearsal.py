@@ -30,7 +30,7 @@ from accel_trainer.core.types import Batch, StepReport
 
 from .. import processes
 from ..checkpoint.test_unsaved_state import Cached, Counting, Lookahead
-from .planted import Net, PlainTask, make_config, train, vectors
+from ..training.planted import Net, PlainTask, make_config, train, vectors
 
 GLOBAL_STEPS = 0
 

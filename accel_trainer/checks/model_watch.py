@@ -75,22 +75,21 @@ class StepUse(NamedTuple):
 
 
 @contextmanager
-def watched_step(model: nn.Module) -> Iterator[StepUse]:
-    """Note what the step in the block uses of the plain `model`. **Host sync.**
+def flags_noted(model: nn.Module, used: dict[str, bool]) -> Iterator[None]:
+    """Note in `used` what the block, a step, uses of the flags of the plain `model`.
 
     Modes are not noted in a compiled model, which would be compiled again.
     """
     modes = {id(module): f"{name}.training" for name, module in model.named_modules(prefix="model")}
     weights = {f"{name}.requires_grad": each for name, each in model.named_parameters("model")}
-    use = StepUse(mark_model(model), {}, {})
 
     def note_mode(module: nn.Module, inputs: Any) -> None:
         if id(module) in modes:
-            use.used.setdefault(modes[id(module)], module.training)
+            used.setdefault(modes[id(module)], module.training)
 
     def note_gradients(optimizer: Optimizer, *_: Any) -> None:
         stepped = {*parameters_of(optimizer)}
-        use.used.update(
+        used.update(
             {name: each.grad is not None for name, each in weights.items() if each in stepped}
         )
 
@@ -99,8 +98,7 @@ def watched_step(model: nn.Module) -> Iterator[StepUse]:
         nullcontext() if is_compiled else register_module_forward_pre_hook(note_mode),
         register_optimizer_step_pre_hook(note_gradients),
     ):
-        yield use
-    use.after.update(mark_model(model))
+        yield
 
 
 @contextmanager

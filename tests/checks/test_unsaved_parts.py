@@ -36,7 +36,7 @@ from accel_trainer import (
 )
 from accel_trainer.core.types import Batch
 
-from .planted import PlainTask, vectors
+from ..training.planted import PlainTask, vectors
 
 
 def make_net() -> nn.Sequential:

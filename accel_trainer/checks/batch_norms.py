@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ..core.batch_plan import BatchPlan
 from ..core.errors import ConfigError
 from ..core.training_mode import set_training_mode
-from .config import TrainerConfig
+from ..training.config import TrainerConfig
 
 
 def has_lone_sample(plan: BatchPlan) -> bool:

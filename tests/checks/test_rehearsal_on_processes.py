@@ -21,8 +21,8 @@ from accel_trainer import Callback, CheckpointError, OptimizerConfig
 from .. import processes, workload
 from ..checkpoint.sharded_run import KINDS, newest, stored_bytes
 from ..checkpoint.test_unsaved_state import Counting
+from ..training import planted
 from ..variants import slow_but
-from . import planted
 from .test_rehearsal import ForgetfulCounter
 
 

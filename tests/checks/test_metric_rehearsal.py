@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_trainer import Callback, ClassificationTask, StepOutput, StepReport
+from accel_trainer.checks.evaluation_trial import EvaluationTrial
 from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.errors import ConfigError, DivergedError
 from accel_trainer.core.types import Batch
@@ -21,7 +22,7 @@ from accel_trainer.training.metric_adapters import TorchMetric, WholeSetMetric
 from accel_trainer.training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 
 from .. import workload
-from .test_evaluator import NUM_CLASSES, Samples, make_model, shared
+from ..training.test_evaluator import NUM_CLASSES, Samples, make_model, shared
 
 
 class Steps(Callback):
@@ -255,7 +256,7 @@ def test_honest_metrics_pass_the_rehearsal_on_a_batch_of_any_size(batch_size: in
         evaluator = Evaluator(
             loader, task=ClassificationTask(), metrics=[metric], accelerator=accelerator
         )
-        found = run_evaluation(evaluator, make_model(), accelerator, limit=1)
+        found = run_evaluation(EvaluationTrial(evaluator, None), make_model(), accelerator)
         for name in metric.higher_is_better:
             if name != "by_class":
                 check_monitored(found, name)
@@ -288,7 +289,7 @@ def test_the_rehearsal_moves_no_buffer_generator_or_gradient() -> None:
     model = Counting(make_model()).double()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     states = torch.get_rng_state()
-    run_evaluation(evaluator, model, accelerator, limit=1)
+    run_evaluation(EvaluationTrial(evaluator, None), model, accelerator)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(buffer.is_inference() for buffer in model.buffers())
     assert torch.equal(torch.get_rng_state(), states)
@@ -358,7 +359,7 @@ def test_a_first_batch_without_items_says_nothing_about_the_others() -> None:
         loader, task=PaddedFirst(0, 0), metrics=[MeanLoss()], accelerator=accelerator
     )
     model = make_model().double()
-    run_evaluation(evaluator, model, accelerator, limit=1)
+    run_evaluation(EvaluationTrial(evaluator, None), model, accelerator)
     assert run_evaluation(evaluator, model, accelerator)["loss"] > 0
 
 

@@ -22,9 +22,9 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
+from accel_trainer.checks.batch_norms import has_lone_sample, lone_samples_refused
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.training_mode import set_training_mode
-from accel_trainer.training.batch_norms import has_lone_sample, lone_samples_refused
 
 from .. import processes
 

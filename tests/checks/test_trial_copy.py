@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_trainer.training.trial_copy import trial_copy
+from accel_trainer.checks.trial_copy import trial_copy
 
 
 class Part:

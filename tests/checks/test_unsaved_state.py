@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from accel_trainer.checks.unsaved_state import mark_tensor, mark_unsaved
 from accel_trainer.core.errors import listed
 from accel_trainer.core.tensor_memory import sum_of_bits
-from accel_trainer.training.unsaved_state import mark_tensor, mark_unsaved
 
 SHARED = {"calls": 0}
 

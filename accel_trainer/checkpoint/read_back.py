@@ -1,0 +1,82 @@
+"""Reads a checkpoint that was just written, as a resume would, before it counts as one."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..core.errors import CheckpointError, DamagedError
+from ..distributed.machine import free_memory_bytes
+from .format import (
+    FROZEN_FILE,
+    FROZEN_ORDER,
+    decode_piece,
+    piece_of,
+    read_listed_file,
+    read_manifest,
+)
+from .frozen import SHARING
+from .serialization import Encoded, encode
+
+_logger = logging.getLogger(__name__)
+
+
+def check_readable(folder: Path, pieces: Mapping[str, Encoded], *, process_index: int) -> None:
+    """Compare the checkpoint in `folder` with the `pieces` that were to be written.
+
+    They are read one after the other. A piece for which no memory is free is left out. The main
+    process compares what it has written whole, and each process verifies its slices of shards.
+
+    Raises:
+        CheckpointError: a piece cannot be parsed, or is not what was to be written.
+        OSError: the disk returns other bytes than it was given.
+    """
+    for piece, written in pieces.items():
+        if written.places is None and process_index > 0:
+            continue
+        try:
+            _check_piece(folder, piece, written, process_index)
+        except DamagedError as error:
+            raise OSError(errno.EIO, error.message) from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                "CKPT_UNREADABLE",
+                f"a resume could not read {piece} of the checkpoint just written ({error}): it is "
+                "not kept, and the run ends here: please report this error of accel_trainer",
+            ) from error
+
+
+def _check_piece(folder: Path, piece: str, written: Encoded, process_index: int) -> None:
+    listed = read_manifest(folder)[1]["files"]
+    shared = (FROZEN_FILE, FROZEN_ORDER) if piece in SHARING else ()
+    names = [name for name in listed if piece_of(name) == piece or name in shared]
+    if sum(listed[name]["bytes"] for name in names) > free_memory_bytes():
+        _logger.info("%s is not read back: there is no free memory for it", piece)
+        return
+    files = {name: read_listed_file(folder / name, listed[name]) for name in names}
+    value, slices = decode_piece(piece, files, folder)
+    for each in slices:
+        if each.process_index == process_index:
+            each.read()
+    if written.places is None:
+        _compare(written, encode(value, name=piece))
+
+
+def _compare(written: Encoded, found: Encoded) -> None:
+    """Raise ValueError unless both have the same values, and the same tensors in the same order."""
+    if found.skeleton != written.skeleton or [*found.tensors] != [*written.tensors]:
+        raise ValueError("it has other names or values")
+    for name, tensor in written.tensors.items():
+        if not _is_same(tensor, found.tensors[name]):
+            raise ValueError(f"{name} has other bits")
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (one, other)))

@@ -1,0 +1,230 @@
+"""Looks at evaluations, ends of epochs, saves and their hooks, for as long as a run trains."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from ..checkpoint.state_dict import EXTRA_STATE
+from ..core.callback import Callback, TrainerView
+from ..core.digest import flatten
+from ..core.registry import Pieces
+from ..core.shards import is_shard
+from ..core.tensor_memory import sum_of_bits
+from ..core.wording import describe_tensor
+from ..distributed.collectives import run_on_main
+from ..training.callback_runner import Watch
+from ..training.inspector import Inspector
+from .model_watch import mark_model
+from .subject import (
+    Marks,
+    Subject,
+    changed,
+    describe_state,
+    digests_in,
+    inexact,
+    is_stored,
+    refuse_changes,
+)
+from .unsaved_state import is_of_user
+
+_ALIGNMENT = 64  # bytes, of the memory of a new tensor
+_IN_STEPS = {"before_micro_batch", "on_micro_batch", "before_update", "on_step_end"}
+_MAX_WATCHED_CALLS = 2  # of each hook
+
+Identities = Mapping[str, tuple[int | None, str]]
+"""For each tensor of a checkpoint, by name: its `id` if it is a parameter, and dtype and shape."""
+
+
+class BoundaryChecks(Inspector):
+    """Compares what a resume would have with the live state, between steps.
+
+    Raises:
+        CheckpointError: the model has state that cannot be stored or loaded.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._first = _identify(subject.model)
+        self._num_calls = Counter[str]()
+
+    def begin(
+        self,
+        trainer: TrainerView,
+        read_state: Callable[[], Pieces],
+        attributes: Callable[[], Mapping[str, object]],
+    ) -> None:
+        """Note where to find what changes later."""
+        self._read_state = read_state
+        self._attributes = attributes
+
+    def parts(self) -> dict[str, object]:
+        """Return the parts that no checkpoint holds as a whole, by name."""
+        kept = {f"trainer.{name}": each for name, each in self._attributes().items()}
+        return self._subject.unstored | kept
+
+    def epoch_end(self) -> AbstractContextManager[None]:
+        """Warn of values that the end of an epoch changes, as callbacks may do."""
+        # Reading samples may fill a cache of the data, so steps are not compared.
+        parts = {**self.parts(), "train_set": self._subject.train_set}
+        return self._subject.watching(
+            parts, "the end of an epoch", "compute it from `batch.position`"
+        )
+
+    def hook(self, name: str) -> Watch | None:
+        """Watch the first calls of the hooks that are not called in each step."""
+        return None if name in _IN_STEPS else self.watch_of(name)
+
+    def watch_of(self, hook: str) -> Watch | None:
+        """Return what watches the first calls of the hook of this name."""
+        if hook.startswith("on_fit_"):
+            return None
+        return self._watching_save if hook == "before_save" else self._watching_hook
+
+    def _watching_hook(self, name: str, callback: Callback) -> AbstractContextManager[None]:
+        """Warn if the first calls of a user's hook change the model; a stored callback may."""
+        self._num_calls[name] += 1
+        is_trusted = is_stored(callback) or not is_of_user(type(callback))
+        if is_trusted or self._num_calls[name] > _MAX_WATCHED_CALLS:
+            return nullcontext()
+        return self._watching_model(name)
+
+    @contextmanager
+    def _watching_model(self, name: str) -> Iterator[None]:
+        before = self._mark_model()
+        yield
+        self._subject.warn(
+            f"the callback {name} changes",
+            changed(before, self._mark_model()),
+            "undo it in the same hook, or change the model in on_fit_start or in a step",
+            # A checkpoint stores some of it, such as weights, but none stores a mode or a hook.
+            "which only a step should",
+        )
+
+    def _mark_model(self) -> Marks:
+        return {name: (None, mark) for name, mark in mark_model(self._subject.model).items()}
+
+    @contextmanager
+    def _watching_save(self, name: str, callback: Callback) -> Iterator[None]:
+        """Check that the first calls of a hook before a save change nothing that is saved.
+
+        **Collective** with shards. **Host sync.**
+
+        Raises CheckpointError for what has changed.
+        """
+        with self._watching_hook(name, callback):
+            if self._num_calls[name] > _MAX_WATCHED_CALLS:
+                yield
+                return
+            before = digests_in(self._read_state())
+            yield
+            refuse_changes(
+                name,
+                before,
+                digests_in(self._read_state()),
+                "change it in on_step_end, since a run that is killed saves more often",
+            )
+
+    def save(self) -> None:
+        """Check that the model still has the tensors of a new one. **Collective. Host sync.**
+
+        The user's code can replace them at any time.
+
+        Raises:
+            CheckpointError: a resume could not load the model, or the optimizer updates parameters
+                that the model no longer has, or processes differ in a parameter, in a state of the
+                user's or in the training mode of a module.
+        """
+        subject = self._subject
+        now = _identify(subject.model)
+        run_on_main(lambda: self._compare(now), subject.accelerator)
+        self._warn_of_views()
+        self.evaluation()
+        named = subject.model.named_parameters()
+        weights = {name: each for name, each in named if not is_shard(each)}
+        if subject.accelerator.num_processes > 1:
+            states = {name: each.state_dict() for name, each in subject.states.items()}
+            lines = describe_state(states)
+            if weights:
+                # Stacked, so that there is one host sync.
+                sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")
+                lines += [
+                    f"model.{name} bits {each}" for name, each in zip(weights, sums, strict=True)
+                ]
+            subject.check_same_everywhere(lines)
+
+    def evaluation(self) -> None:
+        """Check that the processes train in the same mode. **Collective. Host sync.**
+
+        Raises CheckpointError if a module is in evaluation mode on some of them.
+        """
+        self._subject.check_same_everywhere(
+            [
+                f"training of {name or 'the model'} is {each.training}"
+                for name, each in self._subject.model.named_modules()
+            ],
+            "call train() and eval() on all processes",
+        )
+
+    def _warn_of_views(self) -> None:
+        """Warn of tensors in the user's states that lie in memory as no loaded one does."""
+        states = {
+            name: each.state_dict()
+            for name, each in self._subject.states.items()
+            if not isinstance(each, nn.Module)
+        }
+        views = {
+            name
+            for name, each in flatten(states).items()
+            if isinstance(each, Tensor)
+            and not is_shard(each)
+            and each.numel() > 1
+            and (each.data_ptr() % _ALIGNMENT or not each.is_contiguous())
+        }
+        self._subject.warn(
+            "a slice, a transposed tensor or memory of numpy is kept in",
+            views,
+            "keep a clone()",
+            "where a resume has a tensor of its own: products with it may round differently",
+        )
+
+    def _compare(self, now: Identities) -> None:
+        for name in sorted(self._first.keys() | now.keys()):
+            old, old_shape = self._first.get(name, (None, "nothing"))
+            new, new_shape = now.get(name, (None, "nothing"))
+            if old_shape != new_shape:
+                raise inexact(
+                    f"training changed {name} of the model from {old_shape} to {new_shape}, which "
+                    "a new model could not load: make it so in __init__"
+                )
+            if old != new:
+                raise inexact(
+                    f"training replaced the parameter {name}, and the optimizer still updates the "
+                    "old one: change it in place, by copy_ under torch.no_grad()"
+                )
+
+
+def _identify(model: nn.Module) -> Identities:
+    """Return the identities of the model's tensors, without its extra state.
+
+    Raises CheckpointError for a value that a checkpoint could not hold.
+    """
+    tensors = model.state_dict()
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise inexact(
+                f"{name} of the model is {describe_tensor(value)}: "
+                "return a tensor from get_extra_state, or keep each value in a buffer"
+            )
+    # Only after `state_dict`: it makes shards again of a parameter that FSDP keeps whole after an
+    # evaluation.
+    identities = {name: id(parameter) for name, parameter in model.named_parameters()}
+    return {
+        name: (identities.get(name), describe_tensor(value))
+        for name, value in tensors.items()
+        if not name.endswith(EXTRA_STATE)
+    }

@@ -1,0 +1,102 @@
+"""Tries an evaluation on one batch before the first step: what cannot work fails in one line."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..core.errors import UserError
+from ..core.types import Metric, Position
+from ..core.user_code import describe_error
+from ..fault_tolerance.preemption import StopFlag
+from ..training.evaluation import EvaluationFailed, EvaluationRefused
+from ..training.evaluator import Evaluator, check_counted, compute, join
+from ..training.targets import check_extremes
+from .coupling import warn_if_coupled
+from .trial_copy import trial_copy
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EvaluationTrial:
+    """Evaluates a few batches of each process, for itself, and checks the labels that are at hand.
+
+    With the `train_loader`, the trial stands for the training, too: its labels are checked, and
+    whether the task mixes the samples of a batch.
+    """
+
+    evaluator: Evaluator
+    train_loader: object
+
+    @property
+    def monitors(self) -> Mapping[str, bool]:
+        """As of the evaluator."""
+        return self.evaluator.monitors
+
+    def run(
+        self, model: nn.Module, position: Position, stop_flag: StopFlag, limit: int = 1
+    ) -> dict[str, Any]:
+        """Return the metrics of `limit` batches, None for a number that so few do not have.
+
+        **Host sync.** Call it by `run_evaluation`. An exception in an `eval_step` or in `compute`
+        is no error here: some need a trained model, and some metrics need many samples.
+
+        Raises:
+            ConfigError: the sums of a metric are not float64, or it cannot measure a batch.
+            DataError: a label cannot be used.
+            EvaluationFailed: the update of a metric raised an error.
+        """
+        evaluator = self.evaluator
+        task = trial_copy(evaluator.task)
+        level = logging.WARNING if evaluator.accelerator.is_main_process else logging.DEBUG
+        batches = [*islice(evaluator.loader.batches(), limit)]
+        sums_of = evaluator.empty_sums()
+        try:
+            measured = evaluator.measure(model, task, batches, sums_of)
+        except Exception as error:
+            # Training calls `step` before anything else, so it needs nothing that training leaves.
+            if isinstance(error, UserError) or not hasattr(task, "eval_step"):
+                raise
+            _logger.log(
+                level, "the evaluation cannot be tried before training (%s)", describe_error(error)
+            )
+            return dict.fromkeys(self.monitors)
+        if measured.failure:
+            raise measured.failure
+        if len(measured.sample_ids) == evaluator.loader.num_samples:
+            check_counted(measured.num_counted)
+        results: dict[str, Any] = {}
+        for metric, sums in zip(evaluator.metrics, measured.sums, strict=True):
+            if measured.num_counted and sums._version == 0:  # it writes `sums = sums + x`
+                _logger.log(
+                    level,
+                    "[METRIC] the update of metric %s has not changed its sums: "
+                    "add to them in place, as sums.add_(x) does",
+                    type(metric).__name__,
+                )
+            join(results, _compute_of_few(metric, sums.cpu()))
+        if measured.output is not None and isinstance(measured.output.outputs, Tensor):
+            for loader in (self.train_loader, evaluator.loader):
+                check_extremes(loader, task, measured.output.outputs)
+        if self.train_loader is not None and not evaluator.has_collective_forward:
+            warn_if_coupled(task, model, batches, level)
+        return results
+
+
+def _compute_of_few(metric: Metric, sums: Tensor) -> dict[str, Any]:
+    """Return what `metric` computes from few samples, None for its numbers if it needs more."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return compute(metric, sums)
+    except EvaluationFailed as failure:
+        if isinstance(failure, EvaluationRefused) and sums.any():  # else they may have no items
+            raise
+        return dict.fromkeys(metric.higher_is_better)

@@ -1,0 +1,362 @@
+"""Rehearses a resume at each start: a run that could not resume exactly ends at its first step.
+
+A resume builds every object again and loads a checkpoint into it. State that is not in the
+checkpoint, or cannot be loaded, is lost. State that only later steps change is not found here;
+`chaos` finds more. It is no replay of a recorded run: nothing is recorded yet, and it needs
+no second process.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import KW_ONLY, dataclass
+from functools import reduce
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..checkpoint.optimizer_state import OptimizerState
+from ..checkpoint.serialization import decode, encode
+from ..core.activity import Activity
+from ..core.callback import TrainerView
+from ..core.digest import digest_of
+from ..core.errors import listed
+from ..core.parameters import named_parts, parameters_of, preserved_parameters
+from ..core.registry import Pieces
+from ..core.shards import local_part
+from ..core.tensor_memory import sum_of_bits
+from ..core.types import StepReport
+from ..core.user_code import describe_error
+from ..distributed.collectives import run_on_main
+from ..training.callback_runner import Watch, named
+from ..training.config import TrainerConfig
+from ..training.evaluation import Evaluation, check_monitored, groups_of, run_evaluation
+from ..training.evaluator import Evaluator
+from ..training.inspector import Inspector
+from ..training.progress import choose_monitor
+from .batch_norms import has_lone_sample, lone_samples_refused
+from .boundaries import BoundaryChecks
+from .evaluation_trial import EvaluationTrial
+from .model_watch import StepUse, flags_noted, mark_model, watched_read
+from .subject import (
+    NOT_NEEDED,
+    Marks,
+    Subject,
+    changed,
+    describe_state,
+    first_difference,
+    inexact,
+    refuse_changes,
+)
+from .unsaved_state import mark_unsaved
+
+if TYPE_CHECKING:
+    from ..checkpoint.manager import Checkpointer
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Rehearsal(Inspector):
+    """Compares what a resume would have with the live state, in the first two steps of a start.
+
+    `boundaries` look at the evaluations and saves, and at the rest of the run.
+    """
+
+    subject: Subject
+    boundaries: BoundaryChecks
+    _: KW_ONLY
+    config: TrainerConfig
+    evaluations: Mapping[str, Evaluation]
+    checkpointer: Checkpointer
+    activity: Activity
+
+    def __post_init__(self) -> None:
+        self._optimizers = named_parts(self.subject.optimizers)
+        self._fresh = {name: _copy_optimizer(each) for name, each in self._optimizers.items()}
+        self._watching = ExitStack()
+        self._uses: list[StepUse] = []
+        self._weights: list[Mapping[str, int]] = []
+        self._read: set[str] = set()
+        self._restored: set[str] = set()
+
+    def close(self) -> None:
+        """Stop looking at a step that has failed."""
+        self._watching.close()
+
+    # --- before the first step ---
+
+    def begin(
+        self,
+        trainer: TrainerView,
+        read_state: Callable[[], Pieces],
+        attributes: Callable[[], Mapping[str, object]],
+    ) -> None:
+        """Note the state, and try the evaluations. **Collective. Host sync.**
+
+        Raises:
+            ConfigError: a norm would get a single value.
+            EvaluationRefused: what is monitored, such as `eval/loss`, is not one number.
+            Exception: an evaluation cannot work.
+        """
+        self._read_state = read_state
+        self.boundaries.begin(trainer, read_state, attributes)
+        self._marks = [self._mark()]
+        plan = trainer.loader.plan
+        # A resume on other processes may split a step otherwise.
+        is_tried = trainer.state.optimizer_step == 0 or has_lone_sample(plan)
+        if is_tried and not trainer.is_finished:
+            watched = lone_samples_refused(self.subject.model, plan, self.config)
+            with self.activity.during("evaluation"), watched:
+                self._try_evaluations(trainer.loader)
+
+    def _mark(self) -> Marks:
+        return self.subject.mark(self.boundaries.parts())
+
+    def _try_evaluations(self, train_loader: object) -> None:
+        """Call each `run` that has a `limit`, and warn of what it changes and no checkpoint holds.
+
+        The first set stands for the training, too.
+        """
+        monitored = choose_monitor(self.config, self.evaluations)
+        group, _, number = (monitored or ("",))[0].partition("/")
+        for name, evaluation in self.evaluations.items():
+            tried: Evaluation = evaluation
+            changing: Sequence[object] = [evaluation]
+            if isinstance(evaluation, Evaluator):
+                tried, changing = EvaluationTrial(evaluation, train_loader), evaluation.metrics
+                train_loader = None
+            if "limit" not in inspect.signature(tried.run).parameters:
+                continue
+            watching = self.subject.watching(
+                named(changing), "an evaluation", "compute each result from one evaluation alone"
+            )
+            # The trial must not change what compiles.
+            with watching, torch.compiler.set_stance("force_eager"):
+                values = run_evaluation(
+                    tried, self.subject.model, self.subject.accelerator, limit=1
+                )
+            if group in groups_of(name, evaluation):
+                check_monitored(values, number)
+
+    # --- in a step ---
+
+    def step(self) -> None:
+        """Note what the step uses of the model."""
+        self._before = mark_model(self.subject.model)
+        self._used: dict[str, bool] = {}
+        self._watching.enter_context(flags_noted(self.subject.model, self._used))
+        if len(self._marks) > 1:
+            self._watch_reads()
+
+    def stepped(self) -> None:
+        """Note what the step has left of that."""
+        self._watching.close()
+        self._uses.append(StepUse(self._before, self._used, mark_model(self.subject.model)))
+
+    def computing(self) -> None:
+        """Note the user's states, which micro-batches leave as they are. **Host sync.**"""
+        self._states_before = self._digest_states()
+
+    def computed(self) -> None:
+        """Check these states. **Host sync.** Raises CheckpointError for one that has changed."""
+        refuse_changes(
+            "a micro-batch",
+            self._states_before,
+            self._digest_states(),
+            "keep what it needs in on_micro_batch, and change it in on_step_end; call eval() on a "
+            "module whose norms change their statistics",
+        )
+        self._weights.append(self._sum_weights())
+
+    def update(self) -> None:
+        """Check that the weights are those of the step's first gradients.
+
+        Raises CheckpointError if `train_step` has changed them.
+        """
+        if len(self._weights) > 1:
+            refuse_changes(
+                "train_step",
+                self._weights[0],
+                self._sum_weights(),
+                "restore what train_step changes between two calls of compute_gradients",
+            )
+        self._weights.clear()
+
+    def _sum_weights(self) -> dict[str, int]:
+        return {
+            f"model.{name}": int(sum_of_bits(local_part(each)))
+            for name, each in self.subject.model.named_parameters()
+        }
+
+    def _digest_states(self) -> dict[str, str]:
+        return {name: digest_of(state.state_dict()) for name, state in self.subject.states.items()}
+
+    def _watch_reads(self) -> None:
+        """Watch the attributes that the first step has set: does the second one read them?"""
+        first, second = self._marks
+        for name, (kind, _) in second.items():
+            if first.get(name, (NoneType,))[0] is NoneType is not kind:
+                part, *path = name.split(".")
+                with suppress(LookupError, AttributeError, TypeError):  # of a class or a file
+                    owner = reduce(getattr, path[:-1], self.boundaries.parts()[part])
+                    watched = watched_read(owner, path[-1], name, self._read)
+                    self._watching.enter_context(watched)
+
+    # --- between steps ---
+
+    def evaluation(self) -> None:
+        """Look at it as later ones."""
+        self.boundaries.evaluation()
+
+    def epoch_end(self) -> AbstractContextManager[None]:
+        """Look at it as later ones."""
+        return self.boundaries.epoch_end()
+
+    def save(self) -> None:
+        """Look at it as later ones."""
+        self.boundaries.save()
+
+    def hook(self, name: str) -> Watch | None:
+        """Watch the hooks of a step, too."""
+        return self.boundaries.watch_of(name)
+
+    def boundary(self, report: StepReport) -> Inspector:
+        """Check the state that a checkpoint would hold, perhaps with this process's shards.
+
+        **Collective. Host sync.** Before the next step, so that a run that cannot resume exactly
+        loses no work.
+
+        Raises:
+            CheckpointError: a resume could not load the checkpoint, or would differ from the live
+                state of some process, or there is no room for a checkpoint.
+        """
+        if report.was_skipped:
+            return self
+        self.boundaries.save()
+        accelerator = self.subject.accelerator
+        if len(self._marks) > 1:
+            run_on_main(self._warn_of_unsaved, accelerator)
+            return self.boundaries
+        state = self._read_state()
+        if accelerator.num_processes > 1:
+            optimizers = {name: state[name] for name in self._optimizers}
+            self.subject.check_same_everywhere(describe_state(optimizers))
+        # On each process: a user's optimizer may run collectives to load shards.
+        while self._fresh:
+            name, fresh = self._fresh.popitem()
+            if fresh is not None:
+                self._check_optimizer(name, fresh, state[name])
+        run_on_main(lambda: self.checkpointer.check_room(state), accelerator)
+        self._marks.append(self._mark())
+        return self
+
+    def _check_optimizer(self, part: str, fresh: Optimizer, state: Mapping[str, Any]) -> None:
+        """Load `state` into `fresh`, as a resume does, and compare it with the live optimizer."""
+        model = self.subject.model
+        encoded = encode(state, name=part)
+        piece = decode(encoded.skeleton, encoded.tensors)
+        name = type(fresh).__name__
+        try:
+            with preserved_parameters(fresh):
+                fresh.load_state_dict(OptimizerState(fresh, model).validated(piece))
+                found = fresh.state_dict()
+        except Exception as error:
+            raise inexact(
+                f"{name}.load_state_dict cannot load what {name}.state_dict returned "
+                f"({describe_error(error)})"
+            ) from error
+        addresses = {id(parameter) for parameter in parameters_of(fresh)}
+        if any(isinstance(each, Mapping) and addresses & each.keys() for each in found.values()):
+            raise inexact(
+                f"{name}.state_dict has the address of a parameter as a key, which "
+                "changes with each start: use the number of the parameter"
+            )
+        if path := first_difference(self._optimizers[part].state_dict(), found):
+            raise inexact(
+                f"{name}.load_state_dict does not restore the optimizer's {path}: a resumed "
+                "run would have other weights"
+            )
+        live = mark_unsaved({part: self._optimizers[part]}, model=model)
+        loaded = mark_unsaved({part: fresh}, model=model)
+        self._restored |= {key for key, mark in live.items() if loaded.get(key) == mark}
+
+    def _warn_of_unsaved(self) -> None:
+        """Warn of values that both steps have changed.
+
+        A value that only the first step changes is set up there, and would be after a resume, too.
+        """
+        first, second, third = [*self._marks, self._mark()]
+        one, two = self._uses[0], self._uses[-1]
+        warn = self.subject.warn
+        warn(
+            "a step changes",
+            one.changed_late(two),
+            "set it before it is used, or before build_trainer",
+        )
+        self._warn_of_unreached(one, two)
+        created = {
+            name
+            for name in third.keys() - first.keys()
+            if isinstance(kind := third[name][0], tuple) and kind[0] is nn.Parameter
+        }
+        warn(
+            "the first step creates",
+            created,
+            "a resume would draw other random numbers for it, so create it before build_trainer",
+        )
+        # What is None until the first step is often kept for a log alone: nothing reads it.
+        kept = changed(first, second) | self._read
+        unsaved = kept & changed(second, third) - self._restored
+        warn(
+            "training changes",
+            # Parameters may take turns: what a step leaves of `requires_grad` is compared above.
+            {name for name in unsaved if not name.endswith(".requires_grad")},
+            "if --dry-run shows that it matters, keep it in a buffer of the model "
+            "(register_buffer), in the state_dict of the optimizer or a callback, or in states= of "
+            "build_trainer; if not, " + NOT_NEEDED,
+        )
+
+    def _warn_of_unreached(self, one: StepUse, two: StepUse) -> None:
+        """Warn of trained parameters without a gradient, unless some have turns of their own."""
+        trained = {
+            each
+            for each in {**one.used, **two.used}
+            if each.endswith("_grad") and two.after.get(each)
+        }
+        reached = {each for each in trained if one.used.get(each) or two.used.get(each)}
+        handler = self.subject.accelerator.ddp_handler
+        may_skip = getattr(handler, "find_unused_parameters", False)
+        unreached = trained - reached
+        if reached and unreached and not may_skip:
+            _logger.warning(
+                "[UNUSED_PARAMETERS] %d of %d trained parameters got no gradient in the first two "
+                "steps (%s): freeze them (requires_grad=False), or look for a detach() or "
+                "no_grad() between them and the loss",
+                len(unreached),
+                len(trained),
+                listed(each.removesuffix(".requires_grad") for each in unreached),
+            )
+
+
+def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
+    """Return a copy of a user's optimizer over the same parameters.
+
+    None for an optimizer of torch or of this package, and for one that cannot be copied.
+    """
+    if type(optimizer).__module__.partition(".")[0] in ("torch", "accel_trainer"):
+        return None
+    shared = {id(parameter): parameter for parameter in parameters_of(optimizer)}
+    copied = object.__new__(type(optimizer))
+    try:
+        vars(copied).update(copy.deepcopy(vars(optimizer), {id(optimizer): copied, **shared}))
+    except Exception:  # it holds something that cannot be copied, such as a lock
+        return None
+    return copied

@@ -1,0 +1,151 @@
+"""What the checks look at: the parts of a run that a resume builds again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from ..core.callback import Callback
+from ..core.digest import digest_of, flatten
+from ..core.errors import CheckpointError, listed
+from ..core.parameters import Optimizers
+from ..core.shards import is_shard
+from ..distributed.collectives import differing_lines
+from .unsaved_state import Mark, mark_unsaved
+
+_logger = logging.getLogger(__name__)
+
+UNSAVED = "and no checkpoint stores it"
+NOT_NEEDED = "set unsaved_attributes = ({key!r},) on its class"
+_ONE_VALUE = (
+    "a checkpoint stores one value: compute it from values that are the same on all processes, "
+    "reduce it over them, or make it a buffer of the model"
+)
+
+Marks = Mapping[str, Mark]
+"""The marks of values, by name."""
+
+
+@dataclass(eq=False)
+class Subject:
+    """The parts of a run, as a resume builds them: create it before anything is restored."""
+
+    _: KW_ONLY
+    model: nn.Module
+    optimizers: Optimizers
+    parts: Mapping[str, object]
+    train_set: object
+    states: Mapping[str, Any]
+    accelerator: Accelerator
+
+    def __post_init__(self) -> None:
+        modules = {name: each for name, each in self.states.items() if isinstance(each, nn.Module)}
+        self.unstored = {
+            name: each for name, each in {**self.parts, **modules}.items() if not is_stored(each)
+        }
+        """The parts whose state is not in a checkpoint, or not as a whole."""
+        self._named: set[str] = set()
+
+    def mark(self, parts: Mapping[str, object]) -> Marks:
+        """Return marks of the values that `parts` keep where no checkpoint has them."""
+        return mark_unsaved(parts, model=self.model, stored=self._stored())
+
+    def _stored(self) -> list[object]:
+        """Return the user's states, and their tensors, which other parts may hold, too.
+
+        Not modules themselves: besides their tensors, they may keep what no state dict has.
+        """
+        modules = [each for each in self.states.values() if isinstance(each, nn.Module)]
+        others = [each for each in self.states.values() if not isinstance(each, nn.Module)]
+        found = [each.state_dict(keep_vars=True) for each in modules]
+        found += [each.state_dict() for each in others]
+        return [*others, *(each for each in flatten(found).values() if isinstance(each, Tensor))]
+
+    @contextmanager
+    def watching(self, parts: Mapping[str, object], what: str, fix: str) -> Iterator[None]:
+        """Warn of what `what`, which runs in the block, changes in `parts` and nothing stores."""
+        before = self.mark(parts)
+        yield
+        fix = f"{fix}, or if no result depends on it, {NOT_NEEDED}"
+        self.warn(f"{what} changes", changed(before, self.mark(parts)), fix)
+
+    def warn(self, what: str, names: set[str], fix: str, why: str = UNSAVED) -> None:
+        """Warn once of each of the `names`; `fix` may contain the `key` of the first."""
+        if (new := names - self._named) and self.accelerator.is_main_process:
+            _logger.warning(
+                "[UNSAVED_STATE] %s %s, %s: %s",
+                what,
+                listed(new),
+                why,
+                fix.format(key=min(new).rpartition(".")[2]),
+            )
+        self._named |= names
+
+    def check_same_everywhere(self, lines: list[str], fix: str = _ONE_VALUE) -> None:
+        """Check that the processes have the same `lines`; `fix` says how they will.
+
+        **Collective.** Raises CheckpointError.
+        """
+        if self.accelerator.num_processes == 1:
+            return
+        for process, found in enumerate(differing_lines("\n".join(lines), self.accelerator)):
+            if found:
+                raise inexact(f"processes differ after a step (process {process}: {found}): {fix}")
+
+
+def is_stored(part: object) -> bool:
+    """Whether a checkpoint stores what a part, such as a callback, returns as its state."""
+    return isinstance(part, Callback) and type(part).state_dict is not Callback.state_dict
+
+
+def inexact(message: str) -> CheckpointError:
+    """Return the error of a run that could not resume exactly."""
+    return CheckpointError("CKPT_INEXACT", message)
+
+
+def changed(before: Marks, after: Marks) -> set[str]:
+    """Return the names of the values that kept their type and changed their content."""
+    return {
+        name
+        for name in before.keys() & after.keys()
+        if before[name][0] == after[name][0] and before[name][1] != after[name][1]
+    }
+
+
+def refuse_changes(
+    what: str, before: Mapping[str, object], after: Mapping[str, object], fix: str
+) -> None:
+    """Raise CheckpointError if `what` has changed something that `before` and `after` describe."""
+    names: Set[str] = before.keys() | after.keys()
+    if found := {name for name in names if before.get(name) != after.get(name)}:
+        raise inexact(f"{what} changes {listed(found)}: {fix}")
+
+
+def describe_state(state: Mapping[str, Any]) -> list[str]:
+    """Return a line for each value in `state` that is no shard."""
+    return [
+        f"{path} {_describe(leaf)}" for path, leaf in flatten(state).items() if not is_shard(leaf)
+    ]
+
+
+def _describe(leaf: Any) -> str:
+    """Return a text for a plain value, or for the bits of a tensor."""
+    return f"bits {digest_of(leaf)}" if isinstance(leaf, Tensor) else repr(leaf)
+
+
+def first_difference(one: Any, other: Any) -> str | None:
+    """Return the path, such as `state[0].exp_avg`, to the first difference of two states."""
+    mine = digests_in(one)
+    theirs = digests_in(other)
+    return next((path for path in mine | theirs if mine.get(path) != theirs.get(path)), None)
+
+
+def digests_in(state: Any) -> dict[str, tuple[bool, str]]:
+    """Return for each leaf whether it is a shard, and its digest. **Collective** with shards."""
+    return {path: (is_shard(leaf), digest_of(leaf)) for path, leaf in flatten(state).items()}
