@@ -65,6 +65,7 @@ def train(config: Config) -> RunResult:
             callbacks=[mistakes],
             data_fingerprint=images.fingerprint,
             export_config={
+                "evaluation": {"tta": config.task.tta},
                 "model": asdict(config.model),
                 "in_channels": images.num_channels,
                 "image_size": images.image_size,

@@ -75,6 +75,7 @@ def train(config: Config) -> RunResult:
             callbacks=[mistakes],
             data_fingerprint=photos.fingerprint,
             export_config={
+                "evaluation": {"tta": config.task.tta},
                 "model": asdict(config.model),
                 "in_channels": 3,
                 "image_size": image_size,

@@ -67,11 +67,9 @@ def train(config: Config) -> RunResult:
     with start_run(config, recipe="vit") as run:
         model = make_model(config, dict(enumerate(photos.class_names)))
         size = model.config.image_size
+        transform = EvalTransform(size=size, crop_ratio=1.0, mean=GRAY, std=GRAY)
         loader, eval_loader = build_photo_loaders(
-            run,
-            photos,
-            augment=PhotoAugmentConfig(),
-            transform=EvalTransform(size=size, crop_ratio=1.0, mean=GRAY, std=GRAY),
+            run, photos, augment=PhotoAugmentConfig(), transform=transform
         )
         trainer = build_trainer(
             run,
@@ -88,6 +86,13 @@ def train(config: Config) -> RunResult:
             eval_sets=eval_loader,
             metrics=classification_metrics(photos.num_classes),
             data_fingerprint=photos.fingerprint,
+            export_config={  # for `accel-trainer predict`, with --onnx
+                "in_channels": 3,
+                "image_size": [size, size],
+                "class_names": photos.class_names,
+                "normalization": {"mean": GRAY, "std": GRAY},
+                "eval_transform": transform.to_dict(),
+            },
         )
         return trainer.fit()
 

@@ -2,66 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import safetensors.torch
-import torch
-from accelerate.utils import recursively_apply
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..checkpoint.loading import load_checkpoint
 from ..checkpoint.sharded import load_whole, stream_tensors
-from ..checkpoint.state_dict import load_weights
 from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import CheckpointError
-from ..core.json_files import write_json
+from ..core.json_files import read_json_object, write_json
 from ..core.rng import preserved_generators
 from ..core.run_dir import writes_to
 from ..core.train_state import BestCheckpoint, TrainState, Weights, checkpoint_name
-from ..core.types import EvalSource, Task, eval_step_of
 from ..core.user_code import describe_error
+from .onnx import ONNX_FILES, OnnxExport, OnnxFiles
 
 _logger = logging.getLogger(__name__)
-_EXAMPLE_SIZE = 8  # samples
-ONNX_FILES = {"model.onnx": "onnx_sha256", "example.safetensors": "example_sha256"}
-"""What `--onnx` adds to an export, and the names of the hashes in its `config.json`."""
-
-
-class OnnxExport(NamedTuple):
-    """What an ONNX file is made from: the model, and a task and a loader that show its use."""
-
-    model: nn.Module
-    """A copy of the model on the CPU."""
-    task: Task
-    loader: EvalSource
-
-    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with which the task calls the model for some samples."""
-        batch = next(batch for batch in self.loader.batches() if len(batch))
-        # The exporter takes an axis of size 1 for a constant: a small batch is repeated.
-        some = torch.arange(_EXAMPLE_SIZE) % len(batch)
-        batch = batch.map(lambda tensor: tensor[some].to("cpu"))
-        calls: list[Any] = []
-        model = self.model.eval()
-        with model.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True):
-            eval_step_of(self.task)(model, batch)
-        args, kwargs = calls[0]
-        return args, kwargs
-
-    def files(self, weights: Mapping[str, Tensor]) -> tuple[bytes, bytes]:
-        """Return the contents of `ONNX_FILES`: the model, and an example of inputs and outputs."""
-        load_weights(self.model, weights)
-        onnx, example = _to_onnx(self.model, *self.call())
-        return onnx, safetensors.torch.save(example)
 
 
 @dataclass(eq=False)
@@ -95,7 +58,7 @@ class Exporter(Callback):
             # An `eval_step` may need what training leaves: it then fails here, and not at the end.
             with preserved_generators(trainer.accelerator.device), suppress(Exception):
                 self.onnx.call()
-                if not self._convert(self.onnx, self.onnx.model.state_dict()):
+                if not self._convert(self.onnx, self.onnx.model.state_dict()).contents:
                     self.onnx = None
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
@@ -119,30 +82,31 @@ class Exporter(Callback):
         config = {**self.config, "weights": source, "sha256": filesystem.sha256_of(path)}
         if self.onnx is not None:
             whole = {name: load_whole(stored) for name, stored in weights.items()}
-            for name, data in self._convert(self.onnx, whole).items():
+            files = self._convert(self.onnx, whole)
+            for name, data in files.contents.items():
                 filesystem.write_file_atomic(self._folder / name, data)
-                config[ONNX_FILES[name]] = hashlib.sha256(data).hexdigest()
+            config |= files.config
+        elif (earlier := self._earlier_config()).get("sha256") == config["sha256"]:
+            kept = ("onnx", *ONNX_FILES.values())
+            config |= {key: earlier[key] for key in kept if key in earlier}
         write_json(self._folder / "config.json", config)
 
-    def _convert(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> dict[str, bytes]:
-        """Return the contents of the ONNX file and its example, by name.
+    def _earlier_config(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            return read_json_object(self._folder / "config.json")
+        return {}
 
-        If the model cannot be converted, warn and return nothing.
-        """
-        # The exporter warns if torchvision is missing (torch 2.13).
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    def _convert(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> OnnxFiles:
+        """Return the ONNX files; none, with a warning, if the model cannot be converted."""
         try:
-            with warnings.catch_warnings(), torch.no_grad():
-                # The exporter causes warnings about torch's internals (torch 2.13).
-                warnings.simplefilter("ignore")
-                return dict(zip(ONNX_FILES, onnx.files(weights), strict=True))
+            return onnx.files(weights, self.config)
         except Exception as error:  # torch's exporter raises many types
             _logger.warning(
                 "no %s: torch cannot convert the model (%s)",
                 self._folder / "model.onnx",
                 describe_error(error.__cause__ or error),
             )
-            return {}
+            return OnnxFiles({}, {})
 
 
 def load_best(
@@ -163,40 +127,3 @@ def load_best(
             return f"{best.weights} of the best checkpoint {best.name}", weights
     weights = load(checkpoint_name(position)).pieces[otherwise]
     return f"{otherwise} after step {position.optimizer_step}", weights
-
-
-def _to_onnx(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[bytes, dict[str, Tensor]]:
-    """Return the ONNX model for batches of any size, and the named inputs and outputs of this call.
-
-    Raises ValueError if an input or output has no batch dimension.
-    """
-    batch = torch.export.Dim("batch")
-    shapes = torch.export.ShapesCollection()
-    inputs = _tensors((args, kwargs))
-    for tensor in inputs:
-        others = {axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1}
-        shapes[tensor] = others | ({0: batch} if tensor.ndim else {})
-    traced = torch.export.export(
-        model, args, kwargs, dynamic_shapes=shapes.dynamic_shapes(model, args, kwargs)
-    )
-    program = torch.onnx.export(traced, verbose=False)
-    assert program is not None
-    graph = program.model_proto.graph
-    sizes = {
-        value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output)
-    }
-    if any(size[:1] != next(iter(sizes.values()))[:1] for size in sizes.values()):
-        raise ValueError("its inputs and outputs are not all of one sample each, [B, ...]")
-    tensors = [*inputs, *_tensors(model(*args, **kwargs))]
-    # safetensors refuses tensors with gaps and tensors that share memory.
-    copies = [tensor.contiguous().clone() for tensor in tensors]
-    return program.model_proto.SerializeToString(), dict(zip(sizes, copies, strict=True))
-
-
-def _tensors(data: Any) -> list[Tensor]:
-    """Return the tensors in nested lists, tuples and dicts, in their order."""
-    found: list[Tensor] = []
-    recursively_apply(found.append, data)
-    return found

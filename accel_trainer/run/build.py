@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from ..callbacks.export import OnnxExport
 from ..callbacks.metrics_file import MetricsFile
+from ..callbacks.onnx import OnnxExport
 from ..checkpoint.frozen import marks_of
 from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer

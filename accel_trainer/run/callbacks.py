@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..callbacks.early_stopping import EarlyStopping, TimeLimit
-from ..callbacks.export import Exporter, OnnxExport
+from ..callbacks.export import Exporter
 from ..callbacks.metric_logger import MetricLogger
 from ..callbacks.metrics_file import MetricsFile
+from ..callbacks.onnx import OnnxExport
 from ..callbacks.pretrained import PretrainedExport
 from ..callbacks.profiler import Profile
 from ..callbacks.progress_bar import ProgressBar

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel_trainer import Batch, ClassificationTask
-from accel_trainer.callbacks.export import Exporter, OnnxExport
+from accel_trainer.callbacks.export import Exporter
+from accel_trainer.callbacks.onnx import OnnxExport, OnnxFiles
 from accel_trainer.core.callback import RunResult, TrainerView
 from accel_trainer.core.train_state import BestCheckpoint
 from tests.faults.tiny_run import make, name_at, pieces_at, position_at, save
@@ -106,15 +107,15 @@ def test_a_run_that_continues_is_not_exported(run: Path) -> None:
 class Unconvertible(OnnxExport):
     """A model that the exporter of torch cannot convert."""
 
-    def files(self, weights: Any) -> tuple[bytes, bytes]:
+    def files(self, weights: Any, config: Any) -> OnnxFiles:
         raise RuntimeError("no such\n operator")
 
 
 class Converted(OnnxExport):
     """A model that was converted."""
 
-    def files(self, weights: Any) -> tuple[bytes, bytes]:
-        return b"onnx", b"example"
+    def files(self, weights: Any, config: Any) -> OnnxFiles:
+        return OnnxFiles({"model.onnx": b"onnx"}, {"onnx_sha256": "of onnx"})
 
 
 def test_an_export_without_onnx_is_a_warning(run: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -133,7 +134,7 @@ class Tried(OnnxExport):
         torch.rand(())
         return (), {}
 
-    def files(self, weights: Any) -> tuple[bytes, bytes]:
+    def files(self, weights: Any, config: Any) -> OnnxFiles:
         raise RuntimeError("no such operator")
 
 
@@ -164,9 +165,10 @@ def test_a_single_sample_is_repeated_so_that_its_axis_is_no_constant() -> None:
     assert torch.equal(inputs, torch.ones_like(inputs))
 
 
-def test_an_export_has_the_hashes_of_its_onnx_files(run: Path) -> None:
+def test_onnx_files_stay_with_the_weights_that_they_were_made_of(run: Path) -> None:
     exporter(run, onnx=Converted(None, None, None)).on_fit_end(trainer(), ended(1))  # type: ignore[arg-type]
-    for file, key in (("model.onnx", "onnx_sha256"), ("example.safetensors", "example_sha256")):
-        assert (
-            exported(run)[key] == hashlib.sha256((run / "export" / file).read_bytes()).hexdigest()
-        )
+    assert (run / "export" / "model.onnx").read_bytes() == b"onnx"
+    exporter(run).on_fit_end(trainer(), ended(1))
+    assert exported(run)["onnx_sha256"] == "of onnx", "the same weights"
+    exporter(run).on_fit_end(trainer(), ended(2))
+    assert "onnx_sha256" not in exported(run)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from accel_trainer.callbacks.export import ONNX_FILES
+from accel_trainer.callbacks.onnx import ONNX_FILES
 from accel_trainer.cli.share.plain_model import write_transform
 from tests.cli.conftest import run_command
 from tests.variants import slow

@@ -340,10 +340,11 @@ def test_the_onnx_of_an_export_gives_the_logits_of_its_model(
     mean, std = (
         torch.tensor(value)[:, None, None] for value in vars(images.normalization).values()
     )
+    inputs = (pixels - mean) / std
     with torch.inference_mode():
-        expected = from_pretrained(tmp_path / "model")((pixels - mean) / std)
+        expected = from_pretrained(tmp_path / "model")(inputs)
     session = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx")
-    (logits,) = session.run(None, {"images": pixels.numpy()})
+    (logits,) = session.run(None, {"normalized_images": inputs.numpy()})
     torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
 
     code, text = verify(tmp_path / "model", runs, capsys)
@@ -534,6 +535,24 @@ def test_a_picture_gets_labels_with_confidence(
     assert len(first) == len(second) == 4, (
         "the path and three labels, also of a colour image of another size"
     )
+
+
+def test_a_picture_gets_the_mean_over_the_views_of_the_evaluation(
+    runs: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digit(runs, tmp_path / "digit.png")
+    inputs = read_image(tmp_path / "digit.png", read_export_config(model))[None]
+    config = json.loads((model / "config.json").read_text())
+    with torch.inference_mode():
+        views = [from_pretrained(model)(view)[0] for view in (inputs, inputs.flip(-1))]
+    found = []
+    for tta, logits in (("none", views[0]), ("flip", (views[0] + views[1]) / 2)):
+        config["evaluation"]["tta"] = tta
+        (model / "config.json").write_text(json.dumps(config))
+        _, out, _ = run_command(capsys, ["predict", model, tmp_path / "digit.png", "--jsonl"])
+        found.append(json.loads(out)["predictions"][0]["probability"])
+        assert found[-1] == pytest.approx(float(logits.softmax(0).max()), abs=1e-6)
+    assert found[0] != found[1]
 
 
 def test_a_picture_is_read_as_an_evaluation_reads_it(

@@ -191,7 +191,8 @@ def test_the_onnx_has_the_exported_weights_and_takes_batches_of_any_size(pixels:
         body.flatten(1), weights["head.weight"], weights["head.bias"]
     )
     for size in (1, 5):
-        (logits,) = session_of(pixels).run(None, {"images": images[:size].numpy()})
+        inputs = {"normalized_images": images[:size].numpy()}
+        (logits,) = session_of(pixels).run(None, inputs)
         torch.testing.assert_close(torch.from_numpy(logits), expected[:size], rtol=1e-5, atol=1e-5)
 
 
@@ -262,13 +263,13 @@ def test_an_onnx_of_other_weights_differs(
     run = shutil.copytree(pixels, tmp_path / "run")
     example = load_file(run / "export" / "example.safetensors")
     save_file(
-        {name: value + (0 if name == "images" else 0.01) for name, value in example.items()},
+        {name: value + 0.01 * (name == "logits") for name, value in example.items()},
         run / "export" / "example.safetensors",
     )
     code, out, _ = run_command(capsys, ["verify", run])
     assert code == 1
     assert re.search(r"^example.safetensors .* CHANGED$", out, re.MULTILINE)
-    assert re.search(r"^linear .* DIFFERS$", out, re.MULTILINE)
+    assert re.search(r"^logits .* DIFFERS$", out, re.MULTILINE)
     config = json.loads((run / "export" / "config.json").read_text())
     config["example_sha256"] = hashlib.sha256(
         (run / "export" / "example.safetensors").read_bytes()

@@ -86,7 +86,8 @@ def _description(run: Path) -> dict[str, object]:
             "EXPORT", f"{fact}: start its command again, which adds export/config.json"
         )
     content = read_export_content(run / "export")
-    return {name: value for name, value in content.items() if not name.endswith("sha256")}
+    of_files = (*(name for name in content if name.endswith("sha256")), "onnx")
+    return {name: value for name, value in content.items() if name not in of_files}
 
 
 def _best_so_far(run: Path) -> tuple[LoadedCheckpoint, str]:

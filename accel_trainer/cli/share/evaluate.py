@@ -34,10 +34,10 @@ from ..common.output import both_ends, format_number, format_table, tell, tell_j
 from ..common.parser import CommandParser, refuse_below_one
 from ..runs.confusion import read_confusion
 from ..runs.metric_groups import Weights
-from ..runs.run_reader import RunReader, read_run
+from ..runs.run_reader import RunReader
 from .best_so_far import opened_export
 from .evaluation_data import DataChoice, load_eval_data
-from .export import evaluation_of
+from .export import evaluation_of, run_of
 from .onnx_model import is_own_model
 
 _EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"
@@ -144,9 +144,7 @@ def load_model(path: Path, *, weights: Weights | None) -> StoredModel:
         CheckpointError: there is no model, or it is damaged.
         ConfigError: `weights` is given and `path` is no checkpoint.
     """
-    is_checkpoint = (path / "manifest.json").is_file()
-    folder = path.resolve().parent.parent if is_checkpoint else path
-    run = read_run(folder) if (folder / "config.yaml").is_file() else None
+    run = run_of(path)
     with opened_export(path, weights=weights) as export:
         content = read_export_content(export)
         if is_own_model(export):

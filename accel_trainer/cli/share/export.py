@@ -18,7 +18,7 @@ from typing import Any
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
 
-from ...callbacks.export import ONNX_FILES
+from ...callbacks.onnx import ONNX_FILES
 from ...checkpoint.format import FROZEN_FILE, list_checkpoints
 from ...checkpoint.serialization import unpack_tensors
 from ...core import filesystem
@@ -34,7 +34,7 @@ from ..report.card import write_card
 from ..runs.metric_groups import group_of_weights
 from ..runs.run_reader import RunReader, read_run
 from .best_so_far import opened_export
-from .onnx_model import is_own_model, write_onnx
+from .onnx_model import convert, is_own_model
 from .plain_model import write_source, write_transform
 from .publish import create_repository, upload
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     content.add_argument(
         "--onnx",
         action="store_true",
-        help="add model.onnx, which maps images with values from 0 to 1 to logits",
+        help="add model.onnx, which maps normalised images to logits",
     )
     content.add_argument(
         "--trained",
@@ -94,10 +94,9 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
     """
     with opened_export(run.folder) as source:
         config = read_export_content(source) | {"evaluation": evaluation_of(run)}
-        collect = _files_of_own_model if is_own_model(source) else _files_of_our_model
-        files = collect(source, config, with_onnx)
+        files = _files_of_model(source, config, with_onnx)
     metrics = reported_metrics(run, config)
-    if "eval_transform" in config or "model" in config:
+    if config.keys() & {"eval_transform", "model", "onnx"}:
         files["transform.py"] = write_transform().encode()
     files |= {
         "config.json": json.dumps(config, indent=1).encode(),
@@ -176,36 +175,32 @@ def _hash_of(path: Path) -> str | None:
     return None
 
 
-def _files_of_own_model(
-    source: Path, config: Mapping[str, Any], with_onnx: bool
-) -> dict[str, bytes]:
-    """Return the files of a user's own model, which the run has written."""
+def _files_of_model(source: Path, config: dict[str, Any], with_onnx: bool) -> dict[str, bytes]:
+    """Return the weights, the source of a model of ours, and the ONNX file that the run wrote.
+
+    `with_onnx` writes an ONNX file if there is none. Its hash and that of the weights are stored in
+    `config`.
+    """
     names = ["model.safetensors", *(name for name, key in ONNX_FILES.items() if key in config)]
-    if with_onnx and len(names) == 1:
+    files = {
+        name: filesystem.read_file(source / name, max_bytes=_MAX_WEIGHTS_BYTES) for name in names
+    }
+    is_own = is_own_model(source)
+    if with_onnx and is_own and len(names) == 1:
         fix = "start its recipe again with --onnx, which then only exports"
         raise CheckpointError(
             "EXPORT", f"{source} has no model.onnx, and only the recipe has the class: {fix}"
         )
-    return {
-        name: filesystem.read_file(source / name, max_bytes=_MAX_WEIGHTS_BYTES) for name in names
-    }
-
-
-def _files_of_our_model(source: Path, config: dict[str, Any], with_onnx: bool) -> dict[str, bytes]:
-    """Return the weights, the source of the model, and optionally its ONNX file.
-
-    The hashes of the weights and of the ONNX file are stored in `config`.
-    """
-    described = read_export_config(source)
-    weights = filesystem.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
-    _check_readable(weights)
+    if is_own:
+        return files
+    _check_readable(files["model.safetensors"])
     # A wrong hash is kept, so that `verify` finds the damage.
-    config.setdefault("sha256", _sha256(weights))
-    files = {}
-    if with_onnx:
-        files["model.onnx"] = write_onnx(source)
-        config["onnx_sha256"] = _sha256(files["model.onnx"])
-    return files | {"model.safetensors": weights, "model.py": write_source(described).encode()}
+    config.setdefault("sha256", _sha256(files["model.safetensors"]))
+    if with_onnx and len(names) == 1:
+        onnx = convert(source, config)
+        files |= onnx.contents
+        config |= onnx.config
+    return files | {"model.py": write_source(read_export_config(source)).encode()}
 
 
 def _sha256(data: bytes) -> str:
@@ -251,6 +246,16 @@ def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, flo
                 )
                 raise OutputError("RUN_CHANGED", f"{run.folder}: {fact}")
     return metrics
+
+
+def run_of(model: Path) -> RunReader | None:
+    """Return the run of `model`: itself, or that with this checkpoint or export; None: none."""
+    run = model
+    if (model / "manifest.json").is_file():
+        run = model.resolve().parent.parent
+    elif not (model / "config.yaml").is_file() and model.resolve().name == "export":
+        run = model.resolve().parent
+    return read_run(run) if (run / "config.yaml").is_file() else None
 
 
 def evaluation_of(run: RunReader) -> dict[str, Any]:

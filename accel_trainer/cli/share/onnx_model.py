@@ -6,10 +6,7 @@ Shapes: B samples, K classes.
 from __future__ import annotations
 
 import hashlib
-import logging
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +14,18 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_safetensors
-from torch import Tensor, nn
+from torch import Tensor
 
+from ...callbacks.onnx import OnnxFiles, write_onnx
 from ...core import filesystem
 from ...core.errors import CheckpointError, DataError, OutputError
 from ...vision.pretrained import (
-    ExportConfig,
     file_in,
     from_pretrained,
     read_export_config,
     read_export_content,
 )
+from ...vision.tasks import AveragedOverViews
 
 _DEFAULT_SIZE = (32, 32)  # of the traced images, if the export does not record a size
 _MAX_BYTES = 1 << 36
@@ -37,62 +35,26 @@ SUFFIXES = (".npy", ".safetensors")
 """The suffixes of files with inputs of a model."""
 
 
-class _Normalized(nn.Module):
-    """Normalisation followed by a model."""
+def convert(folder: Path, config: Mapping[str, Any]) -> OnnxFiles:
+    """Return the ONNX files of the exported model in `folder`.
 
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, model: nn.Module, config: ExportConfig) -> None:
-        super().__init__()
-        self.model = model
-        for name, values in vars(config.normalization).items():
-            self.register_buffer(name, torch.tensor(values)[:, None, None])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits [B, K] of images [B, C, H, W] with values between 0 and 1."""
-        logits: Tensor = self.model((images - self.mean) / self.std)
-        return logits
-
-
-def write_onnx(folder: Path) -> bytes:
-    """Return the exported model in `folder` as ONNX, for any batch size.
+    `config` is what the `config.json` beside it will be.
 
     Raises:
         OutputError: a package that torch's exporter needs is not installed.
     """
-    config = read_export_config(folder)
-    model = _Normalized(from_pretrained(folder), config).eval()
-    images = torch.zeros(2, config.in_channels, *(config.image_size or _DEFAULT_SIZE))
+    described = read_export_config(folder)
+    size = described.image_size or _DEFAULT_SIZE
+    noise = torch.Generator().manual_seed(0)
+    images = torch.randn(8, described.in_channels, *size, generator=noise)
+    tta = config["evaluation"].get("tta", "none")
     try:
-        with _silent():
-            program = torch.onnx.export(
-                model,
-                (images,),
-                dynamo=True,
-                verbose=False,
-                input_names=["images"],
-                output_names=["logits"],
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-            )
-        assert program is not None
-        return bytes(program.model_proto.SerializeToString())
+        model = AveragedOverViews(from_pretrained(folder), tta)
+        return write_onnx(model, (images,), {}, config=config)
     except ImportError as error:
         raise OutputError(
             "EXPORT", f"--onnx needs {error.name}: pip install 'accel-trainer[onnx]'"
         ) from error
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Hide the warnings of torch 2.13 about its internals and about optional packages."""
-    logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            logging.disable(logging.NOTSET)
 
 
 def is_own_model(export: Path) -> bool:

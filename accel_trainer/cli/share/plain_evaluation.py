@@ -1,8 +1,9 @@
 """Evaluates an exported model with only torch and safetensors, as a script in its own process.
 
 Usage: plain_evaluation.py EXPORT DATA, where DATA is a folder of safetensors files, each with uint8
-images [N, C, H, W] and their labels [N]. Without DATA, onnxruntime runs `model.onnx` on the example
-inputs that the training run has stored, and the outputs are compared with the stored ones.
+images [N, C, H, W] and their labels [N]. If there is a `model.onnx`, onnxruntime runs it on some of
+them, and its logits are compared with the model's. Without DATA, it runs on the example inputs that
+the training run has stored, and the outputs are compared with the stored ones.
 """
 
 import contextlib
@@ -14,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 _BATCH_SIZE = 500
+_ONNX_INPUT = "normalized_images"
 _PRECISIONS = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def evaluate(folder: Path, data: Path) -> dict[str, float]:
-    """Return loss, accuracy and top-5 accuracy of the model in `folder`."""
+    """Return loss, accuracy and top-5 accuracy of the model in `folder`.
+
+    Also the largest difference of `model.onnx`, if there is one.
+    """
     import torch
     from safetensors.torch import load_file
     from torch.nn import functional as F
@@ -39,6 +44,8 @@ def evaluate(folder: Path, data: Path) -> dict[str, float]:
     num_correct = 0
     num_in_top5 = 0
     total = 0
+    onnx: dict[str, float] = {}
+    has_onnx = (folder / "model.onnx").exists()
     with torch.inference_mode():
         for images, labels in _batches(data, config["evaluation"].get("ignore_index")):
             inputs = ((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
@@ -49,8 +56,11 @@ def evaluate(folder: Path, data: Path) -> dict[str, float]:
             )
             with autocast:
                 views = _views(inputs, config["evaluation"]["tta"])
-                logits = torch.stack([model(view).float() for view in views])
-            logits = logits.mean(0)
+                logits = torch.stack([model(view).float() for view in views]).mean(0)
+            if has_onnx and not onnx and len(labels):
+                expected = torch.stack([model(view) for view in views]).mean(0)
+                (found,) = _session(folder).run(None, {_ONNX_INPUT: inputs.contiguous().numpy()})
+                onnx["model.onnx"] = _difference(found, expected.numpy())
             ranked = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
             loss_sum += float(F.cross_entropy(logits, labels, reduction="sum"))
             num_correct += int(ranked[:, 0].sum())
@@ -60,7 +70,7 @@ def evaluate(folder: Path, data: Path) -> dict[str, float]:
         "loss": loss_sum / total,
         "accuracy": num_correct / total,
         "top5_accuracy": num_in_top5 / total,
-    }
+    } | onnx
 
 
 def compare_example(folder: Path) -> dict[str, float]:
@@ -68,12 +78,9 @@ def compare_example(folder: Path) -> dict[str, float]:
 
     Differences are absolute for values up to 1, and relative above.
     """
-    import onnxruntime
     from safetensors.numpy import load_file
 
-    session = onnxruntime.InferenceSession(
-        folder / "model.onnx", providers=["CPUExecutionProvider"]
-    )
+    session = _session(folder)
     example = load_file(folder / "example.safetensors")
     names = [value.name for value in session.get_outputs()]
     differences: dict[str, float] = dict.fromkeys(names, 0.0)
@@ -82,9 +89,18 @@ def compare_example(folder: Path) -> dict[str, float]:
         found = session.run(None, inputs)
         for name, output in zip(names, found, strict=True):
             expected = example[name][:size]
-            difference = float((abs(output - expected) / abs(expected).clip(1)).max())
-            differences[name] = max(differences[name], difference)
+            differences[name] = max(differences[name], _difference(output, expected))
     return differences
+
+
+def _session(folder: Path) -> Any:
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+
+
+def _difference(found: Any, expected: Any) -> float:
+    return float((abs(found - expected) / abs(expected).clip(1)).max())
 
 
 def _batches(data: Path, ignored: int | None) -> Iterator[tuple[Any, Any]]:

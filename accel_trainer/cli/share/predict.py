@@ -1,8 +1,9 @@
 """`accel-trainer predict MODEL IMAGE ...`: predict the classes of images, with confidence.
 
 IMAGE may be a folder of images. Images of any size are prepared with the transform that is stored
-with the model. If an image cannot be read or has an unsupported format, it is reported, the others
-are predicted, and the exit code is 65.
+with the model, and their logits are averaged over the views of `--tta`, as in the run's evaluation.
+If an image cannot be read or has an unsupported format, it is reported, the others are predicted,
+and the exit code is 65.
 Your own model runs from the ONNX file that its recipe writes with `--onnx`, and also takes `.npy`
 and `.safetensors` files with its inputs.
 """
@@ -31,10 +32,12 @@ from ...vision.pretrained import (
     read_export_content,
 )
 from ...vision.sources.listing import LITTER, LeftOut, describe_left_out, list_photos
+from ...vision.tasks import AveragedOverViews
 from ..common.output import tell, tell_json
 from ..common.parser import CommandParser, refuse_below_one
 from ..common.threads import decoding_threads, in_order
 from .best_so_far import opened_export
+from .export import evaluation_of, run_of
 from .onnx_model import (
     SUFFIXES,
     Classes,
@@ -91,7 +94,11 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
     runtime = RuntimeConfig()
     accelerator = start_accelerator(runtime)
     device = torch.device("cpu") if own_model is not None else accelerator.device
-    model = own_model or place_model(from_pretrained(folder), accelerator, runtime)
+    run = run_of(options.model)
+    tta = (content.get("evaluation", {}) if run is None else evaluation_of(run)).get("tta", "none")
+    model = own_model or AveragedOverViews(
+        place_model(from_pretrained(folder), accelerator, runtime), tta
+    )
     num_failed = sum(each.is_loss for each in left_out)
     with decoding_threads(options.num_workers) as threads:
         # Without a recorded size, images may differ in size and cannot share a batch.
