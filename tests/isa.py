@@ -28,7 +28,7 @@ NUMERIC = (
     "tests/distributed/test_fsdp.py",
     "tests/distributed/test_sync_batch_norm.py",
     "tests/distributed/test_elastic.py",
-    "tests/fault_tolerance/test_out_of_memory.py",
+    "tests/checks/test_out_of_memory.py",
     "tests/training/test_nonfinite_report.py",
     "tests/test_own_recipes.py",
     "tests/test_recipes.py",

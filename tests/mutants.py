@@ -276,7 +276,7 @@ MUTANTS = [
     ),
     Mutant(
         "a shared run leaves its umask behind",
-        "accel_trainer/run/session.py",
+        "accel_trainer/run/joining.py",
         "folder_resources.callback(os.umask, os.umask(0o027))",
         "os.umask(0o027)",
         ("tests/run/test_session.py::test_a_shared_run_can_be_read_by_its_group",),
@@ -504,7 +504,7 @@ MUTANTS = [
     ),
     Mutant(
         "a step that cannot evaluate a set is found after the training",
-        "accel_trainer/training/evaluator.py",
+        "accel_trainer/checks/evaluation_trial.py",
         'isinstance(error, UserError) or not hasattr(task, "eval_step")',
         "isinstance(error, UserError)",
         ("tests/run/test_eval_sets.py::test_a_step_that_fails_on_a_set_costs_no_training",),
@@ -532,10 +532,10 @@ MUTANTS = [
     ),
     Mutant(
         "out of memory, pairs are to be split",
-        "accel_trainer/fault_tolerance/out_of_memory.py",
+        "accel_trainer/checks/out_of_memory.py",
         "elif activity.couples_batch:",
         "elif False:",
-        ("tests/fault_tolerance/test_out_of_memory.py",),
+        ("tests/checks/test_out_of_memory.py",),
     ),
     Mutant(
         "the ONNX export gathers on one process",
@@ -921,17 +921,17 @@ MUTANTS = [
     ),
     Mutant(
         "pairs that are not gathered train on several processes",
-        "accel_trainer/run/parts.py",
+        "accel_trainer/checks/parts.py",
         "num_processes = plan.num_processes if coupling is True else 1",
         "num_processes = 1",
         ("tests/training/test_pairs.py::test_a_step_that_splits_pairs_is_refused_before_any_work",),
     ),
     Mutant(
         "pairs are split by accumulation",
-        "accel_trainer/run/parts.py",
+        "accel_trainer/checks/parts.py",
         "num_processes * plan.accumulation_steps > 1",
         "num_processes > 1",
-        ("tests/run/test_parts.py::test_a_step_that_splits_the_pairs_of_a_loss_is_one_line",),
+        ("tests/checks/test_parts.py::test_a_step_that_splits_the_pairs_of_a_loss_is_one_line",),
     ),
     Mutant(
         "a process without samples leaves out an evaluation batch that gathers",
@@ -1846,10 +1846,10 @@ MUTANTS = [
     ),
     Mutant(
         "a recipe may differ between processes",
-        "accel_trainer/run/agreement.py",
+        "accel_trainer/checks/agreement.py",
         'sources = [*sorted(Path(__file__).parents[1].rglob("*.py")), Path(sys.argv[0])]',
         'sources = [*sorted(Path(__file__).parents[1].rglob("*.py"))]',
-        ("tests/run/test_agreement.py",),
+        ("tests/checks/test_agreement.py",),
     ),
     Mutant(
         "a setting that may change counts as a change of the training",
@@ -1874,10 +1874,10 @@ MUTANTS = [
     ),
     Mutant(
         "a class is taken for an instance of a part",
-        "accel_trainer/run/parts.py",
+        "accel_trainer/checks/parts.py",
         "    if isinstance(part, type):\n        raise ConfigError(",
         "    if False:\n        raise ConfigError(",
-        ("tests/run/test_parts.py",),
+        ("tests/checks/test_parts.py",),
     ),
     Mutant(
         "other data of the same size is restored without a word",
@@ -2000,7 +2000,7 @@ MUTANTS = [
     ),
     Mutant(
         "a hook of a callback that nothing calls is accepted",
-        "accel_trainer/run/parts.py",
+        "accel_trainer/checks/parts.py",
         "if method.startswith(HOOKS) and not hasattr(Callback, method):",
         "if False:",
         ("tests/run/test_mistakes.py",),

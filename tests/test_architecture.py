@@ -545,7 +545,7 @@ RULES = {
             "distributed.machine",  # what the kernel says
             "data.order",  # the ids to leave out
             "core.platform",  # directories, to sync them
-            "run.agreement",  # the sources, to hash them
+            "checks.agreement",  # the sources, to hash them
             "run.folder",  # the config, to restore it
             "lab.chaos.outputs",  # files of any program, to compare them
             "lab.chaos.runs",  # what a run has said, and the byte that it flips
@@ -584,7 +584,7 @@ RULES = {
             "cli.recipe.main",
             "cli.recipe.exit",
             "cli.recipe.start",
-            "run.preflight",
+            "checks.preflight",
             "run.provenance",  # records it
             "run.known_recipes",  # where the list of starts lies
             "run.extra_callbacks",  # no config may name a program
@@ -605,7 +605,7 @@ RULES = {
         {
             "cli",
             "lab",
-            "run.agreement",  # which recipe runs, to hash it
+            "checks.agreement",  # which recipe runs, to hash it
             "run.provenance",  # records it
         },
         "sys.argv[1:]",

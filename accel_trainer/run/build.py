@@ -12,23 +12,32 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.onnx import OnnxExport
 from ..checkpoint.frozen import marks_of
 from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer
-from ..checkpoint.optimizer_state import OptimizerState
 from ..checkpoint.serialization import copy_metadata
+from ..checks.agreement import (
+    check_same_everywhere,
+    describe_model,
+    describe_optimizer,
+    describe_schedule,
+)
 from ..checks.boundaries import BoundaryChecks
+from ..checks.parts import (
+    check_coupling,
+    check_model,
+    check_optimizers,
+    check_part,
+    check_parts,
+    check_states,
+)
 from ..checks.rehearsal import Rehearsal
 from ..checks.subject import Subject
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
-from ..core.digest import flatten
 from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
@@ -36,7 +45,6 @@ from ..core.module_order import take_order
 from ..core.parameters import named_parts, unstepped_parameters
 from ..core.tensor_memory import copy_model
 from ..core.types import Loader, Metric, Task
-from ..core.wording import describe_tensor
 from ..data.fingerprint import describe_fingerprint
 from ..data.loader import DEFAULT_OPTIONS, DatasetOptions
 from ..distributed.accelerator import describe_machine, library_versions
@@ -51,7 +59,6 @@ from ..training.evaluator import Evaluator
 from ..training.strategy import choose_strategy
 from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
-from .agreement import check_same_everywhere
 from .best_weights import load_best_weights
 from .callbacks import build_callbacks
 from .config import decisive_values
@@ -65,7 +72,6 @@ from .optimization import (
     plan_optimization,
     refuse_epochs,
 )
-from .parts import check_coupling, check_optimizers, check_part, check_parts, check_states
 from .restore import restore_checkpoint
 from .session import Run
 
@@ -127,7 +133,9 @@ def build_trainer(
     """
     # The order matters.
     # 1. Parts and data are checked first: nothing has been changed yet.
-    _check_arguments(run, model, task)
+    check_part("run", run)
+    check_model(model)
+    check_part("task", task)
     callbacks = check_parts("callbacks", callbacks)
     check_optimizers(optimizer, task, run.accelerator)
     check_states(states)
@@ -260,27 +268,6 @@ def build_trainer(
 # --- 1. parts and data ---
 
 
-def _check_arguments(run: Run, model: nn.Module, task: Task) -> None:
-    """Raise ConfigError for parts of a wrong type, and a wrapped model, whose names differ."""
-    check_part("run", run)
-    check_part("model", model)
-    check_part("task", task)
-    for module in model.modules():
-        is_wrapper = isinstance(module, nn.DataParallel | DistributedDataParallel | AveragedModel)
-        if is_wrapper or hasattr(module, "_orig_mod"):  # of torch.compile
-            raise ConfigError(
-                "MODEL",
-                f"the model is or contains a {type(module).__name__}: pass the plain module, and "
-                "start one process for each device, or use --compile or --ema",
-            )
-    if isinstance(model, nn.ModuleDict | nn.ModuleList):
-        raise ConfigError(
-            "MODEL",
-            f"the model is a {type(model).__name__}, which cannot be called: put the networks into "
-            "a Module of your own, whose forward serves each use of them",
-        )
-
-
 def _refuse_endless(run: Run, observers: Sequence[Observer]) -> None:
     """Raise ConfigError for `--hours` if nothing decides when the run ends."""
     trainer = run.config.trainer
@@ -377,38 +364,17 @@ def _check_same_parts(
 
     **Collective.**
     """
-    num_steps = optimization.num_steps  # 0 for a run that only evaluates
-    steps = (0, num_steps // 2, num_steps - 1) if num_steps else ()
     parts = {
-        "model": _describe_model(model),
+        "model": describe_model(model),
         **{
-            name: _describe_optimizer(each, model)
+            name: describe_optimizer(each, model)
             for name, each in named_parts(optimization.optimizers).items()
         },
         "metrics": "\n".join(["metrics", *(type(each).__qualname__ for each in measuring)]),
         "task": f"{type(task).__qualname__}\n{fingerprint_of(task)}",
-        "schedule": "\n".join(f"step {at}: {optimization.schedule(at)}" for at in steps),
+        "schedule": describe_schedule(optimization.schedule, optimization.num_steps),
     }
     check_same_everywhere(parts, run.accelerator)
-
-
-def _describe_model(model: nn.Module) -> str:
-    """Return the class of `model`, and a line for each parameter and buffer."""
-    lines = (
-        f"{name} {describe_tensor(tensor)}" + " trained" * tensor.requires_grad
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    )
-    return "\n".join([type(model).__qualname__, *lines])
-
-
-def _describe_optimizer(optimizer: Optimizer, model: nn.Module) -> str:
-    """Return a line for the class of `optimizer`, and for each plain setting of a group."""
-    lines = (
-        f"{path} {leaf!r}"
-        for path, leaf in flatten(OptimizerState(optimizer, model).state_dict()).items()
-        if isinstance(leaf, int | float | str)
-    )
-    return "\n".join(sorted(lines))
 
 
 # --- 6. checkpoints and callbacks ---

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..checks.agreement import check_same_everywhere
+from ..checks.parts import check_part, check_parts
 from ..core.batch_plan import BatchConfig, BatchPlan
 from ..core.errors import ConfigError, DataError
 from ..core.types import EvalSource, Loader, Metric, Task
@@ -21,8 +23,6 @@ from ..data.loader import (
 )
 from ..training.evaluation import Evaluation, check_directions
 from ..training.metrics import MeanLoss
-from .agreement import check_same_everywhere
-from .parts import check_part, check_parts
 from .session import Run
 
 _logger = logging.getLogger(__name__)

@@ -12,6 +12,9 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from ..checkpoint.format import LoadedCheckpoint
+from ..checks.agreement import check_same_everywhere, describe_identity
+from ..checks.explain import explain
+from ..checks.preflight import find_launch_warnings, find_setting_warnings, refuse_launch
 from ..core.activity import Activity
 from ..core.config import check_types
 from ..core.errors import ConfigError
@@ -19,14 +22,10 @@ from ..core.rng import seed_generators
 from ..distributed.accelerator import start_accelerator
 from ..distributed.collectives import shutdown
 from ..distributed.determinism import is_too_late_for_cublas, nondeterminism_named
-from ..fault_tolerance.out_of_memory import explain_out_of_memory
 from ..fault_tolerance.preemption import StopFlag
-from ..training.compile import compile_errors_explained
-from .agreement import check_same_everywhere, describe_identity
-from .config import RecipeConfig, check_allowed_changes, with_defaults
+from .config import RecipeConfig, check_allowed_changes, describe_shared, with_defaults
 from .folder import open_folder
 from .joining import joined_run
-from .preflight import find_warnings, refuse_launch
 from .resume import continued, load_for_all
 
 _logger = logging.getLogger(__name__)
@@ -73,11 +72,11 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     check_types(config, RecipeConfig)
     config = with_defaults(config)
     check_allowed_changes(config)
-    refuse_launch(config)
+    refuse_launch(config.runtime)
     is_late = is_too_late_for_cublas()  # before the accelerator is in use
     # 2. The processes join, and check that code and settings are the same on all of them.
     accelerator = start_accelerator(config.runtime)
-    check_same_everywhere(describe_identity(config), accelerator)
+    check_same_everywhere(describe_identity(describe_shared(config)), accelerator)
     # 3. Signals, the run folder and the reports of errors are those of every loop.
     timeout_s = config.runtime.timeout_s
     joined = joined_run(
@@ -91,12 +90,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     )
     with joined as run:
         seed_generators(config.seed % 2**32, accelerator.device)  # for the initial weights
-        # 4. Errors of memory and of compilation are explained.
-        with (
-            compile_errors_explained(),
-            nondeterminism_named(warns=accelerator.is_main_process) as operations,
-        ):
-            # 5. The checkpoint is loaded, and a change of settings is refused.
+        with nondeterminism_named(warns=accelerator.is_main_process) as operations:
+            # 4. The checkpoint is loaded, and a change of settings is refused.
             checkpoint = load_for_all(run.source, accelerator, timeout_s=timeout_s)
             config = continued(
                 config, checkpoint, run.source, num_processes=accelerator.num_processes
@@ -105,7 +100,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
                 found = find_warnings(config, is_too_late_for_cublas=is_late)
                 for code, message in found.items():
                     _logger.warning("[%s] %s", code, message)
-            with explain_out_of_memory(config.batch, run.activity, accelerator):
+            # 5. Errors of memory and of compilation are explained.
+            try:
                 yield Run(
                     config=config,
                     accelerator=accelerator,
@@ -116,3 +112,20 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
                     stop_flag=run.stop_flag,
                     resources=run.resources,
                 )
+            except Exception as error:
+                if explained := explain(error, config.batch, run.activity, accelerator):
+                    raise explained from error
+                raise
+
+
+def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict[str, str]:
+    """Return warnings by their codes: each says what is probably not meant, and the fix."""
+    of_launch = find_launch_warnings(config.runtime, is_too_late_for_cublas=is_too_late_for_cublas)
+    of_settings = find_setting_warnings(
+        trainer=config.trainer,
+        batch=config.batch,
+        optimizer=config.optimizer,
+        schedule=config.schedule,
+        has_weights=config.run.init_from is not None,
+    )
+    return of_launch | of_settings

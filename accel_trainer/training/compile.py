@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from ..core.errors import ConfigError, reason_of
 from ..core.timing import Stopwatch
 
 # Of one forward. torch's default of 8 is too few for batches that are cut to their longest sample.
@@ -45,26 +44,3 @@ def compile_graph(
     # An evaluation, which has no gradients, is counted as a whole.
     with preparation.running() if torch.is_grad_enabled() else nullcontext():
         return lookup_backend("inductor")(graph, inputs)
-
-
-@contextmanager
-def compile_errors_explained() -> Iterator[None]:
-    """Raise ConfigError for a model that cannot be compiled, or must be compiled too often."""
-    try:
-        yield
-    except Exception as error:
-        # By name, since importing torch._dynamo takes seconds.
-        names = [kind.__name__ for kind in type(error).__mro__]
-        if "FailOnRecompileLimitHit" in names:
-            raise ConfigError(
-                "COMPILE",
-                f"--compile has compiled a forward {MAX_VARIANTS} times, "
-                "once for each input shape and Python number: "
-                "pad to a few lengths, read no number from a tensor in the forward, "
-                "or leave out --compile",
-            ) from error
-        if "BackendCompilerFailed" in names:
-            raise ConfigError(
-                "COMPILE", f"--compile cannot compile this model ({reason_of(error)}): leave it out"
-            ) from error
-        raise

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ...checks.preflight import refuse_launch
 from ...core.errors import ConfigError
 from ...distributed.determinism import is_too_late_for_cublas
-from ...run.preflight import find_warnings, refuse_launch
+from ...run.session import find_warnings
 from .findings import Finding, LaunchContext
 
 START_EXPECTATIONS = {
@@ -29,7 +30,7 @@ def examine_start(now: LaunchContext) -> list[Finding]:
     try:
         warned = find_warnings(now.config, is_too_late_for_cublas=is_too_late_for_cublas())
         found += [Finding(code, "warning", message, now.rank) for code, message in warned.items()]
-        refuse_launch(now.config)
+        refuse_launch(now.config.runtime)
     except ConfigError as error:
         return [*found, Finding(error.code, "error", error.message, now.rank)]
     return found

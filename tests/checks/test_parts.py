@@ -7,8 +7,8 @@ import pytest
 from torch import nn
 
 from accel_trainer import Batch, BatchPlan, Callback, ClassificationTask, MeanLoss, StepOutput
+from accel_trainer.checks.parts import check_coupling, check_part, check_parts
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.run.parts import check_coupling, check_part, check_parts
 
 
 def test_parts_of_the_right_kind_are_accepted() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from accelerate import Accelerator
@@ -44,27 +42,19 @@ def describe_peak(used_bytes: int, reserved_bytes: int) -> str:
     return f"{used} of {reserved_bytes / 2**30:.2f} GiB reserved, the rest in fragments: {fix}"
 
 
-@contextmanager
 def explain_out_of_memory(
     config: BatchConfig, activity: Activity, accelerator: Accelerator
-) -> Iterator[None]:
-    """Replace an out-of-memory error of the block by an OutOfMemoryError that says what to do."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        where = f"after step {activity.position.optimizer_step}, phase {activity.phase}"
-        fix = _NEEDS_LESS
-        if activity.phase == "evaluation":
-            fix = f"set --batch.eval-batch-size below {config.eval_batch_size}"
-        elif activity.couples_batch:
-            fix = f"{_NEEDS_LESS}; a smaller batch has fewer pairs and trains a different model"
-        elif activity.phase == "training":
-            fix = _smaller_forwards(config, accelerator.num_processes)
-        raise OutOfMemoryError(
-            "OUT_OF_MEMORY", f"out of memory {where} ({_peak(accelerator)}): {fix}"
-        ) from error
+) -> OutOfMemoryError:
+    """Return the error of a process that has no memory left: it says what to do."""
+    where = f"after step {activity.position.optimizer_step}, phase {activity.phase}"
+    fix = _NEEDS_LESS
+    if activity.phase == "evaluation":
+        fix = f"set --batch.eval-batch-size below {config.eval_batch_size}"
+    elif activity.couples_batch:
+        fix = f"{_NEEDS_LESS}; a smaller batch has fewer pairs and trains a different model"
+    elif activity.phase == "training":
+        fix = _smaller_forwards(config, accelerator.num_processes)
+    return OutOfMemoryError("OUT_OF_MEMORY", f"out of memory {where} ({_peak(accelerator)}): {fix}")
 
 
 def _smaller_forwards(config: BatchConfig, num_processes: int) -> str:

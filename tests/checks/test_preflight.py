@@ -22,7 +22,8 @@ from accel_trainer import (
     ScheduleConfig,
     TrainerConfig,
 )
-from accel_trainer.run.preflight import find_warnings, refuse_launch
+from accel_trainer.checks.preflight import refuse_launch
+from accel_trainer.run.session import find_warnings
 
 from .. import processes, workload
 
@@ -75,14 +76,14 @@ def test_several_processes_on_the_one_gpu_of_a_mac_are_refused(
     with pytest.raises(
         ConfigError, match="4 processes cannot share the GPU of a Mac: launch one with `python`"
     ):
-        refuse_launch(RecipeConfig())
+        refuse_launch(RuntimeConfig())
     for works in (
         {"num_processes": 4, "is_mac": True, "uses_cpu": True},
         {"is_mac": True},
         {"num_processes": 4},
     ):
         pretend(**works)
-        refuse_launch(RecipeConfig())
+        refuse_launch(RuntimeConfig())
 
 
 def test_several_gpus_without_nccl_are_refused(pretend: Callable[..., None]) -> None:
@@ -91,11 +92,11 @@ def test_several_gpus_without_nccl_are_refused(pretend: Callable[..., None]) -> 
     with pytest.raises(
         ConfigError, match=r"this torch 2\.13\.0 has no NCCL: install torch for CUDA on Linux"
     ):
-        refuse_launch(RecipeConfig())
-    refuse_launch(RecipeConfig(runtime=RuntimeConfig(backend="gloo")))
+        refuse_launch(RuntimeConfig())
+    refuse_launch(RuntimeConfig(backend="gloo"))
     for change in ({"has_nccl": True}, {"num_gpus": 0}, {"num_processes": 1}, {"uses_cpu": True}):
         pretend(**{**without, **change})
-        refuse_launch(RecipeConfig())
+        refuse_launch(RuntimeConfig())
 
 
 def test_a_launch_whose_variables_are_no_numbers_is_refused_in_one_line(
@@ -104,7 +105,7 @@ def test_a_launch_whose_variables_are_no_numbers_is_refused_in_one_line(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(ConfigError, match="WORLD_SIZE is two"):
-        refuse_launch(RecipeConfig())
+        refuse_launch(RuntimeConfig())
 
 
 def test_gpus_without_a_process_are_named_with_the_launch_that_uses_them(

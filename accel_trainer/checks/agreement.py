@@ -8,21 +8,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from accelerate import Accelerator
+from torch import nn
+from torch.optim import Optimizer
 
+from ..checkpoint.optimizer_state import OptimizerState
+from ..core.digest import flatten
 from ..core.errors import ConfigError
+from ..core.learning_rate import Schedule
+from ..core.wording import describe_tensor
 from ..distributed.accelerator import library_versions
 from ..distributed.collectives import differing_lines
-from .config import RecipeConfig, describe_shared
 
 
-def describe_identity(config: RecipeConfig) -> dict[str, str]:
-    """Return what must be the same on all processes, by name: versions, sources and config."""
+def describe_identity(settings: str) -> dict[str, str]:
+    """Return what must be the same on all processes, by name: versions, sources and settings."""
     sources = [*sorted(Path(__file__).parents[1].rglob("*.py")), Path(sys.argv[0])]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources if path.is_file()))
     return {
         **library_versions(),
         "code": digest.hexdigest(),
-        "config": describe_shared(config),
+        "config": settings,
     }
 
 
@@ -45,3 +50,28 @@ def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -
             "the same code and data to every machine, start all processes in the same way, and do "
             "not let the recipe depend on the process or on the order of a set (sort its names)",
         )
+
+
+def describe_model(model: nn.Module) -> str:
+    """Return the class of `model`, and a line for each parameter and buffer."""
+    lines = (
+        f"{name} {describe_tensor(tensor)}" + " trained" * tensor.requires_grad
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    )
+    return "\n".join([type(model).__qualname__, *lines])
+
+
+def describe_optimizer(optimizer: Optimizer, model: nn.Module) -> str:
+    """Return a line for the class of `optimizer`, and for each plain setting of a group."""
+    lines = (
+        f"{path} {leaf!r}"
+        for path, leaf in flatten(OptimizerState(optimizer, model).state_dict()).items()
+        if isinstance(leaf, int | float | str)
+    )
+    return "\n".join(sorted(lines))
+
+
+def describe_schedule(schedule: Schedule, num_steps: int) -> str:
+    """Return a line for the learning rate at the first, the middle and the last step, if any."""
+    steps = (0, num_steps // 2, num_steps - 1) if num_steps else ()
+    return "\n".join(f"step {at}: {schedule(at)}" for at in steps)

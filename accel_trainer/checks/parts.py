@@ -8,6 +8,8 @@ from typing import Any
 
 from accelerate import Accelerator
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
@@ -82,6 +84,25 @@ def check_part(name: str, part: Any) -> None:
                     f"callbacks= has {type(part).__name__}.{method}, which nothing calls: name it "
                     "as a hook of Callback, or differently",
                 )
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise ConfigError for what is no plain module: the names in a wrapped one differ."""
+    check_part("model", model)
+    for module in model.modules():
+        is_wrapper = isinstance(module, nn.DataParallel | DistributedDataParallel | AveragedModel)
+        if is_wrapper or hasattr(module, "_orig_mod"):  # of torch.compile
+            raise ConfigError(
+                "MODEL",
+                f"the model is or contains a {type(module).__name__}: pass the plain module, and "
+                "start one process for each device, or use --compile or --ema",
+            )
+    if isinstance(model, nn.ModuleDict | nn.ModuleList):
+        raise ConfigError(
+            "MODEL",
+            f"the model is a {type(model).__name__}, which cannot be called: put the networks into "
+            "a Module of your own, whose forward serves each use of them",
+        )
 
 
 def check_optimizers(optimizer: Any, task: Task, accelerator: Accelerator) -> None:

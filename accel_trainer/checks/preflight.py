@@ -11,10 +11,14 @@ import platform
 import torch
 import torch.distributed as dist
 
+from ..core.batch_plan import BatchConfig
 from ..core.errors import ConfigError
 from ..distributed.accelerate_settings import is_switched_on
+from ..distributed.accelerator import RuntimeConfig
 from ..distributed.launch_env import count_local_processes, setup_launch_env
-from .config import RecipeConfig
+from ..optim.config import OptimizerConfig
+from ..optim.lr_scheduler import ScheduleConfig
+from ..training.config import TrainerConfig
 
 # The versions that the whole suite has run with; the tables are in docs/troubleshooting.md.
 TRIED_PYTHON = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -23,7 +27,7 @@ _HAS_TF32 = (8, 0)  # CUDA's compute capability
 _LARGE_BATCH = 4  # as a multiple of the batch size that the learning rate was tuned for
 
 
-def refuse_launch(config: RecipeConfig) -> None:
+def refuse_launch(runtime: RuntimeConfig) -> None:
     """Raise ConfigError for a launch whose process group would hang or fail."""
     num_processes = setup_launch_env()
     if num_processes == 1 or is_switched_on("ACCELERATE_USE_CPU"):
@@ -34,7 +38,7 @@ def refuse_launch(config: RecipeConfig) -> None:
             f"{num_processes} processes cannot share the GPU of a Mac: launch one with `python`, "
             "or use the CPU",
         )
-    needs_nccl = torch.cuda.device_count() > 0 and config.runtime.backend != "gloo"
+    needs_nccl = torch.cuda.device_count() > 0 and runtime.backend != "gloo"
     if needs_nccl and not dist.is_nccl_available():
         raise ConfigError(
             "NCCL_MISSING",
@@ -43,9 +47,8 @@ def refuse_launch(config: RecipeConfig) -> None:
         )
 
 
-def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict[str, str]:
+def find_launch_warnings(runtime: RuntimeConfig, *, is_too_late_for_cublas: bool) -> dict[str, str]:
     """Return warnings by their codes: each says what is probably not meant, and the fix."""
-    runtime = config.runtime
     num_gpus = 0 if is_switched_on("ACCELERATE_USE_CPU") else torch.cuda.device_count()
     found = {
         f"{name.upper()}_UNTRIED": (
@@ -62,11 +65,6 @@ def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict
             "CUDA was in use before the run, so matrix products may differ in their last bits: "
             "set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts, or use no GPU before the run"
         )
-    if not config.trainer.with_defaults().total_steps(1) and config.run.init_from is None:
-        found["UNTRAINED"] = (
-            "this run has no steps (--epochs 0), so it evaluates and exports the initial weights: "
-            "train, or give weights with --init-from"
-        )
     precision = runtime.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     is_float32 = precision == "no" and not runtime.tf32
     if num_gpus and is_float32 and torch.cuda.get_device_capability() >= _HAS_TF32:
@@ -81,32 +79,48 @@ def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict
             f"`accelerate launch --multi_gpu --num_processes {num_gpus} RECIPE`, "
             "or hide them (CUDA_VISIBLE_DEVICES)"
         )
-    if message := _find_large_batch(config):
+    return found
+
+
+def find_setting_warnings(
+    *,
+    trainer: TrainerConfig,
+    batch: BatchConfig,
+    optimizer: OptimizerConfig,
+    schedule: ScheduleConfig,
+    has_weights: bool,
+) -> dict[str, str]:
+    """Return warnings of settings as above; `has_weights` if the run starts from given ones."""
+    found = {}
+    if not trainer.with_defaults().total_steps(1) and not has_weights:
+        found["UNTRAINED"] = (
+            "this run has no steps (--epochs 0), so it evaluates and exports the initial weights: "
+            "train, or give weights with --init-from"
+        )
+    if message := _find_large_batch(batch, optimizer.with_defaults(), schedule):
         found["LEARNING_RATE"] = message
     return found
 
 
-def _find_large_batch(config: RecipeConfig) -> str | None:
+def _find_large_batch(
+    batch: BatchConfig, optimizer: OptimizerConfig, schedule: ScheduleConfig
+) -> str | None:
     """Return a warning if many processes make a large batch, and the learning rate ignores that.
 
     None if the learning rate is scaled and warmed up, or the batch is not large.
     """
     num_processes = setup_launch_env()
-    optimizer = config.optimizer.with_defaults()
-    schedule = config.schedule
-    batch = config.batch.resolved_global_batch_size(num_processes)
+    size = batch.resolved_global_batch_size(num_processes)
     base = optimizer.base_batch_size
-    if num_processes == 1 or batch < _LARGE_BATCH * base:
+    if num_processes == 1 or size < _LARGE_BATCH * base:
         return None
-    large = (
-        f"the global batch {batch} is {batch / base:.3g} times --optimizer.base-batch-size {base}"
-    )
+    large = f"the global batch {size} is {size / base:.3g} times --optimizer.base-batch-size {base}"
     if optimizer.learning_rate_scaling == "none":
         scaling = "linear" if optimizer.name == "sgd" else "sqrt"
         return (
             f"{large} and --lr {optimizer.learning_rate:g} is not scaled: "
             f"set --optimizer.learning-rate-scaling {scaling}, "
-            f"or --optimizer.base-batch-size {batch} if it was tuned for this batch"
+            f"or --optimizer.base-batch-size {size} if it was tuned for this batch"
         )
     if not (schedule.warmup_epochs or schedule.warmup_steps or schedule.shape == "triangular"):
         return (
