@@ -19,6 +19,7 @@ from ..core.wording import describe_tensor
 from ..distributed.collectives import run_on_main
 from ..training.callback_runner import Watch
 from ..training.inspector import Inspector
+from .first_reading import FirstReadings
 from .model_watch import mark_model
 from .subject import (
     Marks,
@@ -47,8 +48,9 @@ class BoundaryChecks(Inspector):
         CheckpointError: the model has state that cannot be stored or loaded.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, readings: FirstReadings) -> None:
         self._subject = subject
+        self.readings = readings
         self._first = _identify(subject.model)
         self._num_calls = Counter[str]()
 
@@ -138,8 +140,10 @@ class BoundaryChecks(Inspector):
             CheckpointError: a resume could not load the model, or the optimizer updates parameters
                 that the model no longer has, or processes differ in a parameter, in a state of the
                 user's or in the training mode of a module.
+            ConfigError: processes have read different samples of a stream.
         """
         subject = self._subject
+        self.readings.compare()
         now = _identify(subject.model)
         run_on_main(lambda: self._compare(now), subject.accelerator)
         self._warn_of_views()

@@ -166,7 +166,13 @@ class Rehearsal(Inspector):
         self._states_before = self._digest_states()
 
     def computed(self) -> None:
-        """Check these states. **Host sync.** Raises CheckpointError for one that has changed."""
+        """Check these states, and the samples of streams. **Collective. Host sync.**
+
+        Raises:
+            CheckpointError: a state has changed.
+            ConfigError: processes have read different samples.
+        """
+        self.boundaries.readings.compare()
         refuse_changes(
             "a micro-batch",
             self._states_before,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ def check_dataset(dataset: Any, name: str) -> None:
         fix = f"give one of its parts, {', '.join(map(repr, dataset))}"
     elif isinstance(dataset, list | tuple) and any(isinstance(each, Dataset) for each in dataset):
         fix = "join them, as ConcatDataset does, or, to evaluate on each, give a dict of them"
+    elif isinstance(dataset, Iterator):
+        fix = "its first reading uses it up, so give StreamReader a function that makes a new one"
     elif is_stream and hasattr(dataset, "__iter__"):
         fix = "it has no [index], so give a function that starts it to StreamReader"
     elif is_stream or isinstance(dataset, str) or not hasattr(dataset, "__len__"):

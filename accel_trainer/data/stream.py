@@ -73,7 +73,7 @@ class StreamReader(Reader):
         for batch_ids in ids:
             rows = []
             for wanted in batch_ids.tolist() or [max(0, position)]:
-                samples = samples or self._start(epoch, wanted)
+                samples = samples or self.samples_from(epoch, wanted)
                 if wanted < position:
                     raise ConfigError(
                         "ORDER",
@@ -103,7 +103,7 @@ class StreamReader(Reader):
                 self.num_samples,
             )
 
-    def _start(self, epoch: int | None, position: int) -> Iterator[tuple[int, Any]]:
+    def samples_from(self, epoch: int | None, position: int) -> Iterator[tuple[int, Any]]:
         """Return the samples of the stream with their positions, from `position` or before it."""
         stream = self.stream(epoch)
         if epoch is not None:

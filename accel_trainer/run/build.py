@@ -26,6 +26,7 @@ from ..checks.agreement import (
     describe_schedule,
 )
 from ..checks.boundaries import BoundaryChecks
+from ..checks.first_reading import FirstReadings
 from ..checks.parts import (
     check_coupling,
     check_model,
@@ -34,6 +35,7 @@ from ..checks.parts import (
     check_parts,
     check_states,
 )
+from ..checks.reader_trial import try_reader
 from ..checks.rehearsal import Rehearsal
 from ..checks.subject import Subject
 from ..core.batch_plan import BatchPlan
@@ -150,6 +152,8 @@ def build_trainer(
     for each in observers:
         build = partial(each.build_data, build)
     data = build(run, train_set, eval_sets, test_set, options)
+    readings = FirstReadings(data.loaders, run.accelerator)
+    try_reader(data.train, run.accelerator)
     refuse_epochs(run.config, data.plan)
     check_coupling(task, data.plan)
     run.activity.couples_batch = getattr(task, "couples_batch", False)
@@ -228,7 +232,7 @@ def build_trainer(
     evaluations = _build_evaluations(run, data, task, metrics_of, strategy)
     inspector = Rehearsal(
         subject,
-        BoundaryChecks(subject),
+        BoundaryChecks(subject, readings),
         config=run.config.trainer,
         evaluations=evaluations,
         checkpointer=checkpointer,

@@ -55,6 +55,16 @@ class RunData:
         return self.train.plan
 
     @property
+    def loaders(self) -> dict[str, Any]:
+        """All loaders, by the argument that gave the set."""
+        named = {
+            name if name == TEST_SET else "eval_sets" + f"[{name!r}]" * bool(name): each
+            for name, each in self.evaluation.items()
+            if not isinstance(each, Evaluation)
+        }
+        return {"train_set": self.train, **named}
+
+    @property
     def eval_loaders(self) -> list[EvalSource]:
         """The loaders of the evaluation sets, that of the test set last."""
         return [each for each in self.evaluation.values() if not isinstance(each, Evaluation)]

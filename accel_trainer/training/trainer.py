@@ -233,11 +233,13 @@ class Trainer:
                 optimizer, a backward of the user's has left gradients, or a second call would need
                 loss scaling.
         """
-        if not isinstance(step_batch, StepBatch) or not step_batch.micro_batches:
+        micro_batches = getattr(step_batch, "micro_batches", ())
+        if not hasattr(micro_batches, "__len__") or not micro_batches:
+            found = micro_batches if isinstance(step_batch, StepBatch) else step_batch
             raise ConfigError(
                 "TRAINER",
-                f"compute_gradients got {describe_tensor(step_batch)}: give it the step batch that "
-                "train_step got, or one with different micro-batches",
+                f"compute_gradients got {describe_tensor(found)}: give it the step batch that "
+                "train_step got, or one with different micro-batches, in a list",
             )
         is_observed = self._callback_runner.has_listeners("before_micro_batch", "on_micro_batch")
         notify = self._notify if is_observed else None

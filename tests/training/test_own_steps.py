@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,17 @@ def test_a_batch_that_is_no_step_batch_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"TRAINER.*compute_gradients got.*Batch"):
         train(tmp_path, Part)
+
+
+@pytest.mark.parametrize("change", [iter, partial(map, lambda batch: batch), lambda _: []])
+def test_micro_batches_that_a_first_call_uses_up_are_refused(tmp_path: Path, change: Any) -> None:
+    class UsedUp(Trainer):
+        def train_step(self, step_batch: StepBatch) -> StepReport:
+            changed = step_batch._replace(micro_batches=change(step_batch.micro_batches))
+            return self.apply_gradients(self.compute_gradients(changed))
+
+    with pytest.raises(ConfigError, match=r"TRAINER.*compute_gradients got.*in a list"):
+        train(tmp_path, UsedUp)
 
 
 class LeavesGradients(Callback):
