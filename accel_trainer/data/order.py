@@ -124,7 +124,9 @@ def _balanced(kept: Tensor, labels: Any, num_samples: int) -> SampleOrder:
     if labels is None:
         raise ConfigError("ORDER", f"--batch.order balanced does not know the classes: {_FIX}")
     labels = _read_numbers(labels, num_samples, "labels=", "biu", _FIX).long()
-    classes = {label: kept[labels[kept] == label] for label in labels[kept].unique().tolist()}
+    found, counts = labels[kept].unique(return_counts=True)
+    by_class = kept[labels[kept].argsort(stable=True)].split(counts.tolist())
+    classes = dict(zip(found.tolist(), by_class, strict=True))
     quota = len(kept) // len(classes)
 
     def draw(*, seed: int, epoch: int) -> Tensor:

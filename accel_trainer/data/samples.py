@@ -42,11 +42,14 @@ def check_dataset(dataset: Any, name: str) -> None:
 def datasets_in(dataset: Any) -> list[Any]:
     """Return `dataset`, and the datasets and samplers in it, as in a `Subset` or `DataLoader`."""
     found = [dataset]
+    known = {id(dataset)}
     for each in found:
         for name in ("dataset", "datasets", "sampler", "batch_sampler"):
             value = getattr(each, name, each)
-            parts = value if isinstance(value, list | tuple) else [value]
-            found += [part for part in parts if all(part is not other for other in found)]
+            for part in value if isinstance(value, list | tuple) else [value]:
+                if id(part) not in known:
+                    known.add(id(part))
+                    found.append(part)
     return found
 
 

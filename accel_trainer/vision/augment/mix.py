@@ -42,7 +42,7 @@ class Mixer:
             return batch
         drawn, _ = batch.sample_ids.chunk(2)
         images, others = batch.inputs.chunk(2)
-        own, other = weights_of(batch.targets, self._num_classes).chunk(2)
+        own, other = _weights_of(batch.targets, self._num_classes).chunk(2)
         height, width = images.shape[2:]
         pixel_weights, weights = draw_mix(
             self._config, drawn, height=height, width=width, seed=self._seed, epoch=epoch
@@ -51,6 +51,6 @@ class Mixer:
         return Batch(torch.lerp(others, images, pixel_weights), targets, drawn)
 
 
-def weights_of(labels: Tensor, num_classes: int) -> Tensor:
+def _weights_of(labels: Tensor, num_classes: int) -> Tensor:
     """Return labels [B] or [B, K] as weights of the classes [B, K]."""
     return labels if labels.ndim == 2 else F.one_hot(labels, num_classes).float()

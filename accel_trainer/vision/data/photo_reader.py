@@ -22,7 +22,7 @@ from ...core.types import Batch
 from ...data.order import Ids, take
 from ...data.reader import Reader
 from ...distributed.streams import has_streams
-from ..augment.mix import Mixer, weights_of
+from ..augment.mix import Mixer
 from ..augment.photo import PhotoAugment, PhotoAugmentConfig
 from ..sources.raw import PhotoSplit
 from .eval_transform import EvalTransform
@@ -167,7 +167,10 @@ class AugmentedPhotoReader(PhotoReader):
     @property
     def class_counts(self) -> Tensor:
         """The number of photos of each class that are trained on, [K]."""
-        return weights_of(take(self._labels, self._kept), self._num_classes).sum(0)
+        labels: Tensor = take(self._labels, self._kept)
+        if labels.ndim == 2:
+            return labels.sum(0)
+        return torch.bincount(labels, minlength=self._num_classes)
 
     def read(self, ids: Iterable[Tensor], epoch: int | None) -> Iterator[Batch]:
         """Yield a batch of photos for each tensor of `ids`, with the partners of their mixes.
