@@ -21,7 +21,7 @@ else:
             return sorted(modules_by_name(_API))
         if name == "__version__":
             return package_version()
-        refuse_removed(name)
+        refuse_removed(f"{__name__}.{name}")
         return public_name(_API, name)
 
     def __dir__() -> list[str]:

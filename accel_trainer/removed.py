@@ -1,4 +1,4 @@
-"""Public names and flags that are gone, and what to use instead, as docs/releases.md lists them."""
+"""Public names, commands and flags that are gone, and what to use: docs/releases.md lists them."""
 
 from __future__ import annotations
 
@@ -7,35 +7,33 @@ from collections.abc import Iterable
 from .core.errors import ConfigError
 
 REMOVED = {
-    "DatasetLoader": "TrainLoader",
-    "DatasetEvalLoader": "EvalLoader",
-    "StreamLoader": "StreamReader",
-    "StreamEvalLoader": "StreamReader",
-    "build_stream_loaders": "StreamReader",
-    "vision.ImageLoader": "vision.AugmentedImageReader",
-    "vision.ImageEvalLoader": "vision.ImageReader",
-    "vision.PhotoLoader": "vision.AugmentedPhotoReader",
-    "vision.PhotoEvalLoader": "vision.PhotoReader",
+    "accel_trainer.DatasetLoader": "accel_trainer.TrainLoader",
+    "accel_trainer.DatasetEvalLoader": "accel_trainer.EvalLoader",
+    "accel_trainer.StreamLoader": "accel_trainer.StreamReader",
+    "accel_trainer.StreamEvalLoader": "accel_trainer.StreamReader",
+    "accel_trainer.build_stream_loaders": "accel_trainer.StreamReader",
+    "accel_trainer.vision.ImageLoader": "accel_trainer.vision.AugmentedImageReader",
+    "accel_trainer.vision.ImageEvalLoader": "accel_trainer.vision.ImageReader",
+    "accel_trainer.vision.PhotoLoader": "accel_trainer.vision.AugmentedPhotoReader",
+    "accel_trainer.vision.PhotoEvalLoader": "accel_trainer.vision.PhotoReader",
+    "accel-trainer audit": "accel-trainer rerun",
+    "accel-trainer plan --hours": "--within; or --hours with --schedule.shape trunk",
+    "accel-trainer plan --start": "--hours of the recipe, with --schedule.shape trunk",
 }
 
 
 def refuse_removed(name: str) -> None:
-    """Raise ImportError if `accel_trainer.<name>` was public once: an AttributeError says less."""
+    """Raise ImportError if `name` was public once: an AttributeError says less."""
     if name in REMOVED:
-        raise ImportError(
-            f"accel_trainer.{name} is gone: use accel_trainer.{REMOVED[name]}, see docs/releases.md"
-        )
+        raise ImportError(_instead_of(name))
 
 
-REMOVED_FLAGS = {
-    "plan --hours": "--within; or --hours with --schedule.shape trunk",
-    "plan --start": "--hours of the recipe, with --schedule.shape trunk",
-}
+def refuse_removed_command(command: str, flags: Iterable[str] = ()) -> None:
+    """Raise ConfigError if there was once such a command, or a command with one of these flags."""
+    for words in ((command,), *((command, flag.partition("=")[0]) for flag in flags)):
+        if (old := " ".join(("accel-trainer", *words))) in REMOVED:
+            raise ConfigError("USAGE", _instead_of(old))
 
 
-def refuse_removed_flags(command: str, flags: Iterable[str]) -> None:
-    """Raise ConfigError if a command had one of these flags once."""
-    for flag in flags:
-        if (old := f"{command} {flag}") in REMOVED_FLAGS:
-            fact = f"{old} is gone: use {REMOVED_FLAGS[old]}"
-            raise ConfigError("CONFIG", f"{fact}, see docs/releases.md")
+def _instead_of(old: str) -> str:
+    return f"{old} is gone: use {REMOVED[old]}, see docs/releases.md"

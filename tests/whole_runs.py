@@ -163,12 +163,6 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_forged_start_is_one_line_and_starts_nothing[*]",
     ),
     "lab/chaos/test_chaos.py": ("test_state_of_a_callback_is_named_with_the_first_difference",),
-    "lab/audit/test_audit.py": (
-        "test_an_honest_run_passes",
-        "test_a_forgery_is_named_without_training[*]",
-        "test_no_program_of_the_folder_is_run",
-        "test_the_folder_to_keep_is_a_new_one",
-    ),
     "lab/effect/test_effect.py": (
         "test_what_changes_the_result_is_told_from_what_does_later_or_never",
     ),

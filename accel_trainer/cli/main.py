@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from ..core import console
 from ..core.errors import ConfigError, ExitCode, OneLineError
+from ..removed import refuse_removed_command
 from .common.output import printable
 
 _PACKAGES = tuple(f"{__name__.partition('.')[0]}.{name}" for name in ("cli", "lab"))
@@ -98,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _find(name: str) -> Any:
     commands = find_commands()
     if name not in commands:
+        refuse_removed_command(name)
         near = difflib.get_close_matches(name, commands, n=1)
         fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(commands)}"
         if name in _DONE_BY_RECIPES:

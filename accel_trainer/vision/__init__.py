@@ -65,5 +65,5 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    refuse_removed(f"vision.{name}")
+    refuse_removed(f"{__name__}.{name}")
     refuse_unknown(__name__, name, __all__)

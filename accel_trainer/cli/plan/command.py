@@ -21,7 +21,7 @@ from ...core.errors import ConfigError
 from ...core.wording import counted
 from ...distributed.accelerator import uses_cpu
 from ...distributed.machine import available_cpus
-from ...removed import refuse_removed_flags
+from ...removed import refuse_removed_command
 from ...run.config import RecipeConfig
 from ..common.output import format_duration, show
 from ..common.parser import CommandParser, refuse_below_one
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     _check(options)
     can_measure = options.num_processes <= _num_devices()
     config_class = RecipeConfig if recipe is None else find_config_class(recipe)
-    refuse_removed_flags("plan", set(flags) - {"--hours"})
+    refuse_removed_command("plan", [flag for flag in flags if flag.partition("=")[0] != "--hours"])
     config = parse_config(config_class, flags, description=__doc__)
     hours = config.trainer.hours
     if hours is not None:
@@ -122,7 +122,7 @@ def _check(options: Any) -> None:
 def _check_hours(config: RecipeConfig, options: Any, *, can_measure: bool) -> None:
     """Raise ConfigError if `--hours` of a recipe cannot be planned, as it needs measured steps."""
     if config.schedule.shape != "trunk":
-        refuse_removed_flags("plan", ["--hours"])
+        refuse_removed_command("plan", ["--hours"])
     check_hours(config)
     if options.num_samples is not None or not can_measure:
         raise ConfigError(

@@ -46,7 +46,7 @@ def test_what_a_killed_command_left_is_removed_by_the_next(
     with killed:
         killed.kill()
     assert abandoned.is_dir()
-    with scratch_folder("audit") as mine, scratch_folder("why") as another:
+    with scratch_folder("at") as mine, scratch_folder("why") as another:
         assert {*tmp_path.iterdir()} == {used, mine, another, other}
     running.communicate("")
     assert [*tmp_path.iterdir()] == [other]

@@ -244,7 +244,6 @@ def test_each_start_has_an_id_of_its_own(poisoned: Path) -> None:
 
 # What each command that trains a run again is given, in an archive of three runs.
 COMMANDS = {
-    "audit": "audit sent/a",
     "why": "why sent/a",
     "why (two)": "why sent/a sent/c",
     "at": "at sent/a --step 3 --to x3",

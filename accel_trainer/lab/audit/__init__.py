@@ -1,1 +1,0 @@
-"""Checks whether a run happened as its folder says."""
