@@ -241,21 +241,6 @@ MUTANTS = [
         '"kernels for": hardware.get("cpu_kernels")',
         ("tests/lab/replay/test_replay.py::test_another_processor_gpu_or_version_is_named",),
     ),
-    # --- which settings change the result ---
-    Mutant(
-        "changes that are refused apart are left out",
-        "accel_trainer/lab/effect/search.py",
-        "for count in sorted(known) if known[count].refused is None]",
-        "for count in sorted(known)]",
-        ("tests/lab/effect/test_search.py",),
-    ),
-    Mutant(
-        "learning rates of steps that were not trained are not compared",
-        "accel_trainer/lab/effect/trials.py",
-        "        Difference.of(*at_both(one.rates, other.rates)),\n",
-        "",
-        ("tests/lab/effect/test_effect.py",),
-    ),
     # --- who reads and writes ---
     Mutant(
         "a group may write the files of a run",

@@ -511,7 +511,6 @@ RULES = {
             "cli.recipe.dry_run",
             "cli.lr_find",
             "cli.plan.measure",
-            "lab.effect.trials",
             "lab.replay.command",
             "lab.silent",
             "cli.share.best_so_far",

@@ -163,9 +163,6 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_forged_start_is_one_line_and_starts_nothing[*]",
     ),
     "lab/chaos/test_chaos.py": ("test_state_of_a_callback_is_named_with_the_first_difference",),
-    "lab/effect/test_effect.py": (
-        "test_what_changes_the_result_is_told_from_what_does_later_or_never",
-    ),
     "lab/replay/test_at.py": ("test_at_rebuilds_the_bits_of_a_run_that_stopped_there",),
     "lab/replay/test_bisect.py": ("test_the_step_and_the_sample_behind_a_mean_are_found",),
     "lab/replay/test_probe.py": ("test_a_probe_logs_the_bits_that_it_would_have_logged_live",),

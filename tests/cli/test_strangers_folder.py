@@ -78,7 +78,6 @@ def looks(run: Path, elsewhere: Path) -> dict[str, list[object]]:
     return {
         "report": ["report", run, "--to", elsewhere / "page.html"],
         "diff": ["diff", run, run],
-        "effect": ["diff", run, run, "--effect"],
         "at": ["at", run, "--step", "1", "--to", elsewhere / "at"],
         "why": ["why", run, run],
         "runs": ["runs", run.parent],

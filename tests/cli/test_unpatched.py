@@ -30,7 +30,6 @@ COMMANDS = {
     "bisect": "bisect A --where train/loss>0",
     "at": "at A --step 6 --to DIR/at",
     "finish": "finish A --at 6 --over 2",
-    "effect": "diff A B --effect --until 2",
     "replay": "replay A --step 3",
     "rerun": "rerun A --output-dir DIR/again",
     "lr-find": "lr-find RECIPE --steps 10 --png DIR/x.png --batch-size 8",

@@ -252,7 +252,6 @@ COMMANDS = {
     "bisect": "bisect sent/a --where train/loss>0 --every-step",
     "finish": "finish sent/d --at 3",
     "probe": "probe sent/a callbacks.py",
-    "diff": "diff sent/a sent/c --effect",
 }
 
 

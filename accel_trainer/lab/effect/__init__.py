@@ -1,1 +1,0 @@
-"""Finds which of the settings that differ between two runs change the result."""
