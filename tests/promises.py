@@ -356,7 +356,8 @@ PROMISES = [
         "return run()",
         "tests/training/test_step_check.py",
     ),
-    Promise(STOPPED, "Subject.check_same_everywhere", "pass", "tests/checks/test_rehearsal.py"),
+    Promise(STOPPED, "check_same_lines", "pass", "tests/checks/test_rehearsal_on_processes.py"),
+    Promise(STOPPED, "check_same_parts", "pass", "tests/checks/test_same_everywhere.py"),
     Promise(STOPPED, "mark_unsaved", "return {}", "tests/checks/test_unsaved_state.py"),
     # --- a resume with different settings, data or code is an error or a warning ---
     Promise(

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from ..core.digest import digest_of
 from ..core.json_files import dump_json
+from ..core.registry import WEIGHTS
 from .format import FROZEN
 from .serialization import Encoded
-
-# The pieces that have the model's names. In others, such as a user's, equal names mean nothing.
-SHARING = ("model", "training_weights", "ema")
 
 
 def marks_of(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str, str]:
@@ -25,7 +23,7 @@ def marks_of(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str,
 def split_frozen(pieces: Mapping[str, Encoded], frozen: Mapping[str, str]) -> dict[str, Encoded]:
     """Move tensors of the model, whose marks are given, and their equals to a piece of their own.
 
-    Their equals are those of the same name in the pieces that are `SHARING`.
+    Their equals are those of the same name in the pieces of `WEIGHTS`.
 
     `pieces` are copies in host memory. The skeleton of the new one has the names of all tensors of
     those that now lack some, in the order of the state dict.
@@ -34,7 +32,7 @@ def split_frozen(pieces: Mapping[str, Encoded], frozen: Mapping[str, str]) -> di
     shared = {name: model[name] for name in model if name in frozen}
     split = dict(pieces)
     order = {}
-    for piece in SHARING:
+    for piece in WEIGHTS:
         encoded = pieces.get(piece)
         if encoded is None or encoded.places is not None:
             continue

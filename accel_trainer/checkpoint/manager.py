@@ -15,7 +15,7 @@ import torch
 
 from ..core import filesystem
 from ..core.errors import CheckpointError, DivergedError
-from ..core.registry import Pieces
+from ..core.registry import WEIGHTS, Pieces
 from ..core.run_dir import free_bytes, writes_to
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.wording import counted
@@ -23,7 +23,7 @@ from ..distributed.collectives import SINGLE_PROCESS, Peers
 from . import retention
 from .config import CheckpointConfig
 from .format import FROZEN, commit_mark, is_committed, list_checkpoints, write_checkpoint
-from .frozen import SHARING, marks_of, split_frozen
+from .frozen import marks_of, split_frozen
 from .read_back import check_readable
 from .serialization import Encoded, copy_metadata, encode, first_nonfinite
 from .sharded import local_slices
@@ -108,7 +108,7 @@ class Checkpointer:
         frozen = {}
         for name, value in pieces.items():
             for key, tensor in encode(value, name=name).tensors.items():
-                if name in SHARING and key in self._unstepped:
+                if name in WEIGHTS and key in self._unstepped:
                     frozen[key] = tensor.nbytes
                 else:
                     needed += num_missing * tensor.nbytes

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from ..core.digest import bytes_of
 from ..core.errors import CheckpointError, DamagedError
+from ..core.registry import WEIGHTS
 from ..distributed.machine import free_memory_bytes
 from .format import (
     FROZEN_FILE,
@@ -20,7 +21,6 @@ from .format import (
     read_listed_file,
     read_manifest,
 )
-from .frozen import SHARING
 from .serialization import Encoded, encode
 
 _logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def check_readable(folder: Path, pieces: Mapping[str, Encoded], *, process_index
 
 def _check_piece(folder: Path, piece: str, written: Encoded, process_index: int) -> None:
     listed = read_manifest(folder)[1]["files"]
-    shared = (FROZEN_FILE, FROZEN_ORDER) if piece in SHARING else ()
+    shared = (FROZEN_FILE, FROZEN_ORDER) if piece in WEIGHTS else ()
     names = [name for name in listed if piece_of(name) == piece or name in shared]
     if sum(listed[name]["bytes"] for name in names) > free_memory_bytes():
         _logger.info("%s is not read back: there is no free memory for it", piece)
@@ -72,11 +72,7 @@ def _compare(written: Encoded, found: Encoded) -> None:
     if found.skeleton != written.skeleton or [*found.tensors] != [*written.tensors]:
         raise ValueError("it has other names or values")
     for name, tensor in written.tensors.items():
-        if not _is_same(tensor, found.tensors[name]):
+        other = found.tensors[name]
+        is_alike = (tensor.dtype, tensor.shape) == (other.dtype, other.shape)
+        if not is_alike or not torch.equal(bytes_of(tensor), bytes_of(other)):
             raise ValueError(f"{name} has other bits")
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    return torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (one, other)))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.digest import bytes_of
 from ..core.errors import CheckpointError, ConfigError
 from ..core.filesystem import Chunk
 from ..core.json_files import dump_json, parse_json
@@ -94,8 +95,8 @@ def pack_header(
 
 
 def memory_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a CPU tensor, which must be contiguous."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    """Return the bytes of a CPU tensor, which share its memory if that is contiguous."""
+    return bytes_of(tensor).numpy().data
 
 
 def unpack_tensors(data: bytes | bytearray) -> dict[str, Tensor]:

@@ -254,7 +254,7 @@ def stream_tensors(tensors: Mapping[str, Tensor | StoredTensor]) -> Iterator[fil
     header, order = pack_header({name: tensors[name] for name in names})
     yield header
     for name in order:
-        yield memory_of(load_whole(tensors[name]).contiguous())
+        yield memory_of(load_whole(tensors[name]))
 
 
 @contextmanager

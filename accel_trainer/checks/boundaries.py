@@ -21,11 +21,11 @@ from ..training.callback_runner import Watch
 from ..training.inspector import Inspector
 from .first_reading import FirstReadings
 from .model_watch import mark_model
+from .same_everywhere import check_same_lines, check_same_parts
 from .subject import (
     Marks,
     Subject,
     changed,
-    describe_state,
     digests_in,
     inexact,
     is_stored,
@@ -131,15 +131,15 @@ class BoundaryChecks(Inspector):
                 "change it in on_step_end, since a run that is killed saves more often",
             )
 
-    def save(self) -> None:
-        """Check that the model still has the tensors of a new one. **Collective. Host sync.**
+    def save(self, pieces: Pieces) -> None:
+        """Check that a new model could load the tensors, and that all processes store the same.
 
-        The user's code can replace them at any time.
+        **Collective. Host sync.** The user's code can change that at any time.
 
         Raises:
             CheckpointError: a resume could not load the model, or the optimizer updates parameters
-                that the model no longer has, or processes differ in a parameter, in a state of the
-                user's or in the training mode of a module.
+                that the model no longer has, or processes differ in a parameter, in the training
+                mode of a module or in what else is stored once.
             ConfigError: processes have read different samples of a stream.
         """
         subject = self._subject
@@ -150,27 +150,24 @@ class BoundaryChecks(Inspector):
         self.evaluation()
         named = subject.model.named_parameters()
         weights = {name: each for name, each in named if not is_shard(each)}
-        if subject.accelerator.num_processes > 1:
-            states = {name: each.state_dict() for name, each in subject.states.items()}
-            lines = describe_state(states)
-            if weights:
-                # Stacked, so that there is one host sync.
-                sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")
-                lines += [
-                    f"model.{name} bits {each}" for name, each in zip(weights, sums, strict=True)
-                ]
-            subject.check_same_everywhere(lines)
+        if subject.accelerator.num_processes > 1 and weights:
+            # Stacked, so that there is one host sync.
+            sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")
+            lines = [f"model.{name} bits {each}" for name, each in zip(weights, sums, strict=True)]
+            check_same_lines(lines, subject.accelerator)
+        check_same_parts(pieces, subject.accelerator)
 
     def evaluation(self) -> None:
         """Check that the processes train in the same mode. **Collective. Host sync.**
 
         Raises CheckpointError if a module is in evaluation mode on some of them.
         """
-        self._subject.check_same_everywhere(
+        check_same_lines(
             [
                 f"training of {name or 'the model'} is {each.training}"
                 for name, each in self._subject.model.named_modules()
             ],
+            self._subject.accelerator,
             "call train() and eval() on all processes",
         )
 

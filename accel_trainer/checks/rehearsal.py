@@ -45,12 +45,12 @@ from .batch_norms import has_lone_sample, lone_samples_refused
 from .boundaries import BoundaryChecks
 from .evaluation_trial import EvaluationTrial
 from .model_watch import StepUse, flags_noted, mark_model, watched_read
+from .same_everywhere import check_same_lines, lines_of
 from .subject import (
     NOT_NEEDED,
     Marks,
     Subject,
     changed,
-    describe_state,
     first_difference,
     inexact,
     refuse_changes,
@@ -226,9 +226,9 @@ class Rehearsal(Inspector):
         """Look at it as later ones."""
         return self.boundaries.epoch_end()
 
-    def save(self) -> None:
+    def save(self, pieces: Pieces) -> None:
         """Look at it as later ones."""
-        self.boundaries.save()
+        self.boundaries.save(pieces)
 
     def hook(self, name: str) -> Watch | None:
         """Watch the hooks of a step, too."""
@@ -246,15 +246,15 @@ class Rehearsal(Inspector):
         """
         if report.was_skipped:
             return self
-        self.boundaries.save()
+        state = self._read_state()
+        self.boundaries.save(state)
         accelerator = self.subject.accelerator
         if len(self._marks) > 1:
             run_on_main(self._warn_of_unsaved, accelerator)
             return self.boundaries
-        state = self._read_state()
         if accelerator.num_processes > 1:
             optimizers = {name: state[name] for name in self._optimizers}
-            self.subject.check_same_everywhere(describe_state(optimizers))
+            check_same_lines([*lines_of(optimizers)], accelerator)
         # On each process: a user's optimizer may run collectives to load shards.
         while self._fresh:
             name, fresh = self._fresh.popitem()

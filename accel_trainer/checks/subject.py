@@ -16,17 +16,12 @@ from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError, listed
 from ..core.parameters import Optimizers
 from ..core.shards import is_shard
-from ..distributed.collectives import differing_lines
 from .unsaved_state import Mark, mark_unsaved
 
 _logger = logging.getLogger(__name__)
 
 UNSAVED = "and no checkpoint stores it"
 NOT_NEEDED = "set unsaved_attributes = ({key!r},) on its class"
-_ONE_VALUE = (
-    "a checkpoint stores one value: compute it from values that are the same on all processes, "
-    "reduce it over them, or make it a buffer of the model"
-)
 
 Marks = Mapping[str, Mark]
 """The marks of values, by name."""
@@ -87,17 +82,6 @@ class Subject:
             )
         self._named |= names
 
-    def check_same_everywhere(self, lines: list[str], fix: str = _ONE_VALUE) -> None:
-        """Check that the processes have the same `lines`; `fix` says how they will.
-
-        **Collective.** Raises CheckpointError.
-        """
-        if self.accelerator.num_processes == 1:
-            return
-        for process, found in enumerate(differing_lines("\n".join(lines), self.accelerator)):
-            if found:
-                raise inexact(f"processes differ after a step (process {process}: {found}): {fix}")
-
 
 def is_stored(part: object) -> bool:
     """Whether a checkpoint stores what a part, such as a callback, returns as its state."""
@@ -125,18 +109,6 @@ def refuse_changes(
     names: Set[str] = before.keys() | after.keys()
     if found := {name for name in names if before.get(name) != after.get(name)}:
         raise inexact(f"{what} changes {listed(found)}: {fix}")
-
-
-def describe_state(state: Mapping[str, Any]) -> list[str]:
-    """Return a line for each value in `state` that is no shard."""
-    return [
-        f"{path} {_describe(leaf)}" for path, leaf in flatten(state).items() if not is_shard(leaf)
-    ]
-
-
-def _describe(leaf: Any) -> str:
-    """Return a text for a plain value, or for the bits of a tensor."""
-    return f"bits {digest_of(leaf)}" if isinstance(leaf, Tensor) else repr(leaf)
 
 
 def first_difference(one: Any, other: Any) -> str | None:

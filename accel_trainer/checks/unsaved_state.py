@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from ..core.digest import bytes_of
 from ..core.shards import local_part
 from ..core.tensor_memory import sum_of_bits
 from ..core.user_code import LIBRARIES
@@ -184,7 +185,7 @@ def mark_tensor(tensor: Tensor) -> Mark:
     flat = local_part(tensor.detach()).reshape(-1).contiguous()
     sample = flat[:: flat.nbytes // _MAX_BYTES + 1].cpu().contiguous()
     kind = (type(tensor), tensor.dtype, tensor.shape)
-    return kind, (int(sum_of_bits(flat)), sample.view(torch.uint8).numpy().tobytes())
+    return kind, (int(sum_of_bits(flat)), bytes_of(sample).numpy().tobytes())
 
 
 def _values_in(owner: Any) -> dict[str, Any]:

@@ -29,10 +29,22 @@ def digest_of(state: Any) -> str:
         if isinstance(leaf, Tensor):
             whole = leaf.full_tensor() if is_shard(leaf) else leaf
             hasher.update(f"{path} {whole.dtype} {[*whole.shape]}\n".encode())
-            hasher.update(whole.detach().reshape(-1).view(torch.uint8).cpu().numpy().data)
+            hasher.update(bytes_of(whole).cpu().numpy().data)
         else:
             hasher.update(f"{path} {leaf!r}\n".encode())
     return hasher.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return the bytes of the elements in logical order, as uint8 [N] on the same device.
+
+    It is a view, unless the elements lie in memory otherwise, such as once for all of them.
+    """
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    # Not `contiguous`, which leaves the stride of a single element.
+    if flat.stride() != (1,):
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def sum_of_samples(parts: Sequence[tuple[int, Tensor]]) -> int:

@@ -12,6 +12,10 @@ Pieces = Mapping[str, Any]
 """The states of the parts of a run by name, as a checkpoint holds them."""
 
 
+WEIGHTS = ("model", "training_weights", "ema")
+"""The pieces whose tensors have the model's names. In others, equal names mean nothing."""
+
+
 class Stateful:
     """A part of a run with state, such as the model.
 

@@ -7,6 +7,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from .digest import bytes_of
+
 _INTEGERS = {1: torch.uint8, 2: torch.int16}
 
 
@@ -68,6 +70,5 @@ def sum_of_bits(tensor: Tensor) -> Tensor:
 
     Unlike a sum of floats, it is the same on any number of threads.
     """
-    flat = tensor.detach().reshape(-1).contiguous()
     # 8 bytes as two halves: the sum of whole ones wraps, and would not show two changed signs.
-    return flat.view(_INTEGERS.get(flat.itemsize, torch.int32)).sum()
+    return bytes_of(tensor).view(_INTEGERS.get(tensor.itemsize, torch.int32)).sum()

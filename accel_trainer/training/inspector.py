@@ -56,8 +56,8 @@ class Inspector:
         """Return a context for the last evaluation of an epoch and its hooks."""
         return nullcontext()
 
-    def save(self) -> None:
-        """A checkpoint is to be saved."""
+    def save(self, pieces: Pieces) -> None:
+        """A checkpoint of `pieces`, perhaps with this process's shards, is to be saved."""
 
     def hook(self, name: str) -> Watch | None:
         """Return what gives a context for each call of the hook `name`, None for no context."""

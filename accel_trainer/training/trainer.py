@@ -368,8 +368,9 @@ class Trainer:
             self._checkpointer.wait()
         with self._activity.during("save"):
             self._notify("before_save")
-            self._inspector.save()
-            pieces = self.state_dict()
+            own = self._own_state()
+            self._inspector.save(own)
+            pieces = self._step.strategy.gather(own)
             if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
                 self._checkpointer.save(
                     self.state,
@@ -408,9 +409,13 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run, as references to live tensors. **Collective. Host sync.**"""
+        return self._step.strategy.gather(self._own_state())
+
+    def _own_state(self) -> dict[str, Any]:
+        """Return this process's state, perhaps with shards. **Collective. Host sync.**"""
         if self._average is not None:
             self._average.share()
-        return self._step.strategy.gather(self._states.state_dict())
+        return self._states.state_dict()
 
     def digests(self) -> dict[str, str]:
         """Return a digest of each part that a checkpoint stores, such as `model` and `optimizer`.
