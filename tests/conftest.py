@@ -97,14 +97,14 @@ def pytest_collection_modifyitems(
 ) -> Iterator[None]:
     """Mark what runs in one process, and what only `make test-all` runs as slow.
 
-    Keep one of N parts, for `--part K/N`.
+    Keep one of N parts, for `--part K/N`, and what each of them has.
     """
     selection.mark_groups(items)
     if not config.getoption("--whole-runs"):
         selection.mark_slow(items, IN_MAKE_TEST, NOT_IN_MAKE_TEST)
     yield  # to -m and -k
     if part := config.getoption("--part"):
-        selection.keep(config, items, lambda item: selection.is_in_part(item.nodeid, part))
+        selection.keep(config, items, lambda item: selection.is_of_today(item, part))
 
 
 def pytest_collection_finish() -> None:

@@ -20,6 +20,11 @@ def part_of_today(*, num_parts: int = NUM_PARTS) -> str:
     return f"{int(time.time() // 86400) % num_parts + 1}/{num_parts}"
 
 
+def is_of_today(item: Any, part: str) -> bool:
+    """Whether a test runs with a part: that it belongs to it, or is marked `daily`."""
+    return item.get_closest_marker("daily") is not None or is_in_part(item.nodeid, part)
+
+
 def is_in_part(name: str, part: str) -> bool:
     """Whether a test belongs to a part, such as 1/3. Each test belongs to exactly one.
 

@@ -1,0 +1,177 @@
+"""The models of programs, [B, 6] -> [B, 3]: each has a `body` and a `head`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from accel_trainer import StepBatch, StepReport, Trainer
+
+from .draft import Draft
+
+NUM_FEATURES = 6
+NUM_CLASSES = 3
+WIDTH = 12
+
+
+class Net(nn.Module):
+    """A body that computes features, and a head."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(WIDTH, NUM_CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.body(inputs))
+
+
+def plain() -> Net:
+    return Net(nn.Sequential(nn.Linear(NUM_FEATURES, WIDTH), nn.Tanh()))
+
+
+def norms() -> Net:
+    return Net(nn.Sequential(nn.Linear(NUM_FEATURES, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()))
+
+
+def dropout() -> Net:
+    return Net(nn.Sequential(nn.Linear(NUM_FEATURES, WIDTH), nn.ReLU(), nn.Dropout(0.2)))
+
+
+def frozen_base() -> Net:
+    """Trains an adapter and the head on a base that stands still."""
+    base = nn.Linear(NUM_FEATURES, WIDTH).requires_grad_(False)
+    return Net(nn.Sequential(base, nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+
+
+class LowRank(nn.Module):
+    """A linear layer that stands still, and a change of low rank."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 2) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = nn.Linear(layer.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, layer.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs) + self.up(self.down(inputs))
+
+
+def lora() -> Net:
+    return Net(nn.Sequential(LowRank(nn.Linear(NUM_FEATURES, WIDTH)), nn.Tanh()))
+
+
+class MomentumNet(Net):
+    """Adds the features of a slow copy of the body, which its trainer moves."""
+
+    def __init__(self) -> None:
+        super().__init__(norms().body)
+        self.slow = copy.deepcopy(self.body).requires_grad_(False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            slow = self.slow(inputs)
+        return self.head(self.body(inputs) + 0.1 * slow)
+
+
+class Follow(Trainer):
+    """Moves the slow copy a tenth of the way after each step."""
+
+    def train_step(self, step_batch: StepBatch) -> StepReport:
+        report = super().train_step(step_batch)
+        with torch.no_grad():
+            pairs = zip(self.model.slow.parameters(), self.model.body.parameters(), strict=True)
+            for slow, fast in pairs:
+                slow.lerp_(fast, 0.1)
+        return report
+
+
+class TiedNet(Net):
+    """Encodes, decodes and encodes again by one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(NUM_FEATURES, WIDTH))
+        self.again = nn.Linear(NUM_FEATURES, WIDTH)
+        self.again.weight = self.body.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        decoded = F.linear(F.tanh(self.body(inputs)), self.body.weight.T)
+        return self.head(F.tanh(self.again(decoded)))
+
+
+class Folding(nn.Module):
+    """A linear layer with a scale, which it folds into its weights from evaluation to training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(NUM_FEATURES, WIDTH)
+        self.scale = nn.Parameter(torch.ones(WIDTH, 1))
+        self.folded: Tensor | None = None
+
+    def train(self, mode: bool = True) -> Folding:
+        if mode:
+            self.folded = None
+        super().train(mode)
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            return F.linear(inputs, self.layer.weight * self.scale, self.layer.bias)
+        if self.folded is None:
+            self.folded = self.layer.weight * self.scale
+        return F.linear(inputs, self.folded, self.layer.bias)
+
+
+def folding() -> Net:
+    return Net(nn.Sequential(Folding(), nn.Tanh()))
+
+
+class Centred(nn.Module):
+    """Subtracts a running mean, in a buffer that each forward assigns, and counts the forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(NUM_FEATURES, WIDTH)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        features = self.layer(inputs)
+        if self.training and len(inputs):
+            self.mean = self.mean.lerp(features.detach().float().mean(0), 0.1)
+            self.count += 1
+        return F.tanh(features - self.mean)
+
+
+def buffers() -> Net:
+    return Net(Centred())
+
+
+def momentum(draft: Draft) -> None:
+    draft.model = MomentumNet()
+    draft.trainer_classes.append(Follow)
+
+
+def _with(make: Callable[[], nn.Module]) -> Callable[[Draft], None]:
+    def choose(draft: Draft) -> None:
+        draft.model = make()
+
+    return choose
+
+
+MODELS: dict[str, Callable[[Draft], None]] = {
+    "plain": _with(plain),
+    "norms": _with(norms),
+    "dropout": _with(dropout),
+    "frozen base": _with(frozen_base),
+    "lora": _with(lora),
+    "momentum encoder": momentum,
+    "tied": _with(TiedNet),
+    "folding": _with(folding),
+    "buffers": _with(buffers),
+}

@@ -1,0 +1,50 @@
+"""Some programs of `tests.programs`, and mistakes that they must notice."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.variants import slow_but
+
+from .campaign import tried
+from .faults import Fault
+from .mistakes import MISTAKES
+from .program import Program, draw
+
+SECONDS_OF_A_DAY = 86_400
+NUM_A_DAY = 12
+
+
+@pytest.mark.parametrize("seed", slow_but([5, 26], range(30)))
+def test_a_killed_program_leaves_the_bytes_of_an_unkilled_one(seed: int, tmp_path: Path) -> None:
+    outcome = tried(draw(seed), tmp_path / "program")
+    assert not outcome.wrong, f"{outcome} {outcome.program}"
+
+
+@pytest.mark.slow
+@pytest.mark.daily
+def test_the_programs_of_today_leave_the_bytes_of_unkilled_ones(tmp_path: Path) -> None:
+    first = 1000 + NUM_A_DAY * int(time.time() // SECONDS_OF_A_DAY)
+    outcomes = {
+        seed: tried(draw(seed), tmp_path / str(seed)) for seed in range(first, first + NUM_A_DAY)
+    }
+    wrong = [
+        f"python -m tests.programs --seed {seed} --simplify: {outcome} {outcome.program}"
+        for seed, outcome in outcomes.items()
+        if outcome.wrong
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("mistake", slow_but(["a count in a pipe"], MISTAKES))
+def test_a_program_with_a_mistake_does_not_pass(mistake: str, tmp_path: Path) -> None:
+    honest = Program(processes=(2,), faults=(Fault("update", 8),))
+    assert tried(replace(honest, mistake=mistake), tmp_path / "program").wrong
+
+
+def test_a_program_prints_as_the_python_that_makes_it() -> None:
+    assert all(eval(str(draw(seed))) == draw(seed) for seed in range(50))
