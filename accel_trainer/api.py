@@ -48,6 +48,7 @@ from .distributed.launch import launch
 from .optim.config import OptimizerConfig
 from .optim.lr_scheduler import ScheduleConfig, build_schedule, schedule_from_torch
 from .optim.optimizers import build_optimizer
+from .own_loop.start import exact_run
 from .run.build import build_trainer
 from .run.config import RecipeConfig, RunConfig
 from .run.session import Run, start_run
@@ -126,6 +127,7 @@ __all__ = [
     "build_schedule",
     "build_train_loader",
     "build_trainer",
+    "exact_run",
     "fold",
     "gather_with_gradient",
     "launch",

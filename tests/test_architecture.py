@@ -35,6 +35,7 @@ ENGINE = (
     "callbacks",
     "checks",
     "run",
+    "own_loop",
 )
 ORDER = (
     *ENGINE,
@@ -442,6 +443,9 @@ RULES = {
             "training.strategy.exact",  # only in a step that leaves parameters out
             "distributed.fsdp",  # the copy that a checkpoint is written from
             "run.restore",  # at a start, if a file is damaged
+            "own_loop.loop",  # digests of orders, for a checkpoint
+            "own_loop.means",  # for a row
+            "own_loop.start",  # numbers of batches
             # Index lists and images, which are on the host.
             "data",
             "vision",

@@ -190,6 +190,12 @@ def _numbers(metrics: Mapping[str, Any], group: str = "") -> dict[str, float]:
     }
 
 
+def summable(values: Tensor) -> Tensor:
+    """Return float64 `values` rounded to 36 bits (Veltkamp's split), which add up exactly."""
+    scaled = values * (2**17 + 1)
+    return scaled - (scaled - values)
+
+
 class Meters:
     """Sums step reports between two rows, without a kernel or a host sync in each step.
 
@@ -247,9 +253,7 @@ class Meters:
             values = torch.stack(column).to(self._device).double()
             if name == _NORM and not self._accelerator.is_main_process:
                 values.zero_()  # every process has the same norm, which counts once
-            # float64 losses are rounded to 36 bits (Veltkamp's split), so that they add up exactly.
-            scaled = values * (2**17 + 1)
-            self._local[name] = self._local.get(name, 0) + (scaled - (scaled - values)).sum()
+            self._local[name] = self._local.get(name, 0) + summable(values).sum()
         self._counts["num_items"] += sum(report.num_samples for report in reports)
         self._counts["num_updates"] += len(reports)
 

@@ -55,43 +55,53 @@ class ResultWriter(Callback):
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Record how it ended."""
         self._append("end", trainer, {"state": result.state, "phase_s": self.activity.phase_s})
-        outcome = {
-            "state": result.state,
-            "stop_reason": result.stop_reason,
-            "optimizer_step": result.position.optimizer_step,
-            "epoch": result.position.epoch,
-            "samples_seen": result.position.samples_seen,
-            "metrics": _listed(result.metrics),
-            "best": result.best and vars(result.best),
-            "num_eval_samples": self.num_eval_samples,
-        }
+        more: dict[str, Any] = {"num_eval_samples": self.num_eval_samples}
         if self.nondeterministic:
-            outcome["nondeterministic_operations"] = sorted(self.nondeterministic)
-        path = self.folder / "result.json"
-        known = {}
-        with suppress(OSError, ValueError):  # there is no result yet, or no whole one
-            known = read_json_object(path, max_bytes=_MAX_RESULT_BYTES)
-        if known == known | json.loads(json.dumps(outcome)):
-            return
+            more["nondeterministic_operations"] = sorted(self.nondeterministic)
         measured = {
             "samples_per_s": self.log.samples_per_s,
             "wall_s": sum(self.activity.phase_s.values()),
             "peak_memory_bytes": peak_memory_bytes(trainer.accelerator),
         }
-        data = json.dumps({**outcome, **measured}, indent=1).encode()
-        with writes_to(self.folder):
-            filesystem.write_file_atomic(path, data)
+        write_result(self.folder, result, more, measured)
 
     def _append(self, event: str, trainer: TrainerView, values: Row) -> None:
         if self._is_attempt:
-            row = {
-                "event": event,
-                "time": time.time(),
-                "optimizer_step": trainer.state.optimizer_step,
-                **values,
-            }
-            with closing(MetricsFile(self.folder / "attempts.jsonl")) as file:
-                file.append(row)
+            record_attempt(self.folder, event, trainer.state.optimizer_step, values)
+
+
+def record_attempt(folder: Path, event: str, step: int, values: Row) -> None:
+    """Append a row to `attempts.jsonl`."""
+    row = {"event": event, "time": time.time(), "optimizer_step": step, **values}
+    with closing(MetricsFile(folder / "attempts.jsonl")) as file:
+        file.append(row)
+
+
+def write_result(
+    folder: Path, result: RunResult, more: Mapping[str, Any], measured: Mapping[str, Any]
+) -> None:
+    """Write `result.json`, unless it has this outcome: then it has the times of the training.
+
+    `more` belongs to the outcome, `measured` does not. Raises OutputError.
+    """
+    outcome = {
+        "state": result.state,
+        "stop_reason": result.stop_reason,
+        "optimizer_step": result.position.optimizer_step,
+        "epoch": result.position.epoch,
+        "samples_seen": result.position.samples_seen,
+        "metrics": _listed(result.metrics),
+        "best": result.best and vars(result.best),
+        **more,
+    }
+    path = folder / "result.json"
+    known = {}
+    with suppress(OSError, ValueError):  # there is no result yet, or no whole one
+        known = read_json_object(path, max_bytes=_MAX_RESULT_BYTES)
+    if known != known | json.loads(json.dumps(outcome)):
+        data = json.dumps({**outcome, **measured}, indent=1).encode()
+        with writes_to(folder):
+            filesystem.write_file_atomic(path, data)
 
 
 def _listed(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from ..checks.rehearsal import Rehearsal
 from ..checks.subject import Subject
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
+from ..core.config import config_to_dict
 from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
@@ -74,6 +75,7 @@ from .optimization import (
     plan_optimization,
     refuse_epochs,
 )
+from .provenance import defaults_of, describe_environment
 from .restore import restore_checkpoint
 from .session import Run
 
@@ -265,7 +267,7 @@ def build_trainer(
     )
 
     # 10. Nothing is refused any more: the folder gets the config that its run now has.
-    run_on_main(lambda: record_start(run.config, run.folder, run.accelerator), run.accelerator)
+    run_on_main(partial(_record_start, run), run.accelerator)
     return trainer
 
 
@@ -479,7 +481,7 @@ def _banner(
     )
 
 
-# --- 9. the checkpoint that the run continues from ---
+# --- 9. the checkpoint that the run continues from, and the record of this start ---
 
 
 def _restore(
@@ -495,3 +497,12 @@ def _restore(
         return
     if history is not None:
         history.truncate(0)  # of an attempt that died before its first checkpoint
+
+
+def _record_start(run: Run) -> None:
+    record_start(
+        config_to_dict(run.config),
+        describe_environment(run.accelerator, defaults_of(type(run.config))),
+        run.folder,
+        copies_recipe=run.config.run.copy_recipe,
+    )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-
-from accelerate import Accelerator
+from typing import Any
 
 from ..callbacks.trackers import check_trackers
 from ..checkpoint.loading import has_checkpoints
 from ..core import filesystem
-from ..core.config import config_to_dict
 from ..core.errors import (
     CheckpointError,
     DivergedError,
@@ -32,19 +30,18 @@ from ..core.run_dir import (
 )
 from ..core.yaml_files import dump_yaml, read_yaml
 from ..fault_tolerance.preemption import StopFlag
-from .config import RecipeConfig
+from .config import RunConfig
 from .known_recipes import remember_start
-from .provenance import describe_environment
-from .resume import Source, choose_folder, find_source
+from .resume import Source, find_source
 
 _NUM_REMOVALS = 5
 _REMOVAL_S = 0.1
 
 
 def open_folder(
-    config: RecipeConfig, recipe: str, stop_flag: StopFlag, resources: ExitStack
+    choose: Callable[[], Path], run: RunConfig, stop_flag: StopFlag, resources: ExitStack
 ) -> tuple[str, Source | None]:
-    """Lock the run folder and return it, and what the run continues from; None: it is new.
+    """Lock the folder that `choose` returns, and return it; also what the run continues from.
 
     For the main process, which sends both to the others as JSON values.
 
@@ -55,33 +52,35 @@ def open_folder(
         OutputError: the folder cannot be written or is in use.
         CheckpointError: the run that it would continue cannot be read.
     """
-    check_trackers(config.run.track)
-    wanted = choose_folder(config, recipe)
+    check_trackers(run.track)
+    wanted = choose()
     is_new = not os.path.exists(wanted)
     folder = prepare_directory(wanted)
     refuse_strange_entries(folder)
     path = folder / "run.lock"
-    descriptor = resources.enter_context(run_lock(path, is_optional=not config.run.lock))
+    descriptor = resources.enter_context(run_lock(path, is_optional=not run.lock))
     with writes_to(folder):
         resources.enter_context(guarded_folder(folder))
     if is_new:
         resources.enter_context(_removed_if_refused(folder, stop_flag))
     resources.enter_context(guarded(folder, path, descriptor))
     _sweep(folder)
-    source = find_source(folder, config.run)
+    source = find_source(folder, run)
     if source is not None and Path(source.run) != folder:
         _copy_history(Path(source.run), folder)
     return str(folder), source
 
 
-def record_start(config: RecipeConfig, folder: Path, accelerator: Accelerator) -> None:
+def record_start(
+    settings: dict[str, Any], environment: Mapping[str, Any], folder: Path, *, copies_recipe: bool
+) -> None:
     """Write what was started, and by which code. For the main process, once nothing is refused.
 
-    Raises OutputError.
+    `settings` are all values of the config, and `environment` is what `describe_environment`
+    returned. Raises OutputError.
     """
-    environment = describe_environment(config, accelerator)
     remember_start(environment)
-    settings, path = config_to_dict(config), folder / "config.yaml"
+    path = folder / "config.yaml"
     if has_checkpoints(folder / "checkpoints"):
         # A rerun begins as the run did, even if the last command did not repeat these flags.
         with suppress(OSError, ValueError, KeyError, TypeError):  # somebody has removed the file
@@ -91,7 +90,7 @@ def record_start(config: RecipeConfig, folder: Path, accelerator: Accelerator) -
         filesystem.write_file_atomic(path, dump_yaml(settings).encode())
         write_json(folder / "environment.json", environment)
         recipe_file = Path(environment["code"]["recipe"])
-        if config.run.copy_recipe and recipe_file.suffix == ".py" and recipe_file.is_file():
+        if copies_recipe and recipe_file.suffix == ".py" and recipe_file.is_file():
             filesystem.write_file_atomic(folder / "recipe.py", recipe_file.read_bytes())
 
 

@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
@@ -46,7 +47,9 @@ _VARIABLES = re.compile(
 )
 
 
-def describe_environment(config: RecipeConfig, accelerator: Accelerator) -> dict[str, Any]:
+def describe_environment(
+    accelerator: Accelerator, recipe_defaults: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return what is needed to compare or repeat runs, as JSON values."""
     device = accelerator.device
     arguments = _SECRET_FLAG.sub(r"\1***", "\0".join(sys.argv))
@@ -76,11 +79,11 @@ def describe_environment(config: RecipeConfig, accelerator: Accelerator) -> dict
         },
         "command": {"arguments": _mask(arguments).split("\0"), "directory": str(Path.cwd())},
         "code": _code(),
-        "recipe_defaults": _defaults_of(type(config)),
+        "recipe_defaults": recipe_defaults,
     }
 
 
-def _defaults_of(config_class: type[RecipeConfig]) -> dict[str, Any]:
+def defaults_of(config_class: type[RecipeConfig]) -> dict[str, Any]:
     """Return the defaults of a recipe, with the length of a run as its config stores it."""
     defaults = unchecked_defaults(config_class)
     return {**config_to_dict(defaults), "trainer": asdict(defaults.trainer.with_defaults())}

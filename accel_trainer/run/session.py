@@ -26,7 +26,7 @@ from ..fault_tolerance.preemption import StopFlag
 from .config import RecipeConfig, check_allowed_changes, describe_shared, with_defaults
 from .folder import open_folder
 from .joining import joined_run
-from .resume import continued, load_for_all
+from .resume import choose_folder, continued, load_for_all
 
 _logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     timeout_s = config.runtime.timeout_s
     joined = joined_run(
         accelerator,
-        partial(open_folder, config, recipe),
+        partial(open_folder, partial(choose_folder, config, recipe), config.run),
         timeout_s=timeout_s,
         stuck_timeout_s=config.runtime.stuck_timeout_s,
         is_quiet=config.run.quiet and not config.run.dry_run,

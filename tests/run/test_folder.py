@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from accel_trainer.core.config import config_to_dict
 from accel_trainer.core.errors import ConfigError, DivergedError, UserError
 from accel_trainer.fault_tolerance.preemption import StopFlag
 from accel_trainer.run.folder import open_folder, record_start
-from accel_trainer.run.resume import Source
+from accel_trainer.run.provenance import defaults_of, describe_environment
+from accel_trainer.run.resume import Source, choose_folder
 from tests.faults.tiny_run import name_at
 
 
@@ -30,10 +32,15 @@ def opened(config: RecipeConfig, *, error: UserError | None = None) -> tuple[str
     flag = StopFlag()
     flag.is_starting = True
     with ExitStack() as lock:
-        found = open_folder(config, "recipe", stop_flag=flag, resources=lock)
+        found = open_folder(partial(choose_folder, config, "recipe"), config.run, flag, lock)
         if error is not None:
             raise error
     return found
+
+
+def recorded(config: RecipeConfig, folder: Path) -> None:
+    environment = describe_environment(Accelerator(cpu=True), defaults_of(type(config)))
+    record_start(config_to_dict(config), environment, folder, copies_recipe=True)
 
 
 def earlier_run(folder: Path) -> bytes:
@@ -48,7 +55,7 @@ def test_a_new_folder_has_only_a_lock_until_the_start_is_accepted(tmp_path: Path
     config = config_of(tmp_path / "run")
     assert opened(config) == (str(tmp_path / "run"), None)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]
-    record_start(config, tmp_path / "run", Accelerator(cpu=True))
+    recorded(config, tmp_path / "run")
     stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert stored["batch"]["per_device_batch_size"] == 8
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
@@ -102,7 +109,7 @@ def test_a_run_keeps_what_it_began_from(
     earlier_run(tmp_path)
     first = config_to_dict(config_of(tmp_path, **began))
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(first))
-    record_start(config_of(tmp_path, seed=1, **again), tmp_path, Accelerator(cpu=True))
+    recorded(config_of(tmp_path, seed=1, **again), tmp_path)
     stored = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert (stored["run"], stored["seed"]) == (first["run"], 1)
 
@@ -110,5 +117,5 @@ def test_a_run_keeps_what_it_began_from(
 def test_a_run_whose_config_was_removed_gets_a_new_one(tmp_path: Path) -> None:
     earlier_run(tmp_path)
     (tmp_path / "config.yaml").unlink()
-    record_start(config_of(tmp_path), tmp_path, Accelerator(cpu=True))
+    recorded(config_of(tmp_path), tmp_path)
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["seed"] == 0

@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 
 from accel_trainer import RecipeConfig, RunConfig, RuntimeConfig
-from accel_trainer.run.provenance import describe_environment
+from accel_trainer.run.provenance import defaults_of, describe_environment
 from tests import processes
 from tests.run.test_config import Demanding
 from tests.workload import make_config, train
@@ -29,7 +29,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def environment_of(config: RecipeConfig) -> dict[str, Any]:
-    return describe_environment(config, Accelerator(cpu=True))
+    return describe_environment(Accelerator(cpu=True), defaults_of(type(config)))
 
 
 def test_a_run_leaves_its_environment_in_its_folder(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_the_hash_and_the_commit_of_the_recipe_are_recorded(
     accelerator = Accelerator(cpu=True)
 
     def code() -> object:
-        found = describe_environment(RecipeConfig(), accelerator)["code"]
+        found = describe_environment(accelerator, {})["code"]
         assert found.pop("recipe") == str(recipe)
         assert found.pop("sha256") == hashlib.sha256(recipe.read_bytes()).hexdigest()
         return found

@@ -27,14 +27,11 @@ class DataParallelStrategy(Strategy):
         if self.accelerator.num_processes > 1:
             _keep_strides(model)
         prepared, *_ = self.accelerator.prepare(model, *optimizers.values())
-        if isinstance(prepared, DistributedDataParallel):
-            # With this option DDP never rebuilds its buckets.
-            if not prepared.find_unused_parameters:
-                self._ddp = prepared
-                self._trained = {each for each in model.parameters() if each.requires_grad}
-                _settle_buckets(prepared)
-            for parameter in model.parameters():
-                parameter.grad = None
+        # With this option DDP never rebuilds its buckets.
+        if isinstance(prepared, DistributedDataParallel) and not prepared.find_unused_parameters:
+            self._ddp = prepared
+            self._trained = {each for each in model.parameters() if each.requires_grad}
+            settle_buckets(prepared)
         return prepared  # type: ignore[no-any-return]  # accelerate is untyped
 
     def end_backward(self, num_samples: int) -> None:
@@ -81,7 +78,7 @@ def _with_strides(gradient: Tensor, *, strides: tuple[int, ...]) -> Tensor:
     return gradient.contiguous().as_strided(gradient.shape, strides)
 
 
-def _settle_buckets(model: DistributedDataParallel) -> None:
+def settle_buckets(model: DistributedDataParallel) -> None:
     """Make DDP rebuild its gradient buckets before the first step. **Collective.**
 
     DDP rebuilds them after its first backward, and with three or more processes the order of
@@ -96,3 +93,5 @@ def _settle_buckets(model: DistributedDataParallel) -> None:
             summed += parameter.sum().abs()  # `abs` makes the sum of a complex parameter real
     summed.backward()
     model.reducer._rebuild_buckets()
+    for parameter in model.parameters():
+        parameter.grad = None

@@ -1,0 +1,287 @@
+"""What a user's own loop runs by: its epochs, its batches, its rows and its saves."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from ..callbacks.metrics_file import MetricsFile
+from ..core.activity import Activity
+from ..core.errors import ConfigError, Preempted
+from ..core.registry import Stateful
+from ..core.rng import fold_in, seed_generators
+from ..core.train_state import TrainState
+from ..fault_tolerance.preemption import StopFlag
+from .carried import CarriedState, refuse_early_exits
+from .loader import OrderedLoader
+from .means import Means
+from .updates import Updates
+
+_BETWEEN = "between epochs"  # the phase of the user's own code, which may take as long as it needs
+
+
+class ExactRun(Stateful):
+    """The run of a loop that its owner writes: see `exact_run`.
+
+    All processes call its methods, in the same order.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        loader: OrderedLoader,
+        updates: Updates,
+        *,
+        seed: int,
+        save_every: int | None,
+        activity: Activity,
+        stop_flag: StopFlag,
+        history: MetricsFile | None,
+        known: Collection[object],
+        ignored: Collection[str],
+    ) -> None:
+        self._accelerator = accelerator
+        self._loader = loader
+        self._updates = updates
+        self._seed = seed
+        self._save_every = save_every
+        self._activity = activity
+        self._stop_flag = stop_flag
+        self._history = history
+        self._known = known
+        self._ignored = ignored
+        self._carried: CarriedState | None = None
+        self._means = Means(accelerator)
+        self._saved_step = 0
+        self._is_in_epoch = False
+        self._is_boundary = True
+        self._is_stopping = False  # after this epoch
+        self.is_stopped = False
+        self.position = TrainState()
+        self.metrics: dict[str, float] = {}
+        """The values of the last row."""
+        self.write_checkpoint: Callable[[TrainState], None] = lambda position: None
+        """Saves the whole run, this object included."""
+
+    @property
+    def step(self) -> int:
+        """How many steps were taken: rounds of the loop in which an optimizer has stepped."""
+        return self.position.optimizer_step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in progress, counted from 0."""
+        return self.position.epoch
+
+    @property
+    def batch_in_epoch(self) -> int:
+        """How many batches of the epoch this process has taken: `enumerate` starts there."""
+        return self.position.step_in_epoch
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """Return the epochs that are left: the one in progress, and those up to `num_epochs`.
+
+        Raises ConfigError if the loop leaves an epoch before its end, and Preempted after a signal.
+        """
+        refuse_early_exits(sys._getframe(1))
+        return self._epochs(num_epochs)
+
+    def _epochs(self, num_epochs: int) -> Iterator[int]:
+        while self.epoch < num_epochs and not self.is_stopped:
+            self._begin_epoch()
+            yield self.epoch
+            self._end_epoch(is_last=self.epoch + 1 >= num_epochs)
+
+    def batches(self) -> Iterator[Any]:
+        """Return the batches of the epoch that are left, as the loader yields them.
+
+        Raises ConfigError outside of `epochs`, and Preempted after a signal, once all is saved.
+        """
+        if not self._is_in_epoch:
+            raise ConfigError("LOOP", "run.batches() belongs into a loop over run.epochs(n)")
+        self._look_at(sys._getframe(1))
+        return self._rounds(math.inf)
+
+    def steps(self, num_steps: int) -> Iterator[Any]:
+        """Return batches, epoch after epoch, until `num_steps` steps were taken.
+
+        Raises ConfigError if the loop is left earlier, and Preempted after a signal.
+        """
+        self._look_at(sys._getframe(1))
+        return self._steps(num_steps)
+
+    def _steps(self, num_steps: int) -> Iterator[Any]:
+        while self.step < num_steps and not self.is_stopped:
+            self._begin_epoch()
+            yield from self._rounds(num_steps)
+            self._end_epoch(is_last=self.step >= num_steps)
+
+    def log(self, name: str, value: float | Tensor) -> None:
+        """Add a number, or a tensor [] on any device, to a mean of the next row. No host sync."""
+        self._means.add(name if "/" in name else f"train/{name}", value)
+
+    def row(self, **values: float) -> None:
+        """Write a row: the means of what was logged since the last one, and `values`.
+
+        **Collective. Host sync** if anything was logged.
+        """
+        if means := self._means.read():
+            self._write_row("train", means)
+        if values:
+            self.metrics = {f"eval/{name}": float(value) for name, value in values.items()}
+            self._write_row("eval", self.metrics)
+
+    def save(self) -> None:
+        """Save a checkpoint at the next boundary."""
+        self._stop_flag.request_save()
+
+    def stop(self) -> None:
+        """End the loops as if this were the last step, and the last epoch. Use it for `break`."""
+        self._is_stopping = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resume needs of the loop itself. **Collective. Host sync.**"""
+        return {
+            "means": self._means.state_dict(),
+            "history_bytes": self._history.size if self._history else 0,
+            "accelerate_step": self._accelerator.step,
+            "orders": self._accelerator.gather(self._order_digest()).tolist(),
+            "is_stopping": self._is_stopping,
+            "is_stopped": self.is_stopped,
+            "metrics": self.metrics,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, and cut the history back to what it was."""
+        self._means.load_state_dict(state["means"])
+        self._accelerator.step = state["accelerate_step"]
+        self._is_stopping = state["is_stopping"]
+        self.is_stopped = state["is_stopped"]
+        self.metrics = dict(state["metrics"])
+        if self._history is not None:
+            self._history.truncate(state["history_bytes"])
+
+    def go_on_from(self, position: TrainState, orders: Sequence[int]) -> None:
+        """Begin at `position`, in an epoch whose orders have these digests. **Collective.**
+
+        Raises ConfigError if a sampler gives a different order.
+        """
+        found = self._accelerator.gather(self._order_digest()).tolist()
+        if position.step_in_epoch and orders != found:
+            raise ConfigError(
+                "LOOP_ORDER",
+                f"the order of epoch {position.epoch} is not that of the run: the sampler depends "
+                "on more than the seed, the epoch and the data",
+            )
+        self._move_to(position)
+        self._saved_step = position.optimizer_step
+
+    def finish(self) -> None:
+        """Save the end of the run. Raises ConfigError if the loop was left before its end."""
+        if self._is_in_epoch:
+            raise _left_early()
+        self._save()
+
+    def _look_at(self, frame: FrameType) -> None:
+        """Look at the body of the loop in `frame`, and at what it carries from round to round."""
+        if self._carried is None:
+            refuse_early_exits(frame)
+            self._carried = CarriedState(frame, [self, *self._known], self._ignored)
+
+    def _begin_epoch(self) -> None:
+        if self._is_in_epoch:
+            raise _left_early()
+        self._is_in_epoch = True
+        self._stop_flag.is_starting = False  # from here on, a signal ends the run after a save
+        self._loader.begin(self.epoch)
+
+    def _rounds(self, num_steps: float) -> Iterator[Any]:
+        """Yield what is left of the epoch, until `num_steps` steps were taken."""
+        self._activity.phase = "training"
+        for batch in self._loader.read(self.position.step_in_epoch):
+            self._seed_round()
+            yield batch
+            self._end_round()
+            if self._is_stopping and self._is_boundary or self.step >= num_steps:
+                self._loader.end()
+                break
+        self._seed_round()  # what follows in the epoch is the same after a resume
+        self._is_in_epoch = False
+        self._activity.phase = _BETWEEN
+
+    def _end_round(self) -> None:
+        """Move on, and save if that is due. Raises Preempted after a signal."""
+        has_stepped, self._is_boundary = self._updates.settle()
+        before = self.position
+        num_samples = len(self._loader.batches[before.step_in_epoch])
+        position = before.after_step(num_samples * self._accelerator.num_processes)
+        self._move_to(position._replace(optimizer_step=before.optimizer_step + has_stepped))
+        self._activity.num_forwards += 1
+        if self._carried is not None:
+            self._carried.after_round()
+        if self._is_boundary:
+            self._stop_flag.poll()
+            self._save_if(self._save_every is not None and self._is_step_due)
+
+    def _end_epoch(self, *, is_last: bool) -> None:
+        """Move to the next epoch, and save. Raises Preempted after a signal."""
+        if self._is_in_epoch:
+            raise _left_early()
+        self.is_stopped = self._is_stopping
+        if self.position.step_in_epoch >= len(self._loader.batches):
+            self._move_to(self.position.after_epoch())
+        if self._is_boundary:
+            self._stop_flag.agree()
+            self._save_if(
+                is_last or self.is_stopped or self._save_every is None or self._is_step_due
+            )
+
+    @property
+    def _is_step_due(self) -> bool:
+        every = self._save_every or math.inf
+        return self.step // every > self._saved_step // every
+
+    def _save_if(self, is_due: bool) -> None:
+        stop = self._stop_flag.agreed
+        if is_due or stop or self._stop_flag.is_save_agreed:
+            self._save()
+        if stop:
+            line = f"{stop.reason}: saved step {self.step}: run the same command to continue"
+            raise Preempted("PREEMPTED", line)
+
+    def _save(self) -> None:
+        self._stop_flag.is_save_agreed = False
+        self._saved_step = self.step
+        with self._activity.during("save"):
+            self.write_checkpoint(self.position)
+
+    def _order_digest(self) -> Tensor:
+        return torch.tensor([self._loader.digest()], device=self._accelerator.device)
+
+    def _seed_round(self) -> None:
+        place = (self.epoch, self.position.step_in_epoch, self._accelerator.process_index)
+        seed_generators(fold_in(self._seed, *place), self._accelerator.device)
+
+    def _move_to(self, position: TrainState) -> None:
+        self.position = self._activity.position = position
+
+    def _write_row(self, event: str, values: Mapping[str, float]) -> None:
+        if self._history is not None:
+            epoch = self.epoch + (self.position.step_in_epoch > 0)
+            place = {"event": event, "optimizer_step": self.step, "epoch": epoch}
+            self._history.append({**place, **values})
+
+
+def _left_early() -> ConfigError:
+    return ConfigError(
+        "LOOP",
+        "the loop has left an epoch before its end, such as by break or return: call run.stop() "
+        "there, which ends both loops after the step",
+    )

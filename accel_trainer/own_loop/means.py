@@ -1,0 +1,71 @@
+"""The means of what a user's own loop logs, over all steps and processes since the last row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from ..callbacks.metric_logger import summable
+from ..core.errors import ConfigError
+from ..core.registry import Stateful
+from ..core.wording import describe_tensor
+from ..training.metrics import sums_device
+
+_MAX_PENDING = 256  # numbers that are kept before they are summed
+
+
+class Means(Stateful):
+    """Sums of numbers by name, on the device; a checkpoint has those over all processes."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._device = sums_device(accelerator.device)
+        self._pending: dict[str, list[Tensor | float]] = {}
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, name: str, value: float | Tensor) -> None:
+        """Add a number, or a tensor [] on any device. Raises ConfigError for anything else."""
+        if not (isinstance(value, int | float) or (isinstance(value, Tensor) and not value.ndim)):
+            raise ConfigError(
+                "LOG", f"{name} is {describe_tensor(value)}: log one number, or a tensor []"
+            )
+        pending = self._pending.setdefault(name, [])
+        # Its owner may change a tensor before the row.
+        pending.append(value.detach().clone() if isinstance(value, Tensor) else float(value))
+        if len(pending) == _MAX_PENDING:
+            self._sum(name)
+
+    def _sum(self, name: str) -> None:
+        numbers = self._pending.pop(name)
+        values = torch.stack([torch.as_tensor(each, device=self._device) for each in numbers])
+        total = torch.stack([summable(values.double()).sum(), torch.tensor(len(numbers)).double()])
+        self._sums[name] = self._sums.get(name, 0) + total
+
+    def read(self) -> dict[str, float]:
+        """Return the means, and start again. **Collective. Host sync** if anything was logged."""
+        means = {name: total / count for name, (total, count) in self.state_dict().items()}
+        self._sums = {}
+        return means
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Return the sums and counts over all processes. **Collective. Host sync.**"""
+        for name in [*self._pending]:
+            self._sum(name)
+        if not self._sums:
+            return {}
+        names = sorted(self._sums)
+        sums = self._accelerator.reduce(torch.stack([self._sums[name] for name in names]))
+        return dict(zip(names, sums.tolist(), strict=True))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the sums on the main process; the others start at zero."""
+        is_main = self._accelerator.is_main_process
+        self._pending = {}
+        self._sums = {
+            name: torch.tensor(values, dtype=torch.float64, device=self._device) * is_main
+            for name, values in state.items()
+        }

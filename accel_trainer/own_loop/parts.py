@@ -1,0 +1,101 @@
+"""The models, optimizers and states around a user's own loop, as checkpoints store them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..checkpoint.state_dict import training_state
+from ..core.errors import ConfigError
+from ..core.parameters import Optimizers, parameters_of
+from ..core.registry import Registry, Stateful
+from ..training.strategy.data_parallel import settle_buckets
+from .process_buffers import ProcessBuffers
+from .updates import plain
+
+_WHOLE_MODELS = (
+    DistributedType.NO,
+    DistributedType.MULTI_CPU,
+    DistributedType.MULTI_GPU,
+    DistributedType.MULTI_XPU,
+)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What trains: `module` holds all models, unwrapped, and `optimizers` are torch's own."""
+
+    module: nn.Module
+    optimizers: Optimizers
+    given: Mapping[str, Sequence[Any]]
+    """The models and optimizers as the user has them, perhaps wrapped by accelerate."""
+
+    @classmethod
+    def of(cls, accelerator: Accelerator, model: Any, optimizer: Any) -> Parts:
+        """Return the parts of `exact_run`'s arguments.
+
+        **Collective**: DDP settles its buckets, as it would after the first step.
+
+        Raises ConfigError for what cannot be stored as a whole.
+        """
+        if accelerator.distributed_type not in _WHOLE_MODELS:
+            raise ConfigError(
+                "LOOP",
+                f"exact_run does not support {accelerator.distributed_type.value}: each process "
+                "needs the whole model, so use build_trainer, which can shard it, or DDP",
+            )
+        models = model if isinstance(model, Mapping) else {"": model}
+        optimizers = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
+        for argument, kind, values in (
+            ("model", nn.Module, models.values()),
+            ("optimizer", Optimizer, optimizers.values()),
+        ):
+            for value in values:
+                if not isinstance(value, kind):
+                    raise ConfigError(
+                        "LOOP",
+                        f"{argument}= is or has a {type(value).__name__}: give a "
+                        f"{kind.__name__}, or a dict of several by name",
+                    )
+        unwrapped = {name: accelerator.unwrap_model(each) for name, each in models.items()}
+        module = unwrapped[""] if "" in unwrapped else nn.ModuleDict(unwrapped)
+        known = {*module.parameters()}
+        for name, each in optimizers.items():
+            if unknown := [p for p in parameters_of(each) if p not in known]:
+                raise ConfigError(
+                    "LOOP",
+                    f"the optimizer {name} has {len(unknown)} parameters that no model= has: give "
+                    "all models, as model={'generator': ..., 'critic': ...}",
+                )
+        for each in models.values():
+            if isinstance(each, DistributedDataParallel) and not each.find_unused_parameters:
+                settle_buckets(each)
+        torchs = {name: plain(each) for name, each in optimizers.items()}
+        given = {"models": [*models.values()], "optimizers": [*optimizers.values()]}
+        return cls(module, torchs, given)
+
+    def known(self, accelerator: Accelerator, states: Mapping[str, Any]) -> list[object]:
+        """Return the objects that a checkpoint of the run holds, and those inside of wrappers."""
+        inside = [
+            vars(each).get("scheduler") for each in states.values() if hasattr(each, "__dict__")
+        ]
+        models = [*self.module.modules(), *(each for each in self.given["models"])]
+        owners = [*self.optimizers.values(), *self.given["optimizers"], *states.values()]
+        return [*models, *owners, *inside, accelerator.scaler]
+
+    def registry(
+        self, accelerator: Accelerator, states: Mapping[str, Any], loop: Stateful
+    ) -> Registry:
+        """Return all parts that have state, by the names of their pieces."""
+        trained = training_state(
+            self.module, self.optimizers, scaler=accelerator.scaler, states=states
+        )
+        buffers = ProcessBuffers(self.module, accelerator)
+        return trained.extended({"process_buffers": buffers, "loop": loop})

@@ -1,0 +1,45 @@
+"""Buffers that differ between processes, such as the statistics of batch norms under DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from ..core.registry import Stateful
+from ..core.tensor_memory import sum_of_bits
+
+
+class ProcessBuffers(Stateful):
+    """What the buffers of the other processes are, where they differ from the main process's.
+
+    DDP sends the main process's buffers to the others before a forward, so between two forwards
+    each process has its own.
+    """
+
+    is_optional = True
+
+    def __init__(self, model: nn.Module, accelerator: Accelerator) -> None:
+        self._buffers = dict(model.named_buffers())
+        self._accelerator = accelerator
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return by name the buffers that differ, stacked by process. **Collective. Host sync.**"""
+        if self._accelerator.num_processes == 1 or not self._buffers:
+            return {}
+        sums = torch.stack([sum_of_bits(each).reshape(1) for each in self._buffers.values()], 1)
+        differs = (self._accelerator.gather(sums) != sums).any(0)
+        differs = self._accelerator.reduce(differs.long()) > 0
+        return {
+            name: self._accelerator.gather(buffer[None])
+            for (name, buffer), is_different in zip(self._buffers.items(), differs, strict=True)
+            if is_different
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give each process its own again."""
+        for name, stacked in state.items():
+            self._buffers[name].copy_(stacked[self._accelerator.process_index])

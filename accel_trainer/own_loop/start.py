@@ -1,0 +1,237 @@
+"""Starts a run around a loop that its owner writes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.optim import Optimizer
+
+from ..callbacks.metrics_file import MetricsFile
+from ..callbacks.result import record_attempt, write_result
+from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.format import LoadedCheckpoint
+from ..checkpoint.manager import Checkpointer
+from ..checkpoint.serialization import copy_metadata
+from ..checks.parts import check_states
+from ..core.callback import RunResult
+from ..core.errors import CheckpointError, ConfigError
+from ..core.parameters import unstepped_parameters
+from ..core.registry import Registry
+from ..core.rng import preserved_generators
+from ..core.train_state import TrainState
+from ..core.user_code import describe_error
+from ..distributed.collectives import run_on_main
+from ..distributed.determinism import choose_kernels, is_too_late_for_cublas
+from ..distributed.machine import peak_memory_bytes
+from ..run.config import RunConfig
+from ..run.folder import open_folder, record_start
+from ..run.joining import JoinedRun, joined_run
+from ..run.provenance import describe_environment
+from ..run.resume import load_for_all
+from .identity import check_same_run, identify
+from .loader import OrderedLoader
+from .loop import ExactRun
+from .parts import Parts
+from .updates import Updates
+
+_logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def exact_run(
+    accelerator: Accelerator,
+    folder: Path | str,
+    *,
+    model: nn.Module | Mapping[str, nn.Module],
+    optimizer: Optimizer | Mapping[str, Optimizer],
+    loader: Any,
+    states: Mapping[str, Any] = MappingProxyType({}),
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    seed: int = 0,
+    save_every: int | None = None,
+    keep_last: int = 2,
+    allow_change: Collection[str] = (),
+    ignore: Collection[str] = (),
+    timeout_s: float = 600.0,
+) -> Iterator[ExactRun]:
+    """Make the loop in the block a run that is killed anywhere and resumes to the same bits.
+
+    **Collective.**
+
+    `model`, `optimizer` and `loader` are what `accelerator.prepare` returned; several models or
+    optimizers are dicts by name. `loader` is a torch DataLoader over a map-style dataset, whose
+    batches the loop takes from `run.batches()` or `run.steps(n)`. `states` are all other objects
+    that a resume needs, by name, with `state_dict` and `load_state_dict`: schedulers, averages, a
+    gradient scaler of your own. `settings` are plain JSON values that decide the result: a resume
+    with others is refused, unless `allow_change` names them, or `data` for changed data.
+
+    A checkpoint is saved every `save_every` steps and at the end, or at the end of each epoch
+    (None); the last `keep_last` stay. It is taken at a boundary: after an optimizer's step that
+    leaves no gradients of the other optimizers. The gradients of those that have stepped are
+    dropped there. `seed` decides the order of the samples and all random numbers of the loop.
+    `timeout_s` is how long a process waits for the others.
+
+    What the loop changes in each round and no state holds, such as a scheduler that was forgotten,
+    is one warning after its first rounds; `ignore` has names that decide nothing.
+
+    A run that is started again with the same command goes on after its last checkpoint; a finished
+    one loads its last state, and yields no epoch.
+
+    Raises:
+        ConfigError: an argument cannot be continued exactly, or differs from that of the run that
+            the folder holds.
+        OutputError: the folder cannot be written or is in use.
+        CheckpointError: there are checkpoints, and none is valid or fits.
+        ProcessError: another process failed.
+        Preempted: a signal came, and all is saved. In a script it is a SystemExit with code 75.
+    """
+    parts = Parts.of(accelerator, model, optimizer)
+    check_states(states)
+    settings = copy_metadata(settings, "settings")
+    run_config = RunConfig(output_dir=Path(folder), allow_change=tuple(allow_change))
+    checkpoints = CheckpointConfig(every_n_steps=save_every, keep_last_n=keep_last)
+    _choose_kernels(accelerator)
+    choose = partial(Path, run_config.output_dir or "")
+    joined = joined_run(accelerator, partial(open_folder, choose, run_config), timeout_s=timeout_s)
+    with joined as run:
+        # The order matters.
+        # 1. What the run continues from is read, and the order of the data is asked for.
+        checkpoint = load_for_all(run.source, accelerator, timeout_s=timeout_s)
+        ordered = OrderedLoader(loader, seed=seed, process_index=accelerator.process_index)
+        run.resources.callback(ordered.close)
+        with preserved_generators(accelerator.device):
+            position = TrainState()
+            if checkpoint is not None:
+                position = TrainState.from_dict(checkpoint.manifest)
+            ordered.begin(position.epoch)
+            _check_equal_rounds(accelerator, ordered)
+            header = identify(accelerator, ordered, settings, seed)
+        if checkpoint is not None:
+            check_same_run(checkpoint.manifest, header, run.folder, allow_change)
+        # 2. What watches and saves is closed with the run.
+        updates = Updates(parts.given["optimizers"])
+        run.resources.callback(updates.close)
+        history = None
+        if accelerator.is_main_process:
+            rows = run.folder / "metrics.jsonl"
+            history = run.resources.enter_context(closing(MetricsFile(rows)))
+        checkpointer = Checkpointer(
+            run.folder / "checkpoints",
+            config=checkpoints,
+            header=header,
+            masks=[name for name, each in parts.module.named_buffers() if each.isinf().any()],
+            before_commit=history.sync if history is not None else lambda: None,
+        )
+        run.resources.callback(checkpointer.close)
+        loop = ExactRun(
+            accelerator,
+            ordered,
+            updates,
+            seed=seed,
+            save_every=save_every,
+            activity=run.activity,
+            stop_flag=run.stop_flag,
+            history=history,
+            known=parts.known(accelerator, states),
+            ignored=ignore,
+        )
+        stateful = parts.registry(accelerator, states, loop)
+        unstepped = unstepped_parameters(parts.module, parts.optimizers)
+
+        def write_checkpoint(position: TrainState) -> None:
+            """Pass a checkpoint to the writer. **Collective.**"""
+            pieces = stateful.state_dict()
+            if accelerator.is_main_process:
+                checkpointer.save(position, pieces, unstepped=unstepped)
+
+        loop.write_checkpoint = write_checkpoint
+        # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.
+        pieces = stateful.state_dict()
+        run_on_main(lambda: checkpointer.prepare(pieces, unstepped), accelerator)
+        if checkpoint is not None:
+            _restore(stateful, loop, checkpoint, position)
+        elif history is not None:
+            history.truncate(0)  # of an attempt that died before its first checkpoint
+        # 4. Nothing is refused any more.
+        config = {
+            "loop": "own",
+            "seed": seed,
+            "settings": settings,
+            "checkpoint": vars(checkpoints),
+            "run": {"output_dir": str(run.folder), "resume": "auto", "init_from": None},
+        }
+        run_on_main(partial(_record, run, config), accelerator)
+        yield loop
+        loop.finish()
+        checkpointer.wait(must_succeed=True)
+        run_on_main(partial(_record_end, run, loop), accelerator)
+        run.activity.phase = "done"
+
+
+def _choose_kernels(accelerator: Accelerator) -> None:
+    """Use deterministic kernels; warn of what CUDA has already fixed."""
+    if accelerator.device.type != "cuda":
+        return
+    if is_too_late_for_cublas() and accelerator.is_main_process:
+        _logger.warning(
+            "[CUBLAS_LATE] CUDA was in use before the run, so matrix products may differ in their "
+            "last bits: set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts"
+        )
+    choose_kernels(True)
+
+
+def _check_equal_rounds(accelerator: Accelerator, loader: OrderedLoader) -> None:
+    """Raise ConfigError if processes have other numbers of batches. **Collective.**"""
+    mine = torch.tensor([len(loader.batches)], device=accelerator.device)
+    numbers = accelerator.gather(mine).tolist()
+    if len({*numbers}) > 1:
+        raise ConfigError(
+            "LOOP_LOADER",
+            f"the processes have {', '.join(map(str, numbers))} batches in an epoch, and one would "
+            "wait for the others for ever: use DataLoaderConfiguration(even_batches=True)",
+        )
+
+
+def _restore(
+    stateful: Registry, loop: ExactRun, checkpoint: LoadedCheckpoint, position: TrainState
+) -> None:
+    """Load the checkpoint. Raises CheckpointError if it does not fit what the loop has."""
+    try:
+        stateful.load_state_dict(checkpoint.pieces)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            "CKPT_STATE",
+            f"{checkpoint.name} contains state that this run cannot load "
+            f"({describe_error(error)}): use another checkpoint",
+        ) from error
+    loop.go_on_from(position, checkpoint.pieces["loop"]["orders"])
+    checkpoint.pieces.clear()  # the tensors may be large
+
+
+def _record(run: JoinedRun, config: dict[str, Any]) -> None:
+    environment = describe_environment(run.accelerator, {})
+    record_start(config, environment, run.folder, copies_recipe=True)
+    step = run.activity.position.optimizer_step
+    record_attempt(run.folder, "start", step, {"num_processes": run.accelerator.num_processes})
+
+
+def _record_end(run: JoinedRun, loop: ExactRun) -> None:
+    phases = run.activity.phase_s
+    step = loop.position.optimizer_step
+    record_attempt(run.folder, "end", step, {"state": "done", "phase_s": phases})
+    reason = "run.stop()" if loop.is_stopped else "all steps are done"
+    result = RunResult("done", reason, loop.position, loop.metrics, None, run.folder)
+    measured = {
+        "wall_s": sum(phases.values()),
+        "peak_memory_bytes": peak_memory_bytes(run.accelerator),
+    }
+    write_result(run.folder, result, {}, measured)

@@ -1,0 +1,90 @@
+"""Notices after which rounds of a loop nothing of a step is left: there, a run can be saved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from accelerate.optimizer import AcceleratedOptimizer
+from torch.optim import Optimizer
+
+from ..core.parameters import parameters_of
+
+_logger = logging.getLogger(__name__)
+
+_MANY_ROUNDS = 1000
+
+
+class Updates:
+    """Watches the steps of `optimizers`, which are the user's, perhaps wrapped by accelerate.
+
+    A step is an update, or one that accelerate's gradient scaler has skipped.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._parameters = {id(plain(each)): parameters_of(each) for each in optimizers}
+        self._stepped: set[int] = set()
+        self._num_open = 0
+        self._undo: list[Callable[[], None]] = []
+        for optimizer in optimizers:
+            inner = plain(optimizer)
+            hook = inner.register_step_post_hook(partial(self._note_step, id(inner)))
+            self._undo.append(hook.remove)
+            if isinstance(optimizer, AcceleratedOptimizer) and optimizer.scaler is not None:
+                # A step that the scaler skips calls no hook.
+                vars(optimizer)["step"] = partial(self._step_scaled, optimizer, optimizer.step)
+                self._undo.append(partial(vars(optimizer).pop, "step"))
+
+    def close(self) -> None:
+        """Leave the optimizers as they were."""
+        for undo in self._undo:
+            undo()
+
+    def _note_step(self, number: int, *_: object) -> None:
+        self._stepped.add(number)
+
+    def _step_scaled(
+        self, optimizer: AcceleratedOptimizer, step: Callable[[Any], None], closure: Any = None
+    ) -> None:
+        step(closure)
+        if optimizer.gradient_state.sync_gradients:
+            self._stepped.add(id(optimizer.optimizer))
+
+    def settle(self) -> tuple[bool, bool]:
+        """Return whether the round has stepped, and whether nothing of a step is left after it.
+
+        The gradients of the optimizers that have stepped are dropped. Those of others, which the
+        loop still accumulates, are left alone.
+        """
+        stepped, self._stepped = self._stepped, set()
+        if not stepped:
+            self._count_open()
+            return False, False
+        for number in stepped:
+            for parameter in self._parameters[number]:
+                parameter.grad = None
+        is_left = any(
+            parameter.grad is not None
+            for number in self._parameters.keys() - stepped
+            for parameter in self._parameters[number]
+        )
+        self._num_open = self._num_open * is_left
+        if is_left:
+            self._count_open()
+        return True, not is_left
+
+    def _count_open(self) -> None:
+        self._num_open += 1
+        if self._num_open == _MANY_ROUNDS:
+            _logger.warning(
+                "[LOOP_BOUNDARY] no checkpoint could be saved for %d rounds: a run is saved after "
+                "an optimizer's step that leaves no gradients of the other optimizers",
+                _MANY_ROUNDS,
+            )
+
+
+def plain(optimizer: Optimizer) -> Optimizer:
+    """Return torch's optimizer inside accelerate's."""
+    return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from torch import nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+from accel_trainer import CheckpointError, ConfigError, exact_run
+from tests.own_loop.kills import left_by, train
+from tests.own_loop.loops import LOOPS, Kill, Pictures
+
+NUM_SAMPLES = 10
+
+
+def parts(*, batch_size: int = 4, **loader: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    data = TensorDataset(torch.randn(NUM_SAMPLES, 3))
+    loader = {"batch_size": batch_size, "shuffle": True} | loader
+    return {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "loader": DataLoader(data, **loader),
+    }
+
+
+def step(given: dict[str, Any], batch: Any) -> None:
+    given["model"](batch[0]).sum().backward()
+    given["optimizer"].step()
+    given["optimizer"].zero_grad()
+
+
+def fit(folder: Path, num_epochs: int = 2, **more: Any) -> list[int]:
+    """Train, and return the sizes of the batches that were seen."""
+    given = more.pop("given", None) or parts()
+    sizes = []
+    with exact_run(Accelerator(cpu=True), folder, **given, **more) as run:
+        for _ in run.epochs(num_epochs):
+            for batch in run.batches():
+                sizes.append(len(batch[0]))
+                step(given, batch)
+            run.row(size=1)
+    return sizes
+
+
+KILLS = [
+    ("vision", 1, [Kill(5, signal.SIGKILL), Kill(7, signal.SIGTERM)]),
+    ("accumulation", 2, [Kill(8, signal.SIGKILL, 1)]),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("gan", 1, [Kill(4, signal.SIGTERM), Kill(9, signal.SIGKILL)]),
+            ("sampler", 1, [Kill(3, signal.SIGTERM), Kill(6, signal.SIGKILL)]),
+            ("scaler", 1, [Kill(6, signal.SIGKILL)]),
+            ("vision", 3, [Kill(3, signal.SIGTERM, 2)]),
+        )
+    ),
+]
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(("name", "num_processes", "kills"), KILLS)
+def test_a_killed_loop_ends_with_the_same_bytes(
+    name: str, num_processes: int, kills: list[Kill], tmp_path: Path
+) -> None:
+    codes = train(name, tmp_path / "whole", [None], num_processes=num_processes)
+    assert codes == [[0] * num_processes]
+    codes = train(name, tmp_path / "killed", [*kills, None], num_processes=num_processes)
+    expected = {signal.SIGKILL: -9, signal.SIGTERM: 75}
+    assert [each[kill.process] for kill, each in zip(kills, codes, strict=False)] == [
+        expected[kill.signal] for kill in kills
+    ]
+    assert codes[-1] == [0] * num_processes
+    assert left_by(tmp_path / "killed") == left_by(tmp_path / "whole")
+
+
+def test_a_finished_run_is_loaded_and_trains_no_more(tmp_path: Path) -> None:
+    assert len(fit(tmp_path)) == 6
+    rows = (tmp_path / "metrics.jsonl").read_bytes()
+    given = parts()
+    assert fit(tmp_path, given=given) == []
+    assert (tmp_path / "metrics.jsonl").read_bytes() == rows
+    other = parts()
+    fit(tmp_path.with_name("other"), given=other)
+    assert torch.equal(given["model"].weight, other["model"].weight)
+
+
+def test_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
+    fit(tmp_path / "two", 2)
+    longer, whole = parts(), parts()
+    assert len(fit(tmp_path / "two", 3, given=longer)) == 3
+    fit(tmp_path / "three", 3, given=whole)
+    assert torch.equal(longer["model"].weight, whole["model"].weight)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "named"),
+    [
+        ({"settings": {"lr": 0.1}}, {"settings": {"lr": 0.2}}, "lr: 0.1 -> 0.2"),
+        ({"seed": 0}, {"seed": 1}, "seed: 0 -> 1"),
+        ({}, {"given": parts(batch_size=5)}, "batches: 3 -> 2"),
+    ],
+)
+def test_a_run_of_other_settings_is_not_continued(
+    first: dict[str, Any], then: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    fit(tmp_path, **first)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="CONFIG_CHANGED") as refused:
+        fit(tmp_path, 3, **then)
+    assert named in str(refused.value)
+    changed = {path.name for path, data in before.items() if path.read_bytes() != data}
+    assert changed <= {"run.lock", "rank-00000.json"}
+
+
+def test_settings_may_be_changed_on_purpose(tmp_path: Path) -> None:
+    fit(tmp_path, settings={"lr": 0.1})
+    assert len(fit(tmp_path, 3, settings={"lr": 0.2}, allow_change=["lr"])) == 3
+
+
+def test_other_data_is_not_trained_on(tmp_path: Path) -> None:
+    fit(tmp_path)
+    given = parts()
+    given["loader"].dataset.tensors[0].add_(1)
+    with pytest.raises(CheckpointError, match="DATA_CHANGED"):
+        fit(tmp_path, 3, given=given)
+
+
+class Counting(Sampler[int]):
+    """Gives a different order each time that it is asked."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.number += 1
+        return iter([(each + self.number) % NUM_SAMPLES for each in range(NUM_SAMPLES)])
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+
+def test_a_sampler_that_counts_is_refused(tmp_path: Path) -> None:
+    given = parts(shuffle=False, sampler=Counting())
+    with pytest.raises(ConfigError, match="Counting gives a different order"):
+        fit(tmp_path / "run", given=given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_loader_is_given_back_as_it_was(tmp_path: Path) -> None:
+    given = parts()
+    loader = given["loader"]
+    before = (loader.dataset, loader.batch_sampler)
+    fit(tmp_path, given=given)
+    assert (loader.dataset, loader.batch_sampler) == before
+    assert len([*loader]) == 3
+
+
+def test_the_loader_is_not_iterated_outside_of_the_run(tmp_path: Path) -> None:
+    given = parts()
+    with (
+        pytest.raises(ConfigError, match="LOOP_LOADER"),
+        exact_run(Accelerator(cpu=True), tmp_path, **given),
+    ):
+        next(iter(given["loader"]))
+
+
+def test_a_loop_that_would_leave_an_epoch_is_refused_at_once(tmp_path: Path) -> None:
+    given = parts()
+    seen = []
+
+    def fit_and_break() -> None:
+        with exact_run(Accelerator(cpu=True), tmp_path, **given) as run:
+            for _ in run.epochs(2):
+                for batch in run.batches():
+                    seen.append(batch)
+                    if len(seen) == 2:
+                        break
+
+    with pytest.raises(ConfigError, match=r"break in line \d+"):
+        fit_and_break()
+    assert seen == []
+
+
+def test_stop_ends_the_loops_for_good(tmp_path: Path) -> None:
+    def fit_until(number: int) -> list[tuple[int, int]]:
+        given = parts()
+        places = []
+        with exact_run(Accelerator(cpu=True), tmp_path, **given) as run:
+            for epoch in run.epochs(4):
+                for batch in run.batches():
+                    step(given, batch)
+                    places.append((epoch, run.step))
+                    if run.step == number:
+                        run.stop()
+        return places
+
+    assert fit_until(4) == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4)]
+    assert fit_until(4) == []
+    assert json.loads((tmp_path / "result.json").read_text())["stop_reason"] == "run.stop()"
+
+
+def test_a_forgotten_scheduler_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = parts(batch_size=2)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(given["optimizer"], 0.9)
+    total = 0.0
+    since_last = 0
+    with exact_run(Accelerator(cpu=True), tmp_path, **given) as run:
+        for _ in run.epochs(1):
+            for batch in run.batches():
+                step(given, batch)
+                scheduler.step()
+                total += float(batch[0].sum())
+                since_last += 1
+                if since_last == 3:
+                    since_last = 0
+    (record,) = [each for each in caplog.records if "LOOP_STATE" in each.message]
+    assert "scheduler" in record.message
+    assert "since_last" in record.message
+    assert "total" not in record.message
+
+
+def test_an_honest_loop_gets_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("vision", "accumulation", "gan"):
+        LOOPS[name](tmp_path / name, None)
+    assert caplog.records == []
+
+
+def test_numbers_of_enumerate_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = parts()
+    with exact_run(Accelerator(cpu=True), tmp_path, **given) as run:
+        for _ in run.epochs(1):
+            for number, batch in enumerate(run.batches()):
+                step(given, batch)
+                if number == 1:
+                    run.log("second", 1)
+    assert ["number counts from 0" in each.message for each in caplog.records] == [True]
+
+
+def test_a_loader_of_the_main_process_alone_is_refused(tmp_path: Path) -> None:
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True)
+    )
+    given = parts()
+    given["loader"] = accelerator.prepare(given["loader"])
+    with (
+        pytest.raises(ConfigError, match="dispatch_batches"),
+        exact_run(accelerator, tmp_path, **given),
+    ):
+        pass
+
+
+def test_samples_are_read_with_their_own_random_numbers(tmp_path: Path) -> None:
+    """A sample does not depend on which others were read before it, nor on the workers."""
+    read = []
+    for num_workers in (0, 2):
+        given = parts()
+        given["loader"] = DataLoader(Pictures(), batch_size=8, num_workers=num_workers)
+        given["model"] = nn.Sequential(nn.Flatten(), nn.Linear(192, 1))
+        given["optimizer"] = torch.optim.SGD(given["model"].parameters(), lr=0.1)
+        with exact_run(Accelerator(cpu=True), tmp_path / str(num_workers), **given) as run:
+            for _ in run.epochs(1):
+                for batch in run.batches():
+                    read.append(batch[0])
+                    step(given, batch)
+    assert torch.equal(torch.cat(read[:6]), torch.cat(read[6:]))
