@@ -627,6 +627,7 @@ RULES = {
             "fault_tolerance.preemption",
             "data.signals",  # those of data workers, and of a process that is done
             "cli.common.processes",  # forwards signals to the processes it starts
+            "distributed.launch",  # the same
         },
         "signal.signal(signal.SIGTERM, handle)",
     ),

@@ -7,8 +7,11 @@ from "try again".
 from __future__ import annotations
 
 import re
+import sys
+import threading
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from multiprocessing import parent_process
 from typing import Any
 
 # Control characters, which a terminal would obey.
@@ -143,6 +146,14 @@ class PreemptedCell(Preempted, KeyboardInterrupt):
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows."""
         return [self.message]
+
+
+def here(stop: Preempted) -> Preempted:
+    """Return the same stop, so that it ends what runs here: a script, or a cell of a notebook."""
+    is_prompt = hasattr(sys, "ps1") and parent_process() is None
+    if is_prompt or threading.current_thread() is not threading.main_thread():
+        return PreemptedCell(*stop.args)
+    return PreemptedScript(*stop.args)
 
 
 class ProcessError(UserError):

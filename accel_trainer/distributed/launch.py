@@ -8,12 +8,15 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +24,8 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]  # not in __all__
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, start_processes
 
-from ..core.errors import ConfigError, ExitCode, OneLineError, Preempted, ProcessError
+from ..core.errors import ConfigError, ExitCode, OneLineError, Preempted, ProcessError, here
+from ..core.platform import RUN_SIGNALS, STOP_SIGNALS
 from ..core.user_code import describe_error, exit_code_of, print_error
 from .accelerate_settings import reset_accelerate
 from .accelerator import uses_cpu
@@ -29,6 +33,8 @@ from .determinism import prepare_cuda
 from .launch_env import setup_launch_env
 
 T = TypeVar("T")
+
+_WAIT_FOR_FIRST_S = 1.0  # for the process that failed to have sent its error
 
 
 def launch(function: Callable[..., T], *arguments: Any, num_processes: int | None = None) -> T:
@@ -38,13 +44,17 @@ def launch(function: Callable[..., T], *arguments: Any, num_processes: int | Non
     are forked from it on this machine: the function and its arguments may be anything, also from a
     notebook; the result is pickled. Windows cannot fork and spawns them: there the function must be
     in a module. Under a launcher such as torchrun the processes exist already, and `function` runs
-    in the caller. Ctrl-C stops all processes cleanly.
+    in the caller. Ctrl-C and other signals go to all processes.
+
+    What ends one process that runs in the caller ends the caller in the same way if there are
+    several.
 
     Raises:
         ConfigError: CUDA is in use in this process, there are fewer GPUs than processes, or the
             function cannot be pickled for a spawned process.
-        OneLineError: raised by a process; `ProcessError` for any other error in it, or if it was
-            killed.
+        OneLineError: raised by a process, such as Preempted; `ProcessError` for any other error in
+            it, or if it was killed.
+        SystemExit, KeyboardInterrupt: raised by a process.
     """
     if num_processes is not None and num_processes < 1:
         raise ConfigError(
@@ -54,17 +64,24 @@ def launch(function: Callable[..., T], *arguments: Any, num_processes: int | Non
     wanted = num_processes or (1 if uses_cpu() else max(1, torch.cuda.device_count()))
     action = partial(function, *arguments)
     if wanted == 1 or setup_launch_env() > 1:
-        return _outcome(action)  # type: ignore[no-any-return]  # it is a T
+        return action()
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     _check_can_start(action, wanted, method)
     # Fork from a new thread. A process forked from a thread that has used OpenMP, as most of torch
     # does, hangs in its first multithreaded operation (libgomp, torch 2.13). The thread must
     # outlive the processes, since torch ends them with the thread that started them.
     with ThreadPoolExecutor(1) as fresh_thread:
-        processes, pipes = fresh_thread.submit(_start, action, wanted, method).result()
+        _hold_signals(True)  # until somebody forwards them
+        try:
+            processes, pipes = fresh_thread.submit(_start, action, wanted, method).result()
+        except BaseException:
+            _hold_signals(False)
+            raise
         outcomes = fresh_thread.submit(_receive, pipes)
-        failure = _join(processes)
-        return _find_result(outcomes.result(), failure)  # type: ignore[no-any-return]  # it is a T
+        with _signals_forwarded(processes.processes) as received:
+            _hold_signals(False)
+            failure = _join(processes)
+        return _find_result(outcomes.result(), failure, received)  # type: ignore[no-any-return]  # it is a T
 
 
 def _check_can_start(action: partial[Any], num_processes: int, method: str) -> None:
@@ -132,36 +149,41 @@ def _run(
     _prctl_pr_set_pdeathsig(signal.SIGTERM)
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
     reset_accelerate()  # those of the parent
+    _hold_signals(False)
     code = 0
     try:
-        result = _outcome(action)
+        result = action()
         # `send` would pass tensors as handles to shared memory, which ends with this process.
-        pipes[rank].send_bytes(pickle.dumps(None if rank else result))
-    except (Exception, Preempted) as error:
-        code = int(exit_code_of(error))
-        if not isinstance(error, OneLineError):
-            print_error(error)
-            error = ProcessError("PROCESS", f"rank {rank}: {describe_error(error)}", rank, code)
-        pipes[rank].send(error)
-    except SystemExit as error:  # from a recipe's `main`, which has printed the reason
-        code = error.code if isinstance(error.code, int) else 1
+        data = pickle.dumps((True, None if rank else result))
+    except (OneLineError, SystemExit, KeyboardInterrupt) as error:
+        code = _exit_code(error)
+        data = pickle.dumps((False, error))
+        if isinstance(error, ProcessError) and error.rank != rank:
+            time.sleep(_WAIT_FOR_FIRST_S)  # the first to exit ends the others
+    except Exception as error:
+        code = exit_code_of(error)
+        print_error(error)
+        said = ProcessError("PROCESS", f"rank {rank}: {describe_error(error)}", rank, code)
+        data = pickle.dumps((False, said))
+    pipes[rank].send_bytes(data)
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed
         stream.flush()
     os._exit(code)  # without the exit handlers, which belong to the parent
 
 
-def _outcome(action: Callable[[], Any]) -> Any:
-    """Return what `action` returns, or the result of the run that a signal stopped in it."""
-    try:
-        return action()
-    except Preempted as stop:
-        if stop.result is None:
-            raise
-        return stop.result
+def _exit_code(error: BaseException) -> int:
+    """Return 0 for a stop on which all agree: with any other code, torch would end the others."""
+    if isinstance(error, Preempted):
+        return 0
+    if isinstance(error, OneLineError):
+        return error.exit_code
+    if isinstance(error, SystemExit):  # from a recipe's `main`, which has printed the reason
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 128 + signal.SIGINT
 
 
-def _receive(pipes: Sequence[Connection]) -> dict[int, Any]:
-    """Return the error or result that each process sent, by rank."""
+def _receive(pipes: Sequence[Connection]) -> dict[int, tuple[bool, Any]]:
+    """Return what each process sent, by rank: whether it is a result, and that or the error."""
     outcomes = {}
     for rank, pipe in enumerate(pipes):
         with suppress(EOFError):  # the process was killed
@@ -171,24 +193,72 @@ def _receive(pipes: Sequence[Connection]) -> dict[int, Any]:
 
 def _join(processes: ProcessContext) -> ProcessExitedException | None:
     """Wait until all processes have ended, and return the first failure, which ends the others."""
-    while True:
-        try:
-            if processes.join():
-                return None
-        except KeyboardInterrupt:
-            for process in processes.processes:
-                process.terminate()
-        except ProcessExitedException as failure:
-            return failure
+    try:
+        while not processes.join():
+            pass
+    except ProcessExitedException as failure:
+        return failure
+    return None
 
 
-def _find_result(outcomes: Mapping[int, Any], failure: ProcessExitedException | None) -> Any:
-    """Return the main process's result, or raise the error of the process that failed first."""
-    if failure is None:
-        return outcomes.get(0)
+def _hold_signals(are_held: bool) -> None:
+    """Hold signals back or no longer, in this thread and what it starts; not on Windows."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK if are_held else signal.SIG_UNBLOCK, RUN_SIGNALS)
+
+
+@contextmanager
+def _signals_forwarded(processes: Sequence[Any]) -> Iterator[list[int]]:
+    """Forward signals to the processes inside the block; yield the list of those that ask to stop.
+
+    A first INT is forwarded as TERM: a terminal also sends INT to the processes, and a second INT
+    would make them exit at once. Outside the main thread, where no signal arrives, do nothing.
+    """
+    received: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        sent = signal.SIGTERM if number == signal.SIGINT and not received else number
+        if number in STOP_SIGNALS:
+            received.append(number)
+        for process in processes:
+            if process.is_alive():
+                os.kill(process.pid, sent)
+
+    handled = [number for number in RUN_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    if threading.current_thread() is not threading.main_thread():
+        handled = []
+    previous = {number: signal.signal(number, forward) for number in handled}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _find_result(
+    outcomes: Mapping[int, tuple[bool, Any]],
+    failure: ProcessExitedException | None,
+    received: Sequence[int],
+) -> Any:
+    """Return the main process's result, or raise what has ended the processes.
+
+    That is the error of the one that failed first, rather than an error about another process, or
+    the signal that this process has received.
+    """
     # A process that was killed has sent nothing, but another may have sent an error.
-    rank = failure.error_index
-    for outcome in (outcomes.get(rank), *outcomes.values()):
-        if isinstance(outcome, OneLineError):
-            raise outcome
-    raise ProcessError("KILLED", str(failure), rank, ExitCode.INTERNAL)
+    first = 0 if failure is None else failure.error_index
+    by_rank = {first: outcomes.get(first, (True, None)), **(outcomes if failure else {})}
+    errors = [found for is_result, found in by_rank.values() if not is_result]
+    for error in errors:
+        if isinstance(error, Preempted):
+            raise here(error)
+        if isinstance(error, OneLineError) and not isinstance(error, ProcessError):
+            raise error
+    if received:
+        signal.raise_signal(received[0])  # it has the effect that it has without processes
+    for error in errors:
+        raise error
+    if failure is not None:
+        code = failure.exit_code if failure.exit_code in {*ExitCode} else ExitCode.INTERNAL
+        raise ProcessError("KILLED", str(failure), first, code)
+    return by_rank[0][1]

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import parent_process
 from types import FrameType
 from typing import TypeVar
 
@@ -18,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..core.activity import Activity
-from ..core.errors import Preempted, PreemptedCell, PreemptedScript
+from ..core.errors import Preempted, PreemptedCell, here
 from ..core.platform import RUN_SIGNALS, SAVE_SIGNALS
 from ..distributed.process_group import find_cpu_group
 
@@ -234,10 +231,9 @@ def program_stopped(
             line = f"{stop.reason}: saved step {step}: run the same command to continue"
             raise Preempted("PREEMPTED", line, activity.result)
     except Preempted as error:
-        is_prompt = hasattr(sys, "ps1") and parent_process() is None
-        if is_prompt or threading.current_thread() is not threading.main_thread():
-            raise PreemptedCell(*error.args) from None
-        if is_main and (is_quiet or activity.phase != "preempted"):
+        stopped = here(error)
+        is_shown = isinstance(stopped, PreemptedCell) or not is_main
+        if not is_shown and (is_quiet or activity.phase != "preempted"):
             with suppress(OSError):  # stderr is closed
                 os.write(2, f"accel_trainer: {error.message}\n".encode())
-        raise PreemptedScript(*error.args) from None
+        raise stopped from None

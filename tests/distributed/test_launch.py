@@ -8,14 +8,32 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
+from torch import nn
 
-from accel_trainer import ConfigError, DataError, ProcessError, RunResult, launch
+from accel_trainer import (
+    Batch,
+    BatchConfig,
+    Callback,
+    ClassificationTask,
+    ConfigError,
+    DataError,
+    DivergedError,
+    Preempted,
+    ProcessError,
+    RunResult,
+    StepOutput,
+    StepReport,
+    Trainer,
+    launch,
+)
 
 from .. import processes, workload
 from ..joined import joined_processes
@@ -138,8 +156,9 @@ def test_what_a_process_raises_comes_back(capfd: pytest.CaptureFixture[str]) -> 
         launch(fail, ZeroDivisionError("by zero"), 1, num_processes=2)
     assert caught.value.rank == 1
     assert "Traceback" in capfd.readouterr().err
-    with pytest.raises(ProcessError, match="process 1 terminated with exit code 3"):
+    with pytest.raises(SystemExit) as ended:
         launch(fail, SystemExit(3), 1, num_processes=2)
+    assert ended.value.code == 3
 
 
 def die(folder: Path) -> RunResult:
@@ -216,5 +235,95 @@ def launch_slowly(folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config = workload.make_config(folder / "run")
     config = replace(config, trainer=replace(config.trainer, num_epochs=10_000))
-    result = launch(lambda: workload.train(config, callbacks=(StepLog(folder),)), num_processes=2)
-    print(f"{result.state} by {result.stop_reason}")
+    try:
+        launch(lambda: workload.train(config, callbacks=(StepLog(folder),)), num_processes=2)
+    except Preempted as stop:
+        print(f"{stop.result.state} by {stop.result.stop_reason}")
+
+
+# --- what ends one process ends several ---
+
+
+class Ends(Callback):
+    """Does something in the process of the highest rank, in the second step."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        if report.optimizer_step == 2 and trainer.accelerator.is_last_process:
+            self._act()
+
+
+class TooLarge(ClassificationTask):
+    """A task that needs more memory than there is."""
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def diverge() -> None:
+    raise DivergedError("LOSS", "the loss is NaN")
+
+
+def exit_early() -> None:
+    raise SystemExit(5)
+
+
+def signal_launcher(number: int) -> None:
+    os.kill(int(os.environ["LAUNCHED_BY"]), number)
+
+
+def run_and(act: Callable[[], object], folder: Path) -> RunResult:
+    config = workload.make_config(folder)
+    config = replace(config, batch=BatchConfig(global_batch_size=16, eval_batch_size=10))
+    config = replace(config, trainer=replace(config.trainer, num_epochs=200))
+    task = TooLarge() if act is os.getpid else None
+    return workload.train(config, callbacks=(Ends(act),), task=task)
+
+
+def wait_and(act: Callable[[], object], folder: Path) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        act()
+    time.sleep(600)
+
+
+ENDINGS = {
+    "INT": (run_and, partial(signal_launcher, signal.SIGINT)),
+    "TERM": (run_and, partial(signal_launcher, signal.SIGTERM)),
+    "HUP": (run_and, partial(signal_launcher, signal.SIGHUP)),
+    "memory": (run_and, os.getpid),
+    "diverged": (run_and, diverge),
+    "exit": (wait_and, exit_early),
+    "INT, no run": (wait_and, partial(signal_launcher, signal.SIGINT)),
+    "TERM, no run": (wait_and, partial(signal_launcher, signal.SIGTERM)),
+}
+
+
+def end(name: str, num_processes: int, folder: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["LAUNCHED_BY"] = str(os.getpid())
+    function, act = ENDINGS[name]
+    try:
+        launch(function, act, folder / "run", num_processes=num_processes)
+    except BaseException as error:
+        # what Python would exit with
+        print(f">>> {type(error).__name__} {getattr(error, 'exit_code', None)!r}", flush=True)
+        raise
+    print(">>> went on")
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_what_ends_one_process_ends_several_in_the_same_way(tmp_path: Path, name: str) -> None:
+    ends = []
+    for num_processes in (1, 2):
+        folder = tmp_path / str(num_processes)
+        folder.mkdir()
+        job = processes.start(
+            end, name, num_processes, folder, num_processes=1, folder=folder, has_workers=True
+        )
+        codes = job.wait()
+        said = [line for line in job.output().splitlines() if line.startswith(">>>")]
+        ends.append((codes, said))
+    assert ends[0] == ends[1]
+    assert ends[0] != ([0], [">>> went on"])

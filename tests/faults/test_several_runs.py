@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_trainer import RecipeConfig, launch, main
+from accel_trainer import Preempted, RecipeConfig, launch, main
 from tests import processes
 from tests.faults import several_runs
 from tests.faults.several_runs import Case, any_case, program
@@ -37,16 +37,19 @@ def test_no_run_follows_a_signal_and_the_same_program_continues(tmp_path: Path, 
     several_runs.run_case(case, tmp_path / "parts", whole)
 
 
-def test_launch_gives_back_the_result_of_the_run_that_was_stopped(tmp_path: Path) -> None:
+def test_a_signal_ends_the_program_that_launched_the_run(tmp_path: Path) -> None:
     job = processes.start(launch_in_turn, tmp_path, num_processes=1, folder=tmp_path)
-    assert job.wait() == [0], job.output()
+    assert job.wait() == [75], job.output()
     assert job.output().splitlines()[-1] == "preempted by SIGINT"
     assert not (tmp_path / "run-2").exists()
 
 
 def launch_in_turn(folder: Path) -> None:
-    result = launch(program, folder, "folds", Case("folds", "step", "INT"), num_processes=1)
-    print(f"{result.state} by {result.stop_reason}")
+    try:
+        launch(program, folder, "folds", Case("folds", "step", "INT"), num_processes=1)
+    except Preempted as stop:
+        print(f"{stop.result.state} by {stop.result.stop_reason}")
+        raise
 
 
 def test_a_recipe_of_several_runs_ends_with_its_usual_line(tmp_path: Path) -> None:
