@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..data.decode import decode_on_demand
+from .held_out import train_and_val
 from .parquet_files import unreadable
 from .photo_columns import read_columns
 from .photo_files import load_from_hub
-from .photos import refuse_untrained, train_and_val
-from .raw import Part, RawImages, Split
+from .photos import refuse_untrained
+from .raw import Opened, Part, RawImages, Split
 
 
 def read_hub(repository: str) -> RawImages:
     """Read a dataset from the hub, or from the Hugging Face cache if it was downloaded before."""
     splits = load_from_hub(repository, instead="--dataset digits, which needs no network")
     named = {name: [Part(table, f"{repository} {name}")] for name, table in splits.items()}
-    train, val = train_and_val(named, repository)
+    train, val = train_and_val(Opened(splits=named), repository)
     return _raw_images(train, val or [])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from decimal import Decimal, InvalidOperation
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,19 +16,31 @@ _HIDDEN = ("Cc", "Cf")
 
 
 def check_class_names(names: Iterable[str], place: str) -> None:
-    """Raise DataError if two different names look alike.
+    """Raise DataError if two different names look alike, or are equal as numbers.
 
-    These differ in their spaces and line ends, in characters that are not shown, or in how Unicode
-    spells their accents.
+    The former differ in their spaces and line ends, in characters that are not shown, or in how
+    Unicode spells their accents. The latter are `1`, `01` and the `1.0` of a column with a gap.
     """
-    spellings = defaultdict[str, set[str]](set)
+    spellings = defaultdict[str | Decimal, set[str]](set)
     for name in names:
         spellings[_as_shown(name)].add(name)
-    for alike in spellings.values():
+        number = _as_number(name)
+        if number is not None:
+            spellings[number].add(name)
+    for key, alike in spellings.items():
         if len(alike) > 1:
             one, other = (ascii(name) for name in sorted(alike)[:2])
-            fact = f"{place} has classes {one} and {other}, which look the same"
+            how = "look the same" if isinstance(key, str) else "are equal as numbers"
+            fact = f"{place} has classes {one} and {other}, which {how}"
             raise DataError("DATA_CLASSES", f"{fact}: give both the same name")
+
+
+def _as_number(name: str) -> Decimal | None:
+    try:
+        number = Decimal(name)
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None
 
 
 def _as_shown(name: str) -> str:

@@ -30,7 +30,7 @@ _MASK_FOLDERS = (
 _IMAGES = frozenset(_IMAGE_FOLDERS.split())
 _MASKS = frozenset(_MASK_FOLDERS.split())
 _FILLERS = _IMAGES | {"data", "dataset", "folder", "set", "split"}
-_TABLES = (".csv", ".tsv", ".jsonl", ".json", ".xlsx", ".xls", ".txt")
+TABLES = (".csv", ".tsv", ".jsonl", ".json", ".xlsx", ".xls", ".txt")
 
 
 def files_of_splits(paths: Iterable[Path]) -> dict[str, list[Path]]:
@@ -113,4 +113,4 @@ def _split_role(name: str) -> tuple[str, tuple[str, ...]] | None:
 
 def find_table(files: Sequence[str]) -> str | None:
     """Return the first file that may list labels, such as `labels.csv`; None: there is none."""
-    return next((path for path in files if os.path.splitext(path)[1].lower() in _TABLES), None)
+    return next((path for path in files if os.path.splitext(path)[1].lower() in TABLES), None)

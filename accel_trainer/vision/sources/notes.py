@@ -6,14 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...core.errors import listed
 from .class_names import names_in_two_cases
-from .layouts import VAL_NAMES
 from .listing import describe_left_out, no_data
 from .photo_columns import Columns
 from .raw import Opened, Split
-
-_SPLIT_COLUMNS = ("split", "subset", "set", "partition")
 
 
 def facts_about(data: Opened, columns: Columns, *, used: Sequence[Split]) -> tuple[str, ...]:
@@ -59,17 +55,3 @@ def notes_on_links(columns: Columns) -> list[str]:
     both = f"{of_val.path_at(max(first) - len(train))} is {of_train.path_at(min(first))}"
     fact = f"{number:,} of {len(val):,} validation photos are also trained on, through links"
     return [f"{fact} ({both}): remove them, or the evaluation says little of new photos"]
-
-
-def notes_on_split_columns(split: Split) -> list[str]:
-    """Return a line for each column that names photos to evaluate on, which a fraction ignores."""
-    notes = []
-    for dataset, name, _ in split:
-        for column in dataset.features:
-            if column.lower() in _SPLIT_COLUMNS:
-                values = sorted(map(str, dataset.unique(column)))
-                if len(values) > 1 and any(value.lower() in VAL_NAMES for value in values):
-                    fact = f"column {column} of {name} has {listed(values)}, but is ignored"
-                    fix = "give each split its own table or folder, without --val-fraction"
-                    notes.append(f"{fact}: {fix}")
-    return notes

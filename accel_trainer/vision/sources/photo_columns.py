@@ -115,7 +115,8 @@ class ImageColumn:
     def name_hashes(self) -> NDArray[np.float64]:
         """Return a hash of each image as a number in 0..1, float64 [N].
 
-        It is the hash of the image's path, relative to the folder, or else of its row.
+        It is the hash of the image's path, relative to the folder; for images without one, or of
+        the same, it is that of the row. Two rows may name one file.
         """
         import pyarrow.compute as pc
         from pandas.util import hash_array
@@ -127,7 +128,12 @@ class ImageColumn:
             names = pc.replace_substring(names, os.sep, "/")
         hashes = hash_array(np.arange(len(paths)))
         has_name = names.is_valid().to_numpy()
-        hashes[has_name] = hash_array(names.drop_null().to_numpy().astype(object), categorize=False)
+        of_names = hash_array(names.drop_null().to_numpy().astype(object), categorize=False)
+        _, places, counts = np.unique(of_names, return_inverse=True, return_counts=True)
+        is_file = self._bytes.is_null().to_numpy()
+        is_file = (is_file if self._rows is None else is_file[self._rows])[has_name]
+        tells = (counts[places] == 1) | is_file
+        hashes[np.flatnonzero(has_name)[tells]] = of_names[tells]
         return np.asarray(hashes * 2.0**-64)
 
     def _row(self, index: int) -> int:

@@ -64,7 +64,7 @@ def list_splits(root: Path, *, described_by: Sequence[str] = METADATA) -> SplitF
     splits = {
         name: list_photos(folder, described_by=described_by) for name, folder in folders.items()
     }
-    if not any(listing.photos for listing in splits.values()):
+    if not any(listing.photos or listing.metadata for listing in splits.values()):
         others = [path for listing in splits.values() for path in _other_files(listing)]
         kinds = sorted({os.path.splitext(path)[1].lower() or path for path in others})
         found = f"only {', '.join(kinds[:5])} files" if kinds else "which has no files"

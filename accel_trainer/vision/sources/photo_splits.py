@@ -13,10 +13,11 @@ from pathlib import Path
 
 from ...core.errors import DataError
 from ...core.run_dir import expand_home
+from .held_out import train_and_val
 from .notes import facts_about, warnings_about
 from .photo_columns import ImageColumn, read_columns
 from .photo_files import are_folders, open_dataset
-from .photos import fingerprint_photos, train_and_val
+from .photos import fingerprint_photos
 from .raw import PhotoSplit
 
 _logger = logging.getLogger(__name__)
@@ -58,8 +59,13 @@ def load_splits(
         DataError: there are no photos, or no labels.
     """
     data = open_dataset(source, cache_dir=cache_dir, label_column=label_column)
-    train, val = train_and_val(data.splits, source)
-    needed = {name: split for name, split in data.splits.items() if split is train or split is val}
+    try:
+        of_run = [split for split in train_and_val(data, source) if split is not None]
+    except DataError:
+        of_run = []  # it may be there to be evaluated on alone
+    needed = {
+        name: split for name, split in data.splits.items() if any(split is each for each in of_run)
+    }
     chosen = needed | dict(data.splits)
     read = partial(
         read_columns,
@@ -70,7 +76,7 @@ def load_splits(
     try:
         columns = read(list(chosen.values()))
     except DataError as error:
-        if needed.keys() == chosen.keys():
+        if len(needed) in (0, len(chosen)):
             raise
         columns = read(list(needed.values()))
         left_out = ", ".join(name for name in chosen if name not in needed)
@@ -87,5 +93,5 @@ def load_splits(
         class_names=columns.class_names,
         fingerprint=fingerprint,
         notes=(*warnings_about(data, columns), *notes),
-        facts=facts_about(data, columns, used=list(needed.values())),
+        facts=facts_about(data, columns, used=of_run),
     )

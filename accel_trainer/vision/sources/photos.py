@@ -6,11 +6,10 @@ Shapes: N samples, K classes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +23,13 @@ from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
 from ..data.pixel_range import PixelRanges
 from ..models.timm_nets import input_settings
-from .layouts import VAL_NAMES
-from .notes import facts_about, notes_on_links, notes_on_split_columns, warnings_about
+from .held_out import may_be_held_out, set_aside, train_and_val
+from .notes import facts_about, notes_on_links, warnings_about
 from .photo_columns import read_columns
 from .photo_files import are_folders, open_dataset, opened
-from .raw import PhotoSplit, Split
+from .raw import PhotoSplit
 
 _NUM_HASHED = 256
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +114,13 @@ def load_photos(
         data = open_dataset(source, cache_dir=cache_dir, label_column=label_column)
     else:
         data = opened(source, name)
-    train, val = train_and_val(data.splits, name)
+    train, val = train_and_val(data, name)
+    beside = list(may_be_held_out(data, train)) if val is None else []
     if val is None and val_fraction == 0:
-        raise DataError(
-            "DATA_NO_VAL", f"{name} has no validation split: set one aside with --val-fraction 0.1"
-        )
+        only = f", only {'; '.join(beside)}" if beside else ""
+        fix = "make it a folder or table val, or " if beside else ""
+        fact = f"{name} has no validation split{only}"
+        raise DataError("DATA_NO_VAL", f"{fact}: {fix}set one aside with --val-fraction 0.1")
     if val is not None and val_fraction > 0:
         fact = f"{name} has a validation split, so --val-fraction {val_fraction} does not apply"
         raise ConfigError("VAL_FRACTION", f"{fact}: leave it out")
@@ -135,12 +135,10 @@ def load_photos(
     parts = columns.splits
     class_names = columns.class_names
     if val is None:
-        is_val = columns.images[0].name_hashes() < val_fraction
-        for rows in columns.links:  # a file is on one side, whatever its names are
-            is_val[rows] = is_val[rows[0]]
-        parts = [_rows_of(parts[0], np.flatnonzero(side)) for side in (~is_val, is_val)]
-        missing = _notes_on_missing_classes(parts, class_names)
-        notes = [*notes_on_split_columns(train), *missing]
+        parts = set_aside(columns, val_fraction)
+        fix = "make it a folder or table val, or rename it"
+        notes = [f"{each} may be what to evaluate on, but is ignored: {fix}" for each in beside]
+        notes += _notes_on_missing_classes(parts, class_names)
     else:
         refuse_untrained(parts, class_names)
         notes = notes_on_links(columns)
@@ -167,28 +165,6 @@ def _check_fraction(val_fraction: float) -> None:
         percent = f"; {val_fraction:g}% is {val_fraction / 100:g}" if 1 < val_fraction < 100 else ""
         fact = f"--val-fraction is {val_fraction}"
         raise ConfigError("VAL_FRACTION", f"{fact}: set it to at least 0 and below 1{percent}")
-
-
-def train_and_val(splits: Mapping[str, Split], name: str) -> tuple[Split, Split | None]:
-    """Return the splits to train and to evaluate on; the second is None if there is only one."""
-    train_name = "train" if "train" in splits or len(splits) != 1 else next(iter(splits))
-    if train_name not in splits:
-        fact = f"{name} has the splits {', '.join(splits) or '(none)'}"
-        raise DataError("DATA_NO_TRAIN", f"{fact}: rename the one to train on to train")
-    val_name = next((key for key in VAL_NAMES if key in splits and key != train_name), None)
-    return splits[train_name], splits[val_name] if val_name else None
-
-
-def _rows_of(split: PhotoSplit, rows: NDArray[np.int64]) -> PhotoSplit:
-    return PhotoSplit(
-        labels=split.labels[rows],
-        encoded_at=partial(_at_row, split.encoded_at, rows),
-        name_of=partial(_at_row, split.name_of, rows),
-    )
-
-
-def _at_row(read: Callable[[int], T], rows: NDArray[np.int64], index: int) -> T:
-    return read(int(rows[index]))
 
 
 def _notes_on_missing_classes(

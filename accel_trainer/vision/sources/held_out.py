@@ -1,0 +1,102 @@
+"""Chooses the photos to train and to evaluate on, and names what else may be meant for the latter.
+
+Shapes: N samples.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import DataError, listed
+from .layouts import TABLES, TRAIN_NAMES, VAL_NAMES, first_of
+from .listing import BROKEN_LINK
+from .photo_columns import Columns
+from .raw import Opened, PhotoSplit, Split
+
+T = TypeVar("T")
+
+_WORDS = re.compile(r"(?i:h[eo]ld[\W_]?out)|[A-Z]?[a-z]+|[A-Z]+")
+_STORED = (".parquet", ".tar", ".arrow")
+_SPLIT_COLUMNS = ("split", "subset", "set", "partition")
+_FLAG_COLUMNS = (
+    "is_valid is_val is_validation is_dev is_test is_eval is_train fold folds fold_id kfold cv_fold"
+)
+
+
+def train_and_val(data: Opened, name: str) -> tuple[Split, Split | None]:
+    """Return the splits to train and to evaluate on; the second is None if there is only one.
+
+    Raises DataError if none is there to train on: one that is called val or test alone is not.
+    """
+    train = first_of(TRAIN_NAMES, data.splits)
+    if train is None and len(data.splits) == 1 and not any(map(_looks_held_out, data.splits)):
+        (train,) = data.splits.values()
+    if train is None:
+        tables = [each.path for each in data.left_out if each.path.endswith(_STORED)]
+        beside = f", and {listed(tables)} of no split" if tables else ""
+        fact = f"{name} has the splits {', '.join(data.splits) or '(none)'}{beside}"
+        raise DataError("DATA_NO_TRAIN", f"{fact}: rename what to train on to train")
+    return train, first_of(VAL_NAMES, data.splits)
+
+
+def may_be_held_out(data: Opened, train: Split) -> Iterator[str]:
+    """Yield descriptions of what may be meant to be evaluated on, but is not read as a split.
+
+    It is a folder or table beside, a class, another split, or a column of the training split.
+    """
+    for path, reason, _, is_folder in data.left_out:
+        stem, suffix = os.path.splitext(path)
+        is_set = is_folder or reason == BROKEN_LINK or suffix.lower() in (*TABLES, *_STORED)
+        if is_set and _looks_held_out(os.path.basename(stem)):
+            yield f"{path} ({reason})"
+    yield from (f"split {name}" for name in data.splits if _looks_held_out(name))
+    for dataset, name, _ in train:
+        if not data.has_columns:
+            names = dataset.features["label"].names
+            yield from (f"class {each} of {name}" for each in names if _is_held_out(each))
+        for column in dataset.features:
+            if column.lower() in (*_SPLIT_COLUMNS, *_FLAG_COLUMNS.split()):
+                values = sorted(map(str, dataset.unique(column)))
+                is_split = column.lower() not in _SPLIT_COLUMNS or any(map(_is_held_out, values))
+                if is_split and len(values) > 1:
+                    yield f"column {column} of {name} ({listed(values)})"
+
+
+def _looks_held_out(name: str) -> bool:
+    """Return whether a word of the name is that of a split to evaluate on, as in `val2`."""
+    return any(map(_is_held_out, _WORDS.findall(name)))
+
+
+def _is_held_out(name: str) -> bool:
+    plain = re.sub(r"[\W_]", "", name).lower()
+    return plain in (*VAL_NAMES, "holdout", "heldout")
+
+
+def set_aside(columns: Columns, fraction: float) -> list[PhotoSplit]:
+    """Return the photos of one split to train on, and those to evaluate on.
+
+    A hash of its name decides on a photo; a file with several names is on one side.
+    """
+    is_val = columns.images[0].name_hashes() < fraction
+    for rows in columns.links:
+        is_val[rows] = is_val[rows[0]]
+    return [_rows_of(columns.splits[0], np.flatnonzero(side)) for side in (~is_val, is_val)]
+
+
+def _rows_of(split: PhotoSplit, rows: NDArray[np.int64]) -> PhotoSplit:
+    return PhotoSplit(
+        labels=split.labels[rows],
+        encoded_at=partial(_at_row, split.encoded_at, rows),
+        name_of=partial(_at_row, split.name_of, rows),
+    )
+
+
+def _at_row(read: Callable[[int], T], rows: NDArray[np.int64], index: int) -> T:
+    return read(int(rows[index]))
