@@ -6,10 +6,8 @@ import os
 import socket
 import time
 import uuid
-from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from threading import Thread
 
 import psutil
 import torch
@@ -36,7 +34,7 @@ def init_process_group(
     num_processes = int(os.environ["WORLD_SIZE"])
     _choose_interface(os.environ["MASTER_ADDR"])
     try:
-        met = _meet_in_time(rank, timeout_s=timeout_s)
+        met = _meet(rank, timedelta(seconds=timeout_s))
         store = _unused_prefix(met, rank, num_processes, timeout_s=timeout_s)
         dist.init_process_group(
             backend,
@@ -94,28 +92,6 @@ def _meet(rank: int, timeout: timedelta) -> Store:
         _stores[host, port] = store
     store.set_timeout(timeout)
     return store
-
-
-def _meet_in_time(rank: int, *, timeout_s: float) -> Store:
-    """Return the store of the rendezvous. Raises DistStoreError if that takes twice `timeout_s`.
-
-    torch's own timeout has no effect while another program at the port accepts connections and
-    stays silent (torch 2.13). The waiting thread cannot be stopped, and ends with the process.
-    """
-    met: Future[Store] = Future()
-
-    def run() -> None:
-        try:
-            met.set_result(_meet(rank, timedelta(seconds=timeout_s)))
-        except BaseException as error:
-            met.set_exception(error)
-
-    waiting = Thread(target=run, daemon=True)
-    waiting.start()
-    waiting.join(2 * timeout_s)
-    if not met.done():
-        raise dist.DistStoreError("the program at that port does not answer")
-    return met.result()
 
 
 def _choose_interface(host: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from pathlib import Path
 
 import psutil
@@ -46,28 +45,6 @@ def test_processes_that_cannot_be_reached_are_named_by_their_address(
     )
     assert ("ddress already in use" in message) == (reason == "somebody else")
     assert "\n" not in message
-
-
-def test_a_program_that_has_the_port_and_stays_silent_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    threads = set(threading.enumerate())
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # the system accepts, and nobody answers
-        port = str(silent.getsockname()[1])
-        variables = {
-            "RANK": "1",
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-        }
-        monkeypatch.setattr(os, "environ", variables)
-        with pytest.raises(
-            ProcessError, match=rf"at 127.0.0.1:{port} .*the program at that port does not answer"
-        ):
-            init_process_group("gloo", timeout_s=1)
-    # What torch writes when the port closes then belongs to this test.
-    for thread in set(threading.enumerate()) - threads:
-        thread.join()
 
 
 def test_gloo_uses_the_interface_to_the_main_process_by_default(
