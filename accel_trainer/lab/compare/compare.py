@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from accel_trainer.commands import (
     counted,
     difference_of_runs,
     filesystem,
-    format_duration,
     format_number,
     prepare_directory,
     read_json_object,
@@ -26,8 +25,8 @@ from accel_trainer.commands import (
 )
 
 from .branches import Branches, finished, folder_of_branches
+from .length import Length, count_samples
 from .paired import Pair, Paired
-from .price import Length, Price
 from .question import At, Question
 from .trial import why_not_shared
 
@@ -49,7 +48,6 @@ class Plan:
     branches: Branches
     at: At
     length: Length
-    price: Price
     seeds: Sequence[int]
     why_whole: str | None
     """Why the arms share no beginning, although that was asked for."""
@@ -85,7 +83,7 @@ class Comparison:
 
 
 def make_plan(question: Question, at: At, num_pairs: int, output_dir: Path, *, say: Say) -> Plan:
-    """Return the runs to train, after measuring a few steps and trying B, unless that is known.
+    """Return the runs to train, after a few steps of A and trying B, unless that is known.
 
     Raises:
         ConfigError: B cannot be compared with A.
@@ -93,16 +91,16 @@ def make_plan(question: Question, at: At, num_pairs: int, output_dir: Path, *, s
     """
     folder = folder_of_branches(output_dir, question, at)
 
-    def measure() -> dict[str, Any]:
-        say("measuring a few steps of A")
-        return asdict(Price.measured(question))
+    def count() -> dict[str, Any]:
+        say("training a few steps of A")
+        return {"num_samples": count_samples(question)}
 
-    price = Price(**_remembered(folder / "price.json", measure))
-    length = Length.of(question.a.config, price.num_samples, question.num_processes)
+    num_samples = _remembered(folder / "samples.json", count)["num_samples"]
+    length = Length.of(question.a.config, num_samples, question.num_processes)
     step = at.step(num_steps=length.num_steps, steps_per_epoch=length.steps_per_epoch)
     why_whole = None
     if (b := question.b) is not None:
-        num_steps = Length.of(b.config, price.num_samples, question.num_processes).num_steps
+        num_steps = Length.of(b.config, num_samples, question.num_processes).num_steps
         if num_steps <= step:
             fact = f"B has only {counted(num_steps, 'step')}, but --at {at.text} is step {step}"
             raise ConfigError("COMPARE", f"{fact}: give an earlier --at")
@@ -117,7 +115,7 @@ def make_plan(question: Question, at: At, num_pairs: int, output_dir: Path, *, s
         folder = folder_of_branches(output_dir, question, None)
     seeds = range(question.seed, question.seed + num_pairs)
     branches = Branches(question, folder, step)
-    return Plan(question, branches, at, length, price, seeds, why_whole)
+    return Plan(question, branches, at, length, seeds, why_whole)
 
 
 def compare(plan: Plan, *, jobs: int, say: Say) -> Comparison:
@@ -130,7 +128,7 @@ def compare(plan: Plan, *, jobs: int, say: Say) -> Comparison:
     branches, a, b = plan.branches, plan.question.a, plan.question.b
     assert b is not None
     folders = [(branches.arm(a, seed), branches.arm(b, seed)) for seed in plan.seeds]
-    say_price(plan, [folder for pair in folders for folder in pair], jobs=jobs, say=say)
+    say_plan(plan, [folder for pair in folders for folder in pair], jobs=jobs, say=say)
     check_same_arms(plan, say)
 
     def train_pair(seed: int, received: list[int]) -> None:
@@ -153,8 +151,8 @@ def compare(plan: Plan, *, jobs: int, say: Say) -> Comparison:
     return Comparison(plan, metric, Paired(pairs, is_lower_better), folders, is_equal)
 
 
-def say_price(plan: Plan, arms: Sequence[Path], *, jobs: int, say: Say) -> None:
-    """Say which runs are missing, how many steps they are, and how long they take."""
+def say_plan(plan: Plan, arms: Sequence[Path], *, jobs: int, say: Say) -> None:
+    """Say which runs are missing, and how many steps they are."""
     branches, ending = plan.branches, plan.num_ending_steps
     num_beginnings = sum(not branches.has_beginning(seed) for seed in plan.seeds)
     missing = [folder for folder in arms if finished(folder) is None]
@@ -164,8 +162,6 @@ def say_price(plan: Plan, arms: Sequence[Path], *, jobs: int, say: Say) -> None:
         say(f"all {len(arms)} runs exist already")
         return
     steps = num_beginnings * plan.step + num_endings * ending
-    seconds = num_beginnings * plan.price.seconds(plan.step) if plan.step else 0.0
-    seconds += num_endings * plan.price.seconds(ending)
     parts = [f"{counted(num_endings, 'ending')} of {counted(ending, 'step')}"]
     if not plan.step:
         parts = [f"{counted(num_endings, 'whole run')} of {counted(ending, 'step')}"]
@@ -175,10 +171,7 @@ def say_price(plan: Plan, arms: Sequence[Path], *, jobs: int, say: Say) -> None:
     there = len(arms) - len(missing)
     kept = f" ({there} of {len(arms)} exist already)" if there else ""
     at_once = f", {jobs} at a time" if jobs > 1 else ""
-    say(
-        f"to train{kept}: {' and '.join(parts)}{once_more}; {steps:,} steps, about "
-        f"{format_duration(seconds)} of training{at_once}"
-    )
+    say(f"to train{kept}: {' and '.join(parts)}{once_more}; {steps:,} steps{at_once}")
 
 
 def repeats_mark(plan: Plan) -> Path:

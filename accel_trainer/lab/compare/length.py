@@ -1,4 +1,4 @@
-"""What the runs of a comparison take on this machine, by a few measured steps."""
+"""How many steps the runs of a comparison have."""
 
 from __future__ import annotations
 
@@ -9,41 +9,17 @@ from accel_trainer.commands import measure, plan_run, without_open_settings
 
 from .question import Question
 
-_MEASURED_S = 5.0
 
+def count_samples(question: Question) -> int:
+    """Return how many samples an epoch of A has, after a few steps of it in a temporary folder.
 
-@dataclass(frozen=True)
-class Price:
-    """The seconds of the parts of a run, and how many samples an epoch has."""
-
-    num_samples: int
-    start_s: float
-    step_s: float
-    """With its share of evaluations and checkpoints."""
-    end_s: float
-
-    @classmethod
-    def measured(cls, question: Question) -> Price:
-        """Return the price of runs of A, after training a few steps of it in a temporary folder.
-
-        Raises:
-            TrialFailed: the recipe failed, and has said why.
-            OutputError: it trained nothing.
-        """
-        found = measure(
-            question.recipe,
-            question.a.flags,
-            num_processes=question.num_processes,
-            seconds=_MEASURED_S,
-        )
-        num_samples = found.batch.num_samples
-        config = without_open_settings(question.a.config, num_samples, question.num_processes)
-        step_s = found.repeated_s(plan_run(config, found.batch))
-        return cls(num_samples, found.times.start_s, step_s, found.end_s)
-
-    def seconds(self, num_steps: int) -> float:
-        """Return the time of a run, or of a part of it, of so many steps."""
-        return self.start_s + num_steps * self.step_s + self.end_s
+    Raises:
+        TrialFailed: the recipe failed, and has said why.
+        OutputError: it trained nothing.
+    """
+    a, num_processes = question.a, question.num_processes
+    found = measure(question.recipe, a.flags, num_processes=num_processes, seconds=0)
+    return found.batch.num_samples
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from accel_trainer import OutputError
 from accel_trainer.commands import Say, counted, format_table, train_at_once
 
-from .compare import Plan, check_same_arms, check_same_data, common_metric, number_of, say_price
+from .compare import Plan, check_same_arms, check_same_data, common_metric, number_of, say_plan
 from .distributions import chi_squared_quantile
 from .paired import LEVEL, POWER, Interval, pairs_needed
 from .text import size
@@ -85,7 +85,7 @@ def find_noise_floor(plan: Plan, *, jobs: int, say: Say) -> NoiseFloor:
     branches, a = plan.branches, plan.question.a
     runs = [branches.arm(a, seed) for seed in plan.seeds]
     others = [branches.other_ending(seed) for seed in plan.seeds] if plan.step else []
-    say_price(plan, [*runs, *others], jobs=jobs, say=say)
+    say_plan(plan, [*runs, *others], jobs=jobs, say=say)
     check_same_arms(plan, say)
 
     def train(seed: int, received: list[int]) -> None:

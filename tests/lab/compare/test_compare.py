@@ -181,7 +181,7 @@ def test_b_is_tried_before_anything_is_trained(compare: Compare, tmp_path: Path)
     code, out, err = compare(
         "--trainer.monitor eval/nothing --lr 1", "--trainer.monitor", "eval/nothing"
     )
-    assert (code, out) == (64, "measuring a few steps of A\n")
+    assert (code, out) == (64, "training a few steps of A\n")
     (tmp_path / "runs").rename(tmp_path / "first")
     code, out, err = compare("--batch.leave-out nothing.txt", "--pairs", 2)
     assert (code, "nothing.txt" in err) == (64, True)
