@@ -60,7 +60,6 @@ from .training.metrics import ConfusionMatrix, MeanLoss, MeanNumber, TopKAccurac
 from .training.tasks import (
     ClassificationConfig,
     ClassificationTask,
-    DistillationTask,
     MultiLabelTask,
     RegressionTask,
 )
@@ -79,7 +78,6 @@ __all__ = [
     "ConfusionMatrix",
     "DataError",
     "DatasetOptions",
-    "DistillationTask",
     "DivergedError",
     "EvalLoader",
     "EvaluateMetric",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from accel_trainer import (
@@ -26,6 +26,7 @@ from accel_trainer import (
     RuntimeConfig,
     TrainerConfig,
 )
+from accel_trainer.vision import ModelConfig, build_model
 
 from . import processes
 from .test_architecture import count_tokens
@@ -36,6 +37,7 @@ NAMES = (
     "byol",
     "characters",
     "diffusion",
+    "distill",
     "gan",
     "lora",
     "segmentation",
@@ -52,6 +54,7 @@ def recipe(name: str) -> ModuleType:
     needed = {
         "byol": ("sklearn",),
         "diffusion": ("sklearn", "PIL"),
+        "distill": ("sklearn",),
         "gan": ("sklearn", "PIL"),
         "lora": ("transformers", "peft"),
         "segmentation": ("sklearn", "torchmetrics"),
@@ -68,7 +71,11 @@ def train(name: str, folder: Path, *stops: int, micro: int = 16, dtype: str = "f
     """Train four steps of 16 samples, with a stop after each of `stops`."""
     torch.set_default_dtype(getattr(torch, dtype))
     module = recipe(name)
-    own = {"dataset": str(make_photos(folder.parent / "photos"))} if name == "vit" else {}
+    own = {}
+    if name == "vit":
+        own = {"dataset": str(make_photos(folder.parent / "photos"))}
+    if name == "distill":
+        own = {"teacher": str(make_teacher(folder.parent / "teacher.safetensors"))}
     length = {"num_steps": 2 * NUM_STEPS} if name == "stream" else {"num_epochs": 1}
     for max_steps in (*stops, NUM_STEPS):
         config = getattr(module, "Config", RecipeConfig)(
@@ -94,6 +101,14 @@ def make_photos(folder: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noise).save(path)
     return folder
+
+
+def make_teacher(path: Path) -> Path:
+    """Write random weights of a teacher, the same each time."""
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(name="resnet20"), in_channels=1, num_classes=10)
+    save_file(model.state_dict(), path)
+    return path
 
 
 def weights(folder: Path) -> dict[str, Tensor]:

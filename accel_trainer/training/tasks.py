@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core.config import BELOW_ONE, FRACTION, POSITIVE
+from ..core.config import BELOW_ONE
 from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
 from ..core.wording import describe_tensor
@@ -206,64 +206,6 @@ class MultiLabelTask(_ElementwiseTask):
         return F.binary_cross_entropy_with_logits(
             logits, targets, pos_weight=weights, reduction=reduction
         )
-
-
-class DistillationTask:
-    """Classification that also learns from the logits of a `teacher`.
-
-    The loss is (1 - weight) * cross-entropy + weight * T**2 * KL(teacher || student) at temperature
-    T (Hinton et al. 2015, arXiv 1503.02531). The task `labels` computes the cross-entropy and
-    evaluates; its class weights and ignored labels hold for both losses. The teacher is moved to
-    the device at the first batch, and its hash is stored with the checkpoints.
-
-    Raises:
-        ConfigError: the weight is outside 0..1, or the temperature is not positive and finite.
-    """
-
-    def __init__(
-        self,
-        teacher: nn.Module,
-        *,
-        weight: float = 0.5,
-        temperature: float = 4.0,
-        labels: ClassificationTask | None = None,
-    ) -> None:
-        self._teacher = teacher.eval().requires_grad_(False)
-        self.weight = weight
-        self.temperature = temperature
-        FRACTION.check(self, "DistillationTask", "weight")
-        POSITIVE.check(self, "DistillationTask", "temperature")
-        self._labels = labels or ClassificationTask()
-        self.eval_step = self._labels.eval_step
-
-    def fingerprint(self) -> str:
-        """Return a hash of the teacher's weights and of the options."""
-        options = [self.weight, self.temperature, *filter(None, [self._labels.fingerprint()])]
-        return hash_value([self._teacher.state_dict(), *options]).hex()
-
-    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the weighted sums of both losses [B].
-
-        Raises ConfigError for other shapes, and for a teacher of other classes.
-        """
-        logits = call_model(model, batch)
-        labels = self._labels.loss(logits, batch)
-        with torch.no_grad():
-            teacher_logits = logits_of(self._teacher.to(batch.sample_ids.device)(batch.inputs))
-        if teacher_logits.shape != logits.shape:
-            raise ConfigError(
-                "SHAPES",
-                f"the teacher returns {describe_tensor(teacher_logits)}, the model "
-                f"{describe_tensor(logits)}: both must have the same classes",
-            )
-        student = F.log_softmax(logits / self.temperature, 1)
-        teacher = F.log_softmax(teacher_logits / self.temperature, 1)
-        divergence = F.kl_div(student, teacher, reduction="none", log_target=True).sum(1)
-        imitation = divergence * self.temperature**2
-        if labels.num_items is not None:
-            imitation = imitation * labels.num_items
-        losses = (1 - self.weight) * labels.losses + self.weight * imitation
-        return labels._replace(losses=losses)
 
 
 def _checked_weights(name: str, given: Any) -> Tensor | None:

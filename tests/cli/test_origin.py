@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel_trainer import ClassificationTask, DistillationTask, OptimizerConfig
+from accel_trainer import ClassificationTask, OptimizerConfig
+from recipes.distill import DistillationTask
 from tests.workload import SmallNet, make_config, train
 
 

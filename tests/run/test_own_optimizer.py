@@ -20,13 +20,13 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from accel_trainer import (
     ConfigError,
-    DistillationTask,
     OptimizerConfig,
     ScheduleConfig,
     schedule_from_torch,
 )
 from accel_trainer.core.errors import CheckpointError
 from accel_trainer.optim.optimizers import build_optimizer, build_own_optimizers
+from recipes.distill import DistillationTask
 
 from .. import processes, workload
 from ..variants import slow_but

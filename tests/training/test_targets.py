@@ -27,7 +27,6 @@ from accel_trainer import (
     ConfigError,
     ConfusionMatrix,
     DatasetOptions,
-    DistillationTask,
     MeanLoss,
     MeanNumber,
     MultiLabelTask,
@@ -51,6 +50,7 @@ from accel_trainer.data.workers import SampleReader
 from accel_trainer.training.evaluation import run_evaluation
 from accel_trainer.training.evaluator import Evaluator
 from accel_trainer.vision import SegmentationTask, WorstMistakes
+from recipes.distill import DistillationTask
 
 from .. import processes
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from accel_trainer.core.types import Batch
 from accel_trainer.training.tasks import (
     ClassificationConfig,
     ClassificationTask,
-    DistillationTask,
     MultiLabelTask,
     RegressionTask,
 )
@@ -23,6 +21,7 @@ from accel_trainer.vision import (
     ImageClassificationTask,
     SegmentationTask,
 )
+from recipes.distill import DistillationTask
 
 from ..workload import NUM_CLASSES, SmallNet
 
@@ -278,23 +277,6 @@ def test_targets_keep_their_precision_beside_outputs_in_half_precision(dtype: to
     assert torch.equal(output.losses, torch.full((2,), math.log(2)))
 
 
-class Named(nn.Module):
-    """Returns a record of outputs, as models of transformers do."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Tensor) -> Any:
-        return SimpleNamespace(logits=self.model(inputs))
-
-
-def test_a_teacher_may_return_a_record_with_its_logits() -> None:
-    student, teacher, batch = make_model(), make_model(), make_batch()
-    plain = DistillationTask(teacher).step(student, batch)
-    assert torch.equal(DistillationTask(Named(teacher)).step(student, batch).losses, plain.losses)
-
-
 def test_another_teacher_is_another_task() -> None:
     teacher = make_model()
     other = make_model()
@@ -342,22 +324,6 @@ def test_class_weights_that_are_not_one_for_each_class_are_named(weights: Any) -
         ConfigError, match=r"class_weights are .* for logits float32 \[4, 3\]: give a tensor \[K\]"
     ):
         ClassificationTask(class_weights=weights).step(nn.Identity(), batch)
-
-
-@pytest.mark.parametrize("options", [{"weight": 2.0}, {"weight": math.nan}, {"temperature": 0.0}])
-def test_a_distillation_outside_its_ranges_is_named(options: dict[str, float]) -> None:
-    ((name, value),) = options.items()
-    with pytest.raises(ConfigError, match=f"DistillationTask.{name} is {value}: set it"):
-        DistillationTask(nn.Linear(3, 3), **options)  # type: ignore[arg-type]
-
-
-def test_a_teacher_of_other_classes_is_named() -> None:
-    batch = Batch(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
-    with pytest.raises(
-        ConfigError,
-        match=r"teacher returns float32 \[4, 5\], the model float32 \[4, 3\]: both must",
-    ):
-        DistillationTask(nn.Linear(3, 5)).step(nn.Identity(), batch)
 
 
 def test_numbers_to_predict_may_be_integers() -> None:
