@@ -442,7 +442,7 @@ RULES = {
             "training.nonfinite_report",  # once it has found one
             "training.strategy.exact",  # only in a step that leaves parameters out
             "distributed.fsdp",  # the copy that a checkpoint is written from
-            "run.restore",  # at a start, if a file is damaged
+            "checkpoint.frozen",  # if a file is damaged
             "own_loop.loop",  # digests of orders, for a checkpoint
             "own_loop.means",  # for a row
             "own_loop.start",  # numbers of batches

@@ -66,7 +66,8 @@ class Exporter(Callback):
         if result.state != "preempted":
             with writes_to(self.run_folder):
                 filesystem.make_directory(self._folder)
-                load = partial(load_checkpoint, self.run_folder / "checkpoints")
+                directory = self.run_folder / "checkpoints"
+                load = partial(load_checkpoint, directory, model=trainer.model)
                 source, weights = load_best(load, result.best, result.position, self.weights)
                 if result.best is not None and result.best.name not in source:
                     _logger.warning(

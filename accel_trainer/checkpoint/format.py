@@ -17,6 +17,7 @@ so the order of checkpoints never depends on a clock:
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,8 @@ from .sharded import (
     stored_tensors,
     write_slices,
 )
+
+_logger = logging.getLogger(__name__)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -162,15 +165,41 @@ def _write(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
 
 
 def _write_or_link(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
-    """Link a file that the newest checkpoint has, or else write it; return its manifest entry."""
+    """Link a file that the newest checkpoint has, or else write it; return its manifest entry.
+
+    If the newest one has it no longer as it was written, all that should have it get it again.
+    """
     entry = entry_of(chunks)
-    for newest in list_checkpoints(path.parent.parent)[-1:]:
-        with suppress(OSError):  # it is gone, or the file system cannot link it
-            if filesystem.sha256_of(newest / path.name) == entry["sha256"]:
-                filesystem.disk.link(path, newest / path.name)
-                return entry
+    others = list_checkpoints(path.parent.parent)
+    is_intact = bool(others) and _has(others[-1] / path.name, entry)
+    if is_intact:
+        with suppress(OSError):  # the file system cannot link it
+            filesystem.disk.link(path, others[-1] / path.name)
+            return entry
     filesystem.create_file(path, chunks)
+    for other in () if is_intact else others:
+        with suppress(CheckpointError):
+            listed = read_manifest(other)[1]["files"].get(path.name)
+            if listed == entry and not _has(other / path.name, entry):
+                _mend(other / path.name, path, chunks)
     return entry
+
+
+def _has(path: Path, entry: Mapping[str, object]) -> bool:
+    with suppress(OSError):
+        return filesystem.sha256_of(path) == entry["sha256"]
+    return False
+
+
+def _mend(path: Path, intact: Path, chunks: Sequence[filesystem.Chunk]) -> None:
+    with suppress(FileNotFoundError):
+        filesystem.disk.remove(path)
+    try:
+        filesystem.disk.link(path, intact)
+    except OSError:
+        filesystem.create_file(path, chunks)
+    filesystem.disk.sync_directory(path.parent)
+    _logger.warning("%s/%s was damaged: it is written again", path.parent.name, path.name)
 
 
 def entry_of(chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:

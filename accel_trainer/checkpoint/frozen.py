@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.digest import digest_of
 from ..core.json_files import dump_json
 from ..core.registry import WEIGHTS
-from .format import FROZEN
-from .serialization import Encoded
+from .format import FROZEN, FROZEN_FILE, LoadedCheckpoint, entry_of
+from .serialization import Encoded, pack_tensors
+from .sharded import damaged
+
+_logger = logging.getLogger(__name__)
 
 
 def marks_of(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str, str]:
@@ -44,3 +49,22 @@ def split_frozen(pieces: Mapping[str, Encoded], frozen: Mapping[str, str]) -> di
             split[piece] = replace(encoded, tensors=own)
             split[FROZEN] = Encoded(dump_json(order), shared)
     return split
+
+
+def complete_frozen(
+    checkpoint: LoadedCheckpoint, model: nn.Module | None, *, level: int = logging.WARNING
+) -> None:
+    """Take frozen parameters that could not be read from `model`, if it has the same.
+
+    Raises DamagedError if it has not, or if there is no model.
+    """
+    if not (missing := checkpoint.missing):
+        return
+    known = {} if model is None else model.state_dict()
+    found = {name: known[name].cpu().contiguous() for name in missing if name in known}
+    path = Path(checkpoint.name, FROZEN_FILE)
+    if entry_of(pack_tensors(found)) != checkpoint.manifest["files"][FROZEN_FILE]:
+        raise damaged(path, "the model has other values than its frozen parameters had")
+    _logger.log(level, "%s is damaged: using the frozen parameters of the model", path)
+    for piece in checkpoint.pieces.values():
+        piece |= {name: found[name] for name in found if piece.get(name, "") is None}

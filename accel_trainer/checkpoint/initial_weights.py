@@ -47,7 +47,7 @@ def load_initial_weights(
         ConfigError: `skip` is no regular expression, or finds no name.
     """
     mine = model.state_dict()
-    found, sha256 = _read_weights(path)
+    found, sha256 = _read_weights(path, model)
     theirs = _cast_and_tie(found, mine)
     names = list(theirs | mine)
     skipped = {name for name in names if skip is not None and re.search(skip, name)}
@@ -113,7 +113,7 @@ def _cast_and_tie(theirs: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> d
     return result
 
 
-def _read_weights(path: Path) -> tuple[Mapping[str, Tensor], str]:
+def _read_weights(path: Path, model: nn.Module) -> tuple[Mapping[str, Tensor], str]:
     """Return the weights at `path` and their SHA-256."""
     try:
         if not path.exists():
@@ -123,9 +123,9 @@ def _read_weights(path: Path) -> tuple[Mapping[str, Tensor], str]:
             return _unpack(data), hashlib.sha256(data).hexdigest()
         folder = path.resolve()
         if (folder / "checkpoints").is_dir():
-            loaded = load_checkpoint(folder / "checkpoints")
+            loaded = load_checkpoint(folder / "checkpoints", model=model)
         elif CHECKPOINT_NAME.fullmatch(folder.name):
-            loaded = load_checkpoint(folder.parent, folder.name)
+            loaded = load_checkpoint(folder.parent, folder.name, model=model)
         else:
             raise ValueError("a folder that is neither a run nor a checkpoint")
         if loaded is None:

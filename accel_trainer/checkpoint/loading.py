@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from torch import nn
+
 from ..core.errors import CheckpointError, DamagedError
 from ..distributed.collectives import Files
-from .format import LoadedCheckpoint, decode_files, list_checkpoints, read_files
+from .format import FROZEN_FILE, LoadedCheckpoint, decode_files, list_checkpoints, read_files
+from .frozen import complete_frozen
 
 _logger = logging.getLogger(__name__)
 
@@ -18,20 +21,32 @@ _logger = logging.getLogger(__name__)
 RETRY_DELAYS_S = (0.05, 0.2)
 
 
-def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoint | None:
+def load_checkpoint(
+    directory: Path, name: str | None = None, *, model: nn.Module | None = None
+) -> LoadedCheckpoint | None:
     """Return the newest valid checkpoint, or the one called `name`; None: there never was one.
 
     The slices of the one called `name` are verified when they are read, since no other can replace
-    it.
+    it. Frozen parameters whose file is damaged are taken from `model`, if it has the same.
 
     Raises:
         CheckpointError: it does not exist or is damaged; or there are checkpoints and none is
             valid: only the user may decide to start over.
     """
+
+    def load(each: str, *, without: str = "") -> LoadedCheckpoint:
+        path = directory / each
+        if name is None:
+            loaded = load_whole(path, without=without)
+        else:
+            loaded = decode_files(read_patiently(path, without=without), path)
+        complete_frozen(loaded, model)
+        return loaded
+
     names = candidates(directory, name)
-    if name is not None:
-        return decode_files(read_patiently(directory / name), directory / name)
-    found = first_valid(names, lambda each: load_whole(directory / each))
+    found = first_valid(names, load, level=logging.WARNING if name is None else logging.DEBUG)
+    if found is None and name is not None:
+        return load(name)  # raises what is damaged
     if found is None and has_checkpoints(directory):
         raise none_valid(directory)
     return found
@@ -54,17 +69,20 @@ def candidates(directory: Path, name: str | None = None) -> list[str]:
 
 
 def first_valid(
-    names: Iterable[str], load: Callable[[str], LoadedCheckpoint], *, level: int = logging.WARNING
+    names: Sequence[str], load: Callable[..., LoadedCheckpoint], *, level: int = logging.WARNING
 ) -> LoadedCheckpoint | None:
     """Return what `load` returns for the first checkpoint that is not damaged; None: all are.
 
-    A damaged one is reported at `level` and passed over; the next save quarantines it.
+    If all are, it is the first that `load` accepts `without` FROZEN_FILE, which they may share. A
+    damaged one is reported at `level` and passed over; the next save quarantines it.
     """
-    for name in names:
-        try:
-            return load(name)
-        except DamagedError as error:
-            _logger.log(level, "%s is passed over: %s", name, error)
+    for without in ("", FROZEN_FILE):
+        for name in names:
+            try:
+                return load(name, without=without)
+            except DamagedError as error:
+                if not without:
+                    _logger.log(level, "%s is passed over: %s", name, error)
     return None
 
 
@@ -86,9 +104,9 @@ def read_patiently(path: Path, *, without: str = "") -> Files:
     return read_files(path, without=without)
 
 
-def load_whole(path: Path) -> LoadedCheckpoint:
+def load_whole(path: Path, *, without: str = "") -> LoadedCheckpoint:
     """Return a checkpoint whose slices are verified, too."""
-    loaded = decode_files(read_patiently(path), path)
+    loaded = decode_files(read_patiently(path, without=without), path)
     for stored in loaded.slices:
         stored.read()
     return loaded

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..callbacks.export import load_best
+from ..checkpoint.frozen import complete_frozen
 from ..checkpoint.state_dict import ModelWeights
 from ..training.trainer import Trainer
 from .resume import Source, load_for_all
@@ -18,11 +19,14 @@ def load_best_weights(run: Run, trainer: Trainer) -> str:
     """
 
     def load(name: str) -> Any:
-        return load_for_all(
+        loaded = load_for_all(
             Source(str(run.folder), name),
             run.accelerator,
             timeout_s=run.config.runtime.timeout_s,
         )
+        assert loaded is not None
+        complete_frozen(loaded, trainer.model)
+        return loaded
 
     source, weights = load_best(load, trainer.best, trainer.state, run.config.trainer.last_weights)
     part = ModelWeights(trainer.model, name="model")

@@ -10,35 +10,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..checkpoint.format import FROZEN_FILE, LoadedCheckpoint, entry_of
-from ..checkpoint.serialization import pack_tensors
-from ..core.errors import CheckpointError, DamagedError
+from ..checkpoint.format import LoadedCheckpoint
+from ..checkpoint.frozen import complete_frozen
+from ..core.errors import CheckpointError
 from ..core.user_code import describe_error
 from ..data.fingerprint import is_same_data
 from ..training.trainer import Trainer
 from .config import RecipeConfig, training_changes
 
 _logger = logging.getLogger(__name__)
-
-
-def complete_frozen(checkpoint: LoadedCheckpoint, trainer: Trainer) -> None:
-    """Take frozen parameters that could not be read from the model as it was built.
-
-    Raises CheckpointError if the model has others than the checkpoint.
-    """
-    if not checkpoint.missing:
-        return
-    built = trainer.model.state_dict()
-    found = {name: built[name].cpu().contiguous() for name in checkpoint.missing}
-    where = f"{checkpoint.name}/{FROZEN_FILE}"
-    if entry_of(pack_tensors(found)) != checkpoint.manifest["files"][FROZEN_FILE]:
-        raise DamagedError(
-            "CKPT_DAMAGED", f"{where}: the model was built with different values: restore the file"
-        )
-    if trainer.accelerator.is_main_process:
-        _logger.warning("%s is damaged: using the values of the model as it was built", where)
-    for piece in checkpoint.pieces.values():
-        piece |= {name: found[name] for name in found if piece.get(name, "") is None}
 
 
 def restore_checkpoint(
@@ -74,7 +54,9 @@ def restore_checkpoint(
     if trainer.accelerator.is_main_process:
         _warn_of_changes(checkpoint.name, stored, header)
     try:
-        complete_frozen(checkpoint, trainer)
+        is_main = trainer.accelerator.is_main_process
+        level = logging.WARNING if is_main else logging.DEBUG
+        complete_frozen(checkpoint, trainer.model, level=level)
         trainer.restore(checkpoint.pieces, changes=changes)
         trainer.metadata.update(checkpoint.manifest.get("metadata", {}))
         checkpoint.pieces.clear()  # the run keeps the checkpoint, whose tensors may be large

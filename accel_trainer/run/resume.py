@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, TypeVar
 from accelerate import Accelerator
 
 from ..checkpoint.format import (
-    FROZEN_FILE,
     LoadedCheckpoint,
     decode_files,
     list_checkpoints,
@@ -162,8 +161,8 @@ def load_for_all(
 ) -> LoadedCheckpoint | None:
     """Return the checkpoint to start from, on every process; None if the run is new.
 
-    If all are damaged, it is the newest one that is valid but for its frozen parameters, which are
-    then taken from the model as it is built.
+    If all are damaged, it is the newest one that is valid but for its frozen parameters, which
+    `complete_frozen` then takes from the model.
 
     **Collective.**
 
@@ -188,14 +187,12 @@ def load_for_all(
             peers.agree(lambda: keep_slices(loaded.slices, peers))
         return loaded
 
-    names = run_on_main(lambda: candidates(directory, source.checkpoint), accelerator)
-    if source.checkpoint is not None:
-        return load(source.checkpoint)
-    level = logging.WARNING if accelerator.is_main_process else logging.DEBUG
-    # The second time, what is damaged has been reported.
-    loaded = first_valid(names, load, level=level) or first_valid(
-        names, partial(load, without=FROZEN_FILE), level=logging.DEBUG
-    )
+    name = source.checkpoint
+    names = run_on_main(lambda: candidates(directory, name), accelerator)
+    is_told = accelerator.is_main_process and name is None
+    loaded = first_valid(names, load, level=logging.WARNING if is_told else logging.DEBUG)
+    if loaded is None and name is not None:
+        return load(name)  # raises what is damaged
     if loaded is None:
         raise none_valid(directory)
     return loaded

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -65,10 +67,14 @@ def train(
     callbacks: tuple[Callback, ...] = (),
     init_from: Path | None = None,
     states: Mapping[str, object] = MappingProxyType({}),
+    is_first_best: bool = False,
 ) -> None:
     config = workload.make_config(folder)
     config = replace(config, run=replace(config.run, init_from=init_from))
-    config = replace(config, trainer=replace(config.trainer, max_steps=max_steps))
+    decided: dict[str, Any] = (
+        {"monitor": "eval/loss", "monitor_mode": "max"} if is_first_best else {}
+    )
+    config = replace(config, trainer=replace(config.trainer, max_steps=max_steps, **decided))
     workload.train(config, net=net, callbacks=callbacks, states=states)
 
 
@@ -260,3 +266,54 @@ def test_a_state_that_equals_frozen_parameters_resumes(
     assert state.loaded.keys() == state.state_dict().keys()
     exported = "export/model.safetensors"
     assert (tmp_path / exported).read_bytes() == (whole / exported).read_bytes()
+
+
+def flip_a_bit(folder: Path) -> None:
+    """Damage the file that all checkpoints share."""
+    path = list_checkpoints(folder / "checkpoints")[-1] / FROZEN_FILE
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        last = file.read(1)[0]
+        file.seek(-1, 2)
+        file.write(bytes([last ^ 1]))
+
+
+def test_the_best_checkpoint_survives_a_bit_in_the_shared_file(tmp_path: Path) -> None:
+    for name in ("whole", "damaged", "damaged late"):
+        train(tmp_path / name, max_steps=7, is_first_best=True)
+        flip_a_bit(tmp_path / name) if name == "damaged" else None
+        late = (FlipsAtTheEnd(),) if name == "damaged late" else ()
+        train(tmp_path / name, max_steps=9, is_first_best=True, callbacks=late)
+    assert final_files(tmp_path / "damaged") == final_files(tmp_path / "whole")
+    exported = "export/model.safetensors"
+    for name in ("damaged", "damaged late"):
+        assert (tmp_path / name / exported).read_bytes() == (
+            tmp_path / "whole" / exported
+        ).read_bytes()
+        best = json.loads((tmp_path / name / "export/config.json").read_text())["weights"]
+        assert "best checkpoint step-0000000005" in best
+    for path in list_checkpoints(tmp_path / "damaged" / "checkpoints"):
+        decode_files(read_files(path), path)  # all were written again
+
+
+class FlipsAtTheEnd(Callback):
+    """Damages the shared file after the last save, before the export."""
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        self.is_last = report.optimizer_step == 9
+
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, object]) -> None:
+        if self.is_last:
+            flip_a_bit(trainer.log.folder)
+
+
+def test_weights_to_start_from_survive_a_bit_in_the_shared_file(tmp_path: Path) -> None:
+    train(tmp_path / "run", max_steps=3)
+    train(tmp_path / "before", max_steps=2, init_from=tmp_path / "run")
+    flip_a_bit(tmp_path / "run")
+    train(tmp_path / "after", max_steps=2, init_from=tmp_path / "run")
+    exported = "export/model.safetensors"
+    before = (tmp_path / "before" / exported).read_bytes()
+    assert (tmp_path / "after" / exported).read_bytes() == before
+    with pytest.raises(CheckpointError, match="CKPT_NONE_VALID"):
+        train(tmp_path / "other", net=lambda: WithBase(seed=1), init_from=tmp_path / "run")
