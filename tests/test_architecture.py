@@ -598,6 +598,7 @@ RULES = {
             "cli.sweep.sweep",  # the same
             "lab.chaos.closer",  # the same
             "lab.chaos.runs",  # the same
+            "lab.chaos.script",  # the same
             "lab.chaos.start",
             "callbacks.trackers",  # theirs say where they store
         },

@@ -51,6 +51,7 @@ from ..core.digest import digest_of, flatten
 from ..core.errors import shortened
 from ..core.history import is_number
 from ..core.json_files import read_json_object
+from ..core.listing import files_with_status
 from ..core.parameters import named_parts
 from ..core.rng import epoch_permutation
 from ..core.run_dir import prepare_directory, run_lock, writes_to
@@ -97,6 +98,7 @@ __all__ = [
     "environment_of",
     "epoch_permutation",
     "filesystem",
+    "files_with_status",
     "find_config_class",
     "first_difference",
     "flags_with",

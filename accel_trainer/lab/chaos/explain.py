@@ -12,6 +12,7 @@ from accel_trainer.commands import (
     by_place,
     cause_of,
     difference_of_runs,
+    files_with_status,
     lost_state,
     read_json_object,
     read_rows,
@@ -133,8 +134,9 @@ def files_below(folder: Path) -> Files:
         folders[:] = [name for name in folders if name not in _SKIPPED and name[0] != "."]
         for name in names:
             file = Path(path, name)
-            if name[0] != "." and file.is_file():
-                status = file.stat()
+            if name[0] == ".":
+                continue
+            for status in files_with_status(file).values():
                 found[str(file.relative_to(folder))] = status.st_size, status.st_mtime_ns
         if len(found) > _MAX_FILES:
             break

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,11 +17,13 @@ from pathlib import Path
 import psutil
 
 from accel_trainer import ConfigError
+from accel_trainer.commands import files_with_status
 
 _POLL_S = 0.02
 _QUIET_S = 0.1
 _MIN_LIMIT_S = 60.0
 _LIMIT = 5  # times what a whole run takes
+_MARK = "ACCEL_TRAINER_CHAOS_START"
 _LATE = 124  # as `timeout` exits
 
 
@@ -90,19 +93,17 @@ class _Saves:
         self._changed_at: float | None = None
 
     def _look(self) -> dict[Path, tuple[int, int]]:
-        found = {}
-        for _, files in self._checkpoints():
-            for file in files:
-                with suppress(OSError):  # it was removed since
-                    status = file.stat()
-                    found[file] = status.st_size, status.st_mtime_ns
-        return found
+        return {
+            file: (status.st_size, status.st_mtime_ns)
+            for _, files in self._checkpoints()
+            for file, status in files.items()
+        }
 
-    def _checkpoints(self) -> Iterator[tuple[Path, list[Path]]]:
-        """Yield the path of each checkpoint, with its files and the folders in it."""
+    def _checkpoints(self) -> Iterator[tuple[Path, dict[Path, os.stat_result]]]:
+        """Yield the path of each checkpoint, with its files."""
         for pattern in self._patterns:
             for path in map(Path, glob(pattern, recursive=True)):
-                yield path, [path] if path.is_file() else [*path.rglob("*")]
+                yield path, files_with_status(path)
 
     def update(self) -> None:
         """Count a save once its files have not changed for a moment."""
@@ -120,8 +121,7 @@ class _Saves:
         Complete is one that has not changed since, and has the files that the whole run left there.
         """
         newest: tuple[float, Path] | None = None
-        for path, found in self._checkpoints():
-            files = {file: file.stat() for file in found if file.is_file()}
+        for path, files in self._checkpoints():
             changed_at = max((file.st_mtime for file in files.values()), default=killed_at)
             written = {file for file in files if files[file].st_size}
             is_quiet = killed_at - changed_at >= _QUIET_S
@@ -133,11 +133,11 @@ class _Saves:
         """Return the files that a checkpoint needs as far as the whole run has it."""
         if self._whole is None:
             return set()
-        files = (self._whole / checkpoint.relative_to(self._out)).rglob("*")
+        files = files_with_status(self._whole / checkpoint.relative_to(self._out))
         return {
             self._out / file.relative_to(self._whole)
-            for file in files
-            if file.is_file() and file.stat().st_size
+            for file, status in files.items()
+            if status.st_size
         }
 
 
@@ -155,6 +155,7 @@ def run_script(
     times as long as `whole`, a run without a kill; None: any time.
 
     Raises:
+        ConfigError: the program cannot be started, or its folder is gone in the end.
         KeyboardInterrupt: a signal was noted in `stops`.
     """
     trial = Trial(kills, script.folder / name)
@@ -179,6 +180,9 @@ def run_script(
     if trial.code:
         trial.problem = _problem(trial, log)
     trial.seconds = time.monotonic() - begin
+    if script.out.is_symlink() or not script.out.is_dir():
+        fact = "--script has removed the folder {out}, or put a link in its place"
+        raise ConfigError("CHAOS", f"{fact}: let it write into the folder")
     script.out.rename(trial.out)
     return trial
 
@@ -197,10 +201,12 @@ def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
 
     Raises ConfigError for a program that cannot be started.
     """
+    mark = uuid.uuid4().hex
     with log.open("ab") as said:
         try:
             process = subprocess.Popen(
                 words,
+                env={**os.environ, _MARK: mark},
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
@@ -212,11 +218,11 @@ def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
     try:
         yield process
     finally:
-        _kill_all(process)
+        _kill_all(process, mark)
 
 
-def _kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all its children, including those in other sessions."""
+def _kill_all(process: subprocess.Popen[bytes], mark: str) -> None:
+    """Kill a process and all that it has started, in other sessions and detached from it, too."""
     children = []
     if process.poll() is None:
         children = psutil.Process(process.pid).children(recursive=True)
@@ -227,6 +233,18 @@ def _kill_all(process: subprocess.Popen[bytes]) -> None:
             child.kill()
     process.wait()
     psutil.wait_procs(children, timeout=_MIN_LIMIT_S)
+    while detached := [each for each in psutil.process_iter() if _is_marked(each, mark)]:
+        for each in detached:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(detached, timeout=_QUIET_S)
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    """Whether the environment of a process, which it inherits, has the mark of a start."""
+    with suppress(psutil.Error, OSError):
+        return bool(process.environ().get(_MARK) == mark)
+    return False
 
 
 def _wait(

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from accel_trainer.commands import (
     StoredCheckpoint,
     complete_by_step,
     counted,
+    files_with_status,
     filesystem,
     last_step,
     prepare_directory,
@@ -125,7 +126,10 @@ def made(folder: Path) -> Iterator[Path]:
 
 
 def copy_checkpoint(run: RunReader, checkpoint: StoredCheckpoint, folder: Path) -> None:
-    """Copy a checkpoint, the rows until its step, and what the run recorded of its start."""
+    """Copy a checkpoint, the rows until its step, and what the run recorded of its start.
+
+    Raises OutputError if the run, which may still train, deletes the checkpoint meanwhile.
+    """
     lines = [  # byte for byte: the checkpoint has the length of the file
         line
         for line in filesystem.read_lines(run.folder / "metrics.jsonl")
@@ -139,12 +143,14 @@ def copy_checkpoint(run: RunReader, checkpoint: StoredCheckpoint, folder: Path) 
         place = folder / "checkpoints" / checkpoint.name
         filesystem.make_directory(place.parent)
         filesystem.make_directory(place)
-        for path in sorted(checkpoint.path.rglob("*")):
+        for path in files_with_status(checkpoint.path):
             copy = place / path.relative_to(checkpoint.path)
-            if path.is_dir():  # of shards
-                filesystem.make_directory(copy)
-            else:
+            filesystem.make_directory(copy.parent)  # of shards
+            with suppress(FileNotFoundError):
                 _copy_file(path, copy)
+    if not StoredCheckpoint(place).is_complete or not checkpoint.path.is_dir():
+        fact = f"{run.folder} has deleted {checkpoint.name} while it was copied"
+        raise OutputError("RUN_CHANGED", f"{fact}: run the same command again")
 
 
 def _copy_file(path: Path, copy: Path) -> None:

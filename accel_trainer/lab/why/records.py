@@ -18,6 +18,7 @@ from accel_trainer.commands import (
     by_place,
     compare_runs,
     complete_by_step,
+    files_with_status,
     read_rows,
 )
 
@@ -136,7 +137,8 @@ def _hashes(checkpoint: StoredCheckpoint) -> dict[str, str]:
 def count_tensors(checkpoint: StoredCheckpoint) -> int:
     """Return the number of tensors in a checkpoint."""
     names: set[tuple[str, str]] = set()
-    for path in checkpoint.path.rglob("*.safetensors"):
+    files = (path for path in files_with_status(checkpoint.path) if path.suffix == ".safetensors")
+    for path in files:
         piece = path.relative_to(checkpoint.path).parts[0]
         with safe_open(path, "np") as file:
             names |= {(piece, name) for name in file.keys()}  # noqa: SIM118  # not iterable

@@ -20,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from accel_trainer import ConfigError
 from accel_trainer.lab.chaos.outputs import differences
 from accel_trainer.lab.chaos.script import Kill, Script, Trial, draw_kills, run_script
 from tests.cli.conftest import run_command
@@ -200,3 +201,66 @@ def test_kills_come_after_saves_and_at_moments_in_turn() -> None:
         assert not any(kill.saves for kill in at_moments)
         assert sum(kill.seconds for kill in at_moments) < 50
     assert str(Kill(saves=2)) == "after save 2"
+
+
+# --- programs that change their folder while it is watched ---
+
+KEEPS_ONE = """
+import os, pathlib, shutil, sys, time
+out = pathlib.Path(sys.argv[1])
+begin = time.monotonic()
+for n in range(10**6):
+    for shard in range(30):
+        (out / f"step_{n}.tmp" / "deep" / str(shard)).mkdir(parents=True)
+        (out / f"step_{n}.tmp" / "deep" / str(shard) / "a.pt").write_text("x")
+    (out / f"step_{n}.tmp").rename(out / f"step_{n}")
+    for old in os.listdir(out):
+        if old.startswith("step_") and old != f"step_{n}":
+            shutil.rmtree(out / old)
+    if time.monotonic() - begin > 1.5:
+        break
+(out / "final.pt").write_text("done")
+time.sleep(0.3)
+"""
+DETACHES = """
+import os, pathlib, sys, time
+out = pathlib.Path(sys.argv[1])
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        pathlib.Path(sys.argv[2]).write_text(str(os.getpid()))
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+while not pathlib.Path(sys.argv[2]).exists():
+    time.sleep(0.01)
+(out / "final.pt").write_text("done")
+"""
+LINKS = """
+import os, sys
+os.rmdir(sys.argv[1])
+os.mkdir(sys.argv[2])
+os.symlink(sys.argv[2], sys.argv[1])
+"""
+
+
+def watch(source: str, folder: Path) -> Trial:
+    command = [sys.executable, "-I", "-S", "-c", source, "{out}", str(folder / "other")]
+    script = Script(command, (), ["{out}/step_*"], folder)
+    return run_script(script, (), name="reference", stops=())
+
+
+def test_a_program_may_delete_its_checkpoints_while_it_is_watched(tmp_path: Path) -> None:
+    assert watch(KEEPS_ONE, tmp_path).problem is None
+
+
+def test_a_process_that_has_detached_itself_is_not_left_running(tmp_path: Path) -> None:
+    assert watch(DETACHES, tmp_path).problem is None
+    pid = int((tmp_path / "other").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_link_in_place_of_the_folder_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="removed the folder {out}, or put a link in its place"):
+        watch(LINKS, tmp_path)
+    assert (tmp_path / "other").is_dir()

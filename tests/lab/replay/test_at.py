@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from accel_trainer import OutputError
 from accel_trainer.checkpoint.format import list_checkpoints, read_manifest
+from accel_trainer.commands import complete_by_step, read_run
+from accel_trainer.lab.replay.at import copy_checkpoint, made
 from tests.cli.conftest import run_command
 
 from .conftest import NAMED, ROOT, Train
@@ -163,3 +166,15 @@ def test_the_new_folder_is_a_run_that_names_itself(
     assert run_command(capsys, ["at", poisoned, "--step", 2, "--to", folder])[0] == 0
     assert f"output_dir: {folder}\n" in (folder / "config.yaml").read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"new"}
+
+
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_one_line(
+    poisoned: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(poisoned, tmp_path / "run")
+    kept = [*complete_by_step(run).values()][0]
+    kept.path.rename(kept.path.with_name(".del"))  # as its retention does
+    said = f"has deleted {kept.name} while it was copied"
+    with pytest.raises(OutputError, match=said), made(tmp_path / "at") as folder:
+        copy_checkpoint(read_run(run), kept, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
