@@ -2,21 +2,24 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import re
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 from accel_trainer.vision import EvalTransform, PhotoSplit, load_photos
-from accel_trainer.vision.data.photo_decode import decode_photo
+from accel_trainer.vision.data.photo_decode import decode_photo, read_header
 from accel_trainer.vision.sources.photo_splits import load_splits
 from tests.vision.make_photos import encoded, photo, write_classes
 
 from .conftest import run_command
 
+KINDS = ("png", "jpeg", "webp", "tiff")
 pytestmark = pytest.mark.usefixtures("quiet_datasets")
 
 
@@ -170,6 +173,39 @@ def test_a_page_in_a_folder_that_is_not_there_is_refused_before_any_work(
     code, out, err = data(capsys, photos, "--html", tmp_path / "nowhere" / "page.html")
     assert (code, out) == (73, "")
     assert "in a folder that does not exist" in err
+
+
+def test_what_another_program_would_decode_differently_is_counted(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide, same = (
+        ImageCms.ImageCmsProfile(ImageCms.createProfile(name)).tobytes() for name in ("LAB", "sRGB")
+    )
+    primaries = bytearray(same)
+    place = next(
+        struct.unpack_from(">I", same, 132 + 12 * tag + 4)[0]
+        for tag in range(struct.unpack_from(">I", same, 128)[0])
+        if same[132 + 12 * tag : 136 + 12 * tag] == b"gXYZ"
+    )
+    struct.pack_into(">iii", primaries, place + 8, *(round(65536 * x) for x in (0.2, 0.63, 0.06)))
+    for index, (profile, kind) in enumerate(
+        itertools.product((bytes(primaries), same, wide), KINDS)
+    ):
+        path = photos / "train" / "ant" / f"profile {index}.{kind}"
+        path.write_bytes(encoded(photo(40, 30, seed=index), kind, icc_profile=profile))
+    _, out, _ = data(capsys, photos, "--image-size", "10")
+    assert f"profiles are not applied: {len(KINDS)} ({len(KINDS)} of class ant)" in out
+    shrunk = re.search(r"of their size, for 10 pixels: (\d+)", out)
+    assert shrunk is not None
+    transform, found = EvalTransform(size=10), load_splits(str(photos), cache_dir=None).splits
+    expected = 0
+    for split in found.values():
+        for at in range(len(split)):
+            encoded_photo = split.encoded_at(at)
+            header = read_header(encoded_photo, "")
+            box = transform.box(header.height, header.width)
+            expected += header.is_plain_jpeg and min(box.height, box.width) >= 20
+    assert int(shrunk[1]) == expected > 3
 
 
 def test_what_a_model_would_hardly_see_is_listed(

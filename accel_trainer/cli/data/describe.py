@@ -23,7 +23,9 @@ from tqdm import tqdm
 from ...core.errors import DataError, ExitCode, UserError
 from ...core.wording import counted
 from ...vision import EvalTransform, Photos, PhotoSplit, load_photos
-from ...vision.data.photo_decode import decode_photo, format_of, opened_image
+from ...vision.data.colour_profile import has_other_colours
+from ...vision.data.eval_transform import shrink_for
+from ...vision.data.photo_decode import decode_photo, format_of, opened_image, read_header
 from ...vision.data.pixel_range import range_of
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..common.output import both_ends, format_table, tell
@@ -45,7 +47,8 @@ class Photo:
     `height` and `width` are measured after the photo is turned upright, `kind` is its format and
     mode, and `sha256` the hash of its pixels after decoding. `is_plain` is true if
     these have one colour, `is_narrow` if they use less than an eighth of their range, and
-    `has_more` if there are frames or pages behind the one that is read.
+    `has_more` if there are frames or pages behind the one that is read. `has_profile` is true if
+    it has a colour profile that matters, and `can_shrink` if it may be decoded at a smaller size.
     """
 
     name: str
@@ -58,6 +61,8 @@ class Photo:
     is_plain: bool = False
     is_narrow: bool = False
     has_more: bool = False
+    has_profile: bool = False
+    can_shrink: bool = False
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--val-fraction", type=float, default=0.0, metavar="F", help=fraction_help)
     html_help = "write an offline page of photos as the model sees them"
     parser.add_path("--html", "FILE", html_help)
-    size_help = "the size of the photos on that page; default: 224"
+    size_help = "the size of the model's input, also on that page; default: 224"
     parser.add_number("--image-size", size_help, default=224)
     parser.add_data_options()
     options = parser.parse_args(argv)
@@ -92,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
         photos = {
             name: list(_examine(name, split, threads)) for name, split in found.splits.items()
         }
-    tell("\n\n".join(describe(options.source, found, photos)))
+    tell("\n\n".join(describe(options.source, found, photos, transform)))
     if options.html is not None:
         page = draw_page(options.source, found, transform)
         write_own_file(options.html, page.encode(), "--html")
@@ -131,10 +136,12 @@ def examine_photo(split: PhotoSplit, index: int) -> Photo:
     name = split.name_of(index)
     try:
         data = split.encoded_at(index)
-        pixels = decode_photo(data, name)
+        header = read_header(data, name)
+        pixels = decode_photo(data, name, header=header)
         kind = format_of(data, name)
         with opened_image(data, name) as image:
             # The second picture of an MPO, which cameras write, is a preview or a depth map.
+            has_profile = has_other_colours(image)
             has_more = getattr(image, "is_animated", False) and image.format != "MPO"
     except DataError as error:
         return Photo(name, 0, 0, "", b"", problem=error.message)
@@ -150,6 +157,8 @@ def examine_photo(split: PhotoSplit, index: int) -> Photo:
         is_narrow=range_of(pixels).is_narrow,
         is_plain=bool((pixels == pixels[0, 0]).all()),
         has_more=has_more,
+        has_profile=has_profile,
+        can_shrink=header.is_plain_jpeg,
     )
 
 
@@ -159,7 +168,10 @@ def hash_of(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def describe(
-    source: str, found: PhotoSplits, photos: Mapping[str, Sequence[Photo]]
+    source: str,
+    found: PhotoSplits,
+    photos: Mapping[str, Sequence[Photo]],
+    transform: EvalTransform,
 ) -> Iterator[str]:
     """Yield the paragraphs of the description."""
     everything = [photo for split in photos.values() for photo in split]
@@ -168,7 +180,7 @@ def describe(
     yield f"{source}: {len(everything):,} photos of {len(found.class_names):,} classes"
     yield format_table(["class", *photos], _class_rows(found))
     if intact:
-        yield _describe_sizes(intact)
+        yield _describe_sizes(intact, transform)
         if lines := list(_describe_pixels(intact, found.class_names)):
             yield "\n".join(lines)
     yield _describe_duplicates(photos)
@@ -191,17 +203,23 @@ def _class_rows(found: PhotoSplits) -> list[list[str]]:
     return [*both_ends(rows), totals]
 
 
-def _describe_sizes(photos: Sequence[Photo]) -> str:
+def _describe_sizes(photos: Sequence[Photo], transform: EvalTransform) -> str:
     shorter = [min(photo.height, photo.width) for photo in photos]
     sizes = Counter((photo.width, photo.height) for photo in photos)
     (width, height), count = sizes.most_common(1)[0]
     by_kind = Counter(photo.kind for photo in photos).most_common()
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in by_kind)
+    num_shrunk = sum(
+        photo.can_shrink
+        and shrink_for(transform.box(photo.height, photo.width), transform.size) > 1
+        for photo in photos
+    )
     return (
         f"shorter side: {min(shorter):,} to {max(shorter):,} pixels, "
         f"median {median_low(shorter):,}\n"
         f"sizes: {len(sizes):,}, most often {width:,}x{height:,} ({count:,} times)\n"
-        f"formats: {kinds}"
+        f"formats: {kinds}\n"
+        f"decoded at 1/2, 1/4 or 1/8 of their size, for {transform.size} pixels: {num_shrunk:,}"
     )
 
 
@@ -213,6 +231,10 @@ def _describe_pixels(photos: Sequence[Photo], class_names: Sequence[str]) -> Ite
         (
             "several frames or pages, of which the first is read",
             [photo for photo in photos if photo.has_more],
+        ),
+        (
+            "other colours than sRGB, whose profiles are not applied",
+            [photo for photo in photos if photo.has_profile],
         ),
     ):
         if found:

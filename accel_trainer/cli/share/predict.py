@@ -11,6 +11,7 @@ and `.safetensors` files with its inputs.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,7 @@ from .onnx_model import (
     top_classes,
 )
 
+_ADDRESS = re.compile(r"[a-z][a-z0-9+]+:/", re.IGNORECASE)
 _EXAMPLE = "example: accel-trainer predict runs/first photos --top 2"
 
 Prediction = tuple[Path, Classes | DataError]
@@ -127,8 +129,11 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
 def find_images(path: Path) -> tuple[list[Path], list[LeftOut]]:
     """Return the path of an image, or of all images below a folder, and what is left out there.
 
-    Raises DataError if there are none.
+    Raises DataError if there are none, and ConfigError for what is no path.
     """
+    if str(path) == "-" or _ADDRESS.match(str(path)):
+        what = "standard input is" if str(path) == "-" else f"{path}: images on the web are"
+        raise ConfigError("USAGE", f"{what} not read: save them, and give files or a folder")
     if not path.is_dir():
         return [path], []
     listing = list_photos(path)

@@ -44,7 +44,9 @@ class EvalTransform:
 
     Another program can follow these numbers: the square has `crop_ratio` of the shorter side
     (rounded half to even) and lies in the middle (rounded down); it is resized to S x S with
-    antialiasing, in 8 bits.
+    antialiasing, in 8 bits. Where the square is at least 2 S, a JPEG is decoded at 1/2, 1/4 or 1/8
+    of its size first, and colour profiles are not applied: without these two steps pixels may
+    differ by a few levels of 255, and by more in fine patterns and in other colours than sRGB.
     """
 
     size: int
@@ -133,12 +135,17 @@ def crop_photo(
     """
     header = read_header(data, name)
     box = box_of(header.height, header.width)
+    pixels = decode_photo(data, name, header=header, shrink=shrink_for(box, size))
+    box = _scaled(box, header.height, header.width, pixels)
+    return resize_box(pixels, box, size, interpolation)
+
+
+def shrink_for(box: Box, size: int) -> int:
+    """Return the divisor, 1, 2, 4 or 8, of the size at which a JPEG is decoded for this box."""
     shrink = 1
     while shrink < _MAX_SHRINK and min(box.height, box.width) >= 2 * shrink * size:
         shrink *= 2
-    pixels = decode_photo(data, name, header=header, shrink=shrink)
-    box = _scaled(box, header.height, header.width, pixels)
-    return resize_box(pixels, box, size, interpolation)
+    return shrink
 
 
 def resize_box(

@@ -8,11 +8,10 @@ Shapes: H height, W width.
 from __future__ import annotations
 
 import errno
-import re
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
@@ -30,7 +29,15 @@ FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")
 """The formats that are decoded, by Pillow's names. Others are refused: Pillow hands PostScript to
 Ghostscript, which runs it as a program."""
 
-_NO_IMAGE = f"it is not an image in {', '.join(FORMATS[:-1])} or {FORMATS[-1]} format"
+_OTHER_FILES = {
+    b"pk\3\4": "a zip archive: extract it",
+    b"\x1f\x8b": "a gzip archive: extract it",
+    b"rar!": "a rar archive: extract it",
+    b"%pdf": "a PDF",
+    b"<!doctype": "a page of the web",
+    b"<html": "a page of the web",
+    b"version https://git-lfs": "a pointer of Git LFS: run git lfs pull",
+}
 # Enough for a photo with the most pixels; a sparse file may claim to be larger than the memory.
 _MAX_FILE_BYTES = 2**31
 _ORIENTATION = 0x0112  # a tag of EXIF
@@ -38,14 +45,9 @@ _START_OF_SCAN = 0xDA  # markers of JPEG's segments
 _APP1 = 0xE1
 _APP1_STARTS = {"exif": b"Exif\0\0", "xmp": b"http://ns.adobe.com/xap/1.0/\0"}
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how a file begins
-NUM_BYTES_OF_FORMAT = 16
-_STARTS = re.compile(
-    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|RIFF....WEBP|II[*+]\0|MM\0[*+]|GIF8[79]a|BM....\0\0\0\0"
-    rb"|P[1-6]\s+[#\d]",
-    re.DOTALL,
-)
 _BITS_PER_SAMPLE = 258  # tags of TIFF
 _PHOTOMETRIC = 262
+_NUM_BANDS = 277
 _SAMPLE_FORMAT = 339
 _WHITE_IS_ZERO = 0
 _SIGNED = 2
@@ -83,11 +85,6 @@ def photo_suffixes() -> frozenset[str]:
 
     known = Image.registered_extensions().items()
     return frozenset(suffix for suffix, kind in known if kind in FORMATS)
-
-
-def looks_like_photo(start: bytes) -> bool:
-    """Return whether a file whose first `NUM_BYTES_OF_FORMAT` are these is in one of `FORMATS`."""
-    return _STARTS.match(start) is not None
 
 
 def read_photo(path: Path, name: str) -> bytes:
@@ -341,6 +338,30 @@ def _deep_colour(image: Any, data: bytes) -> NDArray[np.uint8]:
     return pixels
 
 
+def _kind_of_tiff(encoded: bytes) -> str:
+    """Describe a TIFF that cannot be read, such as one with bands of other light than ours."""
+    from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+    tags = ImageFileDirectory_v2(encoded[:8])
+    with suppress(Exception):  # of any type, for a damaged file
+        file = BytesIO(encoded)
+        file.seek(tags.next)
+        tags.load(file)
+        bits = ", ".join(map(str, sorted(set(tags[_BITS_PER_SAMPLE]))))
+        return f"a TIFF of {tags[_NUM_BANDS]} bands of {bits} bits, which Pillow cannot read"
+    return "a kind of TIFF that Pillow cannot read"
+
+
+def _no_image(encoded: bytes) -> str:
+    """Say that something is no image, and what it may be instead."""
+    start = encoded[:64].lstrip().lower()
+    kinds = (kind for beginning, kind in _OTHER_FILES.items() if start.startswith(beginning))
+    other = next(kinds, None if start else "an empty file")
+    return f"it is not an image in {', '.join(FORMATS[:-1])} or {FORMATS[-1]} format" + (
+        f", but {other}" if other else ""
+    )
+
+
 @contextmanager
 def opened_image(encoded: bytes, name: str) -> Iterator[Any]:
     """Open an image in one of `FORMATS`; all images are opened here.
@@ -361,8 +382,7 @@ def opened_image(encoded: bytes, name: str) -> Iterator[Any]:
     except Exception as error:  # Pillow's decoders raise errors of any type for damaged files
         reason = str(error) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):  # its message has an address in memory
-            is_tiff = encoded.startswith(_TIFF)
-            reason = "a kind of TIFF that Pillow cannot read" if is_tiff else _NO_IMAGE
+            reason = _kind_of_tiff(encoded) if encoded.startswith(_TIFF) else _no_image(encoded)
         raise DataError(
             "DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace it, or leave it out"
         ) from error

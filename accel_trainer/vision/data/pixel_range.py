@@ -98,7 +98,13 @@ def _notes(what: str, kind: str, by_class: dict[str, list[PixelRange]]) -> Itera
 
 
 def _fix(found: Sequence[PixelRange], kind: str) -> str:
-    if all(each.low > _WHITE for each in found) and kind.endswith(("A", " P")):
+    if all(each.low > _WHITE for each in found) and kind.split()[-1:] in (
+        ["RGBA"],
+        ["LA"],
+        ["PA"],
+        ["P"],
+        ["RGBA;16"],
+    ):
         return "transparent pixels become white, so save white ones on a darker ground"
     factor = 256 // (max(each.high for each in found) + 1)
     example = f", such as by multiplying them by {factor}" if factor > 1 else ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...core.errors import DataError
-from ..data.photo_decode import NUM_BYTES_OF_FORMAT, looks_like_photo, photo_suffixes
+from ..data.photo_decode import photo_suffixes
 
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 """Names of the files that describe photos by `file_name`."""
@@ -39,6 +39,12 @@ _UNREAD_SUFFIXES = (
     ".rwl .sr2 .srf .srw .svg .svgz .wmf .x3f .xcf"
 )
 
+_NUM_BYTES_OF_START = 16
+_STARTS_OF_PHOTOS = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|RIFF....WEBP|II[*+]\0|MM\0[*+]|GIF8[79]a|BM....\0\0\0\0"
+    rb"|P[1-6]\s+[#\d]",
+    re.DOTALL,
+)
 # There may be one of these for each photo.
 _SIDECARS = (".csv", ".html", ".json", ".mat", ".md", ".npy", ".txt", ".xml", ".yaml", ".yml")
 
@@ -145,11 +151,12 @@ def _is_photo_of_odd_name(path: str) -> bool:
     stem, suffix = os.path.splitext(path)
     if suffix.lower() in (*_SIDECARS, *_unread_suffixes()):
         return False
-    if any(os.path.exists(each) for each in {stem, path.removesuffix("~")} - {path}):
+    originals = {stem, path.removesuffix("~")}
+    if any(reason_to_skip(each) is None and os.path.exists(each) for each in originals):
         return False
     try:
         with open(path, "rb") as file:
-            return looks_like_photo(file.read(NUM_BYTES_OF_FORMAT))
+            return _STARTS_OF_PHOTOS.match(file.read(_NUM_BYTES_OF_START)) is not None
     except OSError:
         return False  # whoever needs it will say so
 

@@ -58,6 +58,9 @@ def open_dataset(
             f"{source} is not a folder, a parquet file or a tar file: give the folder of your "
             "photos, and extract an archive first",
         )
+    if "://" in str(source) or str(source) == "-":
+        fact = f"{source} is not a folder: photos on the web or from standard input are not read"
+        raise DataError("DATA_NOT_FOUND", f"{fact}: download them, and give their folder")
     if not is_hub_name(str(source)):
         raise DataError(
             "DATA_NOT_FOUND",
