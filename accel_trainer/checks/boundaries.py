@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..callbacks.metric_logger import MetricLogger
+from ..callbacks.pretrained import PretrainedExport
 from ..checkpoint.state_dict import EXTRA_STATE
 from ..core.callback import Callback, TrainerView
 from ..core.digest import flatten
@@ -31,10 +34,11 @@ from .subject import (
     is_stored,
     refuse_changes,
 )
+from .unchanged import left_unchanged
 from .unsaved_state import is_of_user
 
 _ALIGNMENT = 64  # bytes, of the memory of a new tensor
-_IN_STEPS = {"before_micro_batch", "on_micro_batch", "before_update", "on_step_end"}
+IN_STEPS = {"before_micro_batch", "on_micro_batch", "before_update", "on_step_end"}
 _MAX_WATCHED_CALLS = 2  # of each hook
 
 Identities = Mapping[str, tuple[int | None, str]]
@@ -69,6 +73,14 @@ class BoundaryChecks(Inspector):
         kept = {f"trainer.{name}": each for name, each in self._attributes().items()}
         return self._subject.unstored | kept
 
+    def measuring(self, name: str, model: nn.Module) -> AbstractContextManager[None]:
+        """Refuse what the first evaluations of this name leave changed in a model."""
+        self._num_calls[name] += 1
+        if self._num_calls[name] > _MAX_WATCHED_CALLS:
+            return nullcontext()
+        average = None if model is self._subject.model else model
+        return left_unchanged(f"the evaluation {name}", self._subject.model, average)
+
     def epoch_end(self) -> AbstractContextManager[None]:
         """Warn of values that the end of an epoch changes, as callbacks may do."""
         # Reading samples may fill a cache of the data, so steps are not compared.
@@ -79,21 +91,36 @@ class BoundaryChecks(Inspector):
 
     def hook(self, name: str) -> Watch | None:
         """Watch the first calls of the hooks that are not called in each step."""
-        return None if name in _IN_STEPS else self.watch_of(name)
+        return None if name in IN_STEPS else self.watch_of(name)
 
     def watch_of(self, hook: str) -> Watch | None:
         """Return what watches the first calls of the hook of this name."""
-        if hook.startswith("on_fit_"):
+        if hook == "on_fit_start":
             return None
-        return self._watching_save if hook == "before_save" else self._watching_hook
+        if hook == "on_fit_end":
+            return self._watching_end
+        return self._watching_save if hook == "before_save" else self.watching_hook
 
-    def _watching_hook(self, name: str, callback: Callback) -> AbstractContextManager[None]:
-        """Warn if the first calls of a user's hook change the model; a stored callback may."""
+    def watching_hook(
+        self, name: str, callback: Callback, arguments: Sequence[Any]
+    ) -> AbstractContextManager[None]:
+        """Warn if the first calls of a user's hook change the model; a stored callback may.
+
+        Also if trackers, or a `save_pretrained`, do, which hooks of this package call.
+        """
         self._num_calls[name] += 1
-        is_trusted = is_stored(callback) or not is_of_user(type(callback))
-        if is_trusted or self._num_calls[name] > _MAX_WATCHED_CALLS:
+        is_users = is_of_user(type(callback)) and not is_stored(callback)
+        is_watched = is_users or isinstance(callback, MetricLogger | PretrainedExport)
+        if not is_watched or self._num_calls[name] > _MAX_WATCHED_CALLS:
             return nullcontext()
         return self._watching_model(name)
+
+    def _watching_end(
+        self, name: str, callback: Callback, arguments: Sequence[Any]
+    ) -> AbstractContextManager[None]:
+        """Warn if a `save_pretrained` changes the model; a callback of the user's may."""
+        is_watched = isinstance(callback, PretrainedExport)
+        return self._watching_model(name) if is_watched else nullcontext()
 
     @contextmanager
     def _watching_model(self, name: str) -> Iterator[None]:
@@ -111,14 +138,16 @@ class BoundaryChecks(Inspector):
         return {name: (None, mark) for name, mark in mark_model(self._subject.model).items()}
 
     @contextmanager
-    def _watching_save(self, name: str, callback: Callback) -> Iterator[None]:
+    def _watching_save(
+        self, name: str, callback: Callback, arguments: Sequence[Any]
+    ) -> Iterator[None]:
         """Check that the first calls of a hook before a save change nothing that is saved.
 
         **Collective** with shards. **Host sync.**
 
         Raises CheckpointError for what has changed.
         """
-        with self._watching_hook(name, callback):
+        with self.watching_hook(name, callback, arguments):
             if self._num_calls[name] > _MAX_WATCHED_CALLS:
                 yield
                 return

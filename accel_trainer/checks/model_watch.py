@@ -32,18 +32,19 @@ def hooks_of(owner: nn.Module | Tensor) -> list[Any]:
     return [hook for kind in _HOOKS for hook in (getattr(owner, kind, None) or {}).values()]
 
 
-def mark_model(model: nn.Module) -> dict[str, Any]:
+def mark_model(model: nn.Module, prefix: str = "model") -> dict[str, Any]:
     """Return marks, by name, of what only a step is to change in a model. **Host sync.**
 
     These are its weights and which of them are trained, and of each module the object, its parts,
     its forward, its hooks and whether it is in training mode.
     """
     marks: dict[str, Any] = {}
-    for name, module in model.named_modules(prefix="model"):
+    for name, module in model.named_modules(prefix=prefix):
         forward = getattr(module.forward, "__func__", module.forward)
-        marks[name] = [*map(id, (module, forward, *module.children(), *hooks_of(module)))]
+        marks[name] = [*map(id, (module, forward, *module.children()))]
+        marks[f"{name}.hooks"] = [*map(id, hooks_of(module))]
         marks[f"{name}.training"] = module.training
-    for name, weight in model.named_parameters(prefix="model"):
+    for name, weight in model.named_parameters(prefix=prefix):
         part = local_part(weight.detach())
         sample = part[tuple(slice(None, None, size // _NUM_SAMPLED + 1) for size in part.shape)]
         marks[name] = [int(sum_of_bits(sample)), *map(id, hooks_of(weight))]

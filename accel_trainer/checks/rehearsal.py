@@ -11,8 +11,8 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import reduce
 from types import NoneType
@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from ..checkpoint.optimizer_state import OptimizerState
 from ..checkpoint.serialization import decode, encode
 from ..core.activity import Activity
-from ..core.callback import TrainerView
+from ..core.callback import Callback, TrainerView
 from ..core.digest import digest_of
 from ..core.errors import listed
 from ..core.parameters import named_parts, parameters_of, preserved_parameters
@@ -42,8 +42,9 @@ from ..training.evaluator import Evaluator
 from ..training.inspector import Inspector
 from ..training.progress import choose_monitor
 from .batch_norms import has_lone_sample, lone_samples_refused
-from .boundaries import BoundaryChecks
+from .boundaries import IN_STEPS, BoundaryChecks
 from .evaluation_trial import EvaluationTrial
+from .hook_arguments import HookArguments
 from .model_watch import StepUse, flags_noted, mark_model, watched_read
 from .same_everywhere import check_same_lines, lines_of
 from .subject import (
@@ -55,7 +56,8 @@ from .subject import (
     inexact,
     refuse_changes,
 )
-from .unsaved_state import mark_unsaved
+from .unchanged import left_unchanged
+from .unsaved_state import is_of_user, mark_unsaved
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer
@@ -82,6 +84,8 @@ class Rehearsal(Inspector):
         self._optimizers = named_parts(self.subject.optimizers)
         self._fresh = {name: _copy_optimizer(each) for name, each in self._optimizers.items()}
         self._watching = ExitStack()
+        is_main = self.subject.accelerator.is_main_process
+        self._arguments = HookArguments(self.subject.model, is_main=is_main)
         self._uses: list[StepUse] = []
         self._weights: list[Mapping[str, int]] = []
         self._read: set[str] = set()
@@ -222,6 +226,10 @@ class Rehearsal(Inspector):
         """Look at it as later ones."""
         self.boundaries.evaluation()
 
+    def measuring(self, name: str, model: nn.Module) -> AbstractContextManager[None]:
+        """Look at it as later ones, but for the first forward, which may set up a model."""
+        return self.boundaries.measuring(name, model) if self._uses else nullcontext()
+
     def epoch_end(self) -> AbstractContextManager[None]:
         """Look at it as later ones."""
         return self.boundaries.epoch_end()
@@ -231,8 +239,17 @@ class Rehearsal(Inspector):
         self.boundaries.save(pieces)
 
     def hook(self, name: str) -> Watch | None:
-        """Watch the hooks of a step, too."""
-        return self.boundaries.watch_of(name)
+        """Watch the hooks of a step, too, and what they are called with."""
+        return self._watching_in_step if name in IN_STEPS else self.boundaries.watch_of(name)
+
+    @contextmanager
+    def _watching_in_step(
+        self, name: str, callback: Callback, arguments: Sequence[Any]
+    ) -> Iterator[None]:
+        with self.boundaries.watching_hook(name, callback, arguments), ExitStack() as watching:
+            if is_of_user(type(callback)):
+                watching.enter_context(self._arguments.watching(name, arguments))
+            yield
 
     def boundary(self, report: StepReport) -> Inspector:
         """Check the state that a checkpoint would hold, perhaps with this process's shards.
@@ -246,7 +263,8 @@ class Rehearsal(Inspector):
         """
         if report.was_skipped:
             return self
-        state = self._read_state()
+        with left_unchanged("a state_dict", self.subject.model):
+            state = self._read_state()
         self.boundaries.save(state)
         accelerator = self.subject.accelerator
         if len(self._marks) > 1:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-Watch = Callable[[str, Callback], AbstractContextManager[object]]
-"""Returns a context for a callback's hook, which is named as in `Plateau.on_step_end`."""
+Watch = Callable[[str, Callback, Sequence[Any]], AbstractContextManager[object]]
+"""Returns a context for a callback's hook, which is named as in `Plateau.on_step_end`, and for what
+it is called with."""
 
 _NO_CONTEXT = nullcontext()
 
@@ -47,7 +48,7 @@ class CallbackRunner:
         """Call `hook` of every callback, each in a context that `watch` returns for it."""
         for name, callback in self._listeners[hook].items():
             try:
-                with watch(f"{name}.{hook}", callback) if watch else _NO_CONTEXT:
+                with watch(f"{name}.{hook}", callback, arguments) if watch else _NO_CONTEXT:
                     getattr(callback, hook)(trainer, *arguments)
             except UserError:
                 raise

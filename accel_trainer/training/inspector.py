@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
+from torch import nn
+
 from ..core.callback import TrainerView
 from ..core.registry import Pieces
 from ..core.types import StepReport
@@ -51,6 +53,10 @@ class Inspector:
 
     def evaluation(self) -> None:
         """The model is to be evaluated."""
+
+    def measuring(self, name: str, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context for the evaluation `name` of the model, or of its average."""
+        return nullcontext()
 
     def epoch_end(self) -> AbstractContextManager[None]:
         """Return a context for the last evaluation of an epoch and its hooks."""

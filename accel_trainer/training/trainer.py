@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ..core.callback import Callback, RunResult
 from ..core.digest import digest_of
-from ..core.errors import ConfigError, DataError
+from ..core.errors import CheckpointError, ConfigError, DataError
 from ..core.learning_rate import Decay, Schedule, set_learning_rate
 from ..core.log import Log
 from ..core.parameters import preserved_weights, unstepped_parameters
@@ -317,14 +317,15 @@ class Trainer:
         for name in names:
             evaluation = self._evaluations[name]
             for group, model in zip(groups_of(name, evaluation), models, strict=False):
-                values = run_evaluation(
-                    evaluation,
-                    model,
-                    self.accelerator,
-                    seed=self._step.strategy.seed,
-                    position=self.position,
-                    stop_flag=self._stop_flag,
-                )
+                with self._inspector.measuring(group, model):
+                    values = run_evaluation(
+                        evaluation,
+                        model,
+                        self.accelerator,
+                        seed=self._step.strategy.seed,
+                        position=self.position,
+                        stop_flag=self._stop_flag,
+                    )
                 metrics |= {f"{group}/{number}": value for number, value in values.items()}
         return metrics
 
@@ -542,6 +543,8 @@ class Trainer:
             unusable = self._progress.record_evaluation(metrics, checkpoint_name(position))
         except EvaluationStopped:
             return False
+        except CheckpointError:  # the evaluation has changed what would be saved
+            raise
         except Exception as error:
             # Once the cause is fixed, the same command continues without the loss of a step. A save
             # is collective: all processes know of a failed metric, but not of other errors.

@@ -22,6 +22,7 @@ from accel_trainer import (
     BatchConfig,
     Callback,
     CheckpointConfig,
+    CheckpointError,
     ClassificationTask,
     DatasetOptions,
     MeanLoss,
@@ -188,10 +189,10 @@ CALLBACKS: dict[type[Callback], str] = {
     EvalModeOfOne: "model.3.training",
     TrainsFrozenNorm: "model.1.training",
     Freezes: "model.0.bias.requires_grad",
-    AddsForwardHook: "model.0",
-    AddsBackwardHook: "model.2",
+    AddsForwardHook: "model.0.hooks",
+    AddsBackwardHook: "model.2.hooks",
     AddsGradientHook: "model.0.weight",
-    RemovesHook: "model.2",
+    RemovesHook: "model.2.hooks",
     Swaps: "model.2",
     ReplacesForward: "model.2",
     Halves: "model.0.weight",
@@ -433,7 +434,6 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "hook that closes over a number": ({"model": counting_hook}, "counting.<locals>.count.calls"),
     "hook of an object": ({"model": hook_of_an_object}, "model.0.hook.factor"),
     "hook that sets a mode": ({"model": evaluates_itself}, "model.3.training"),
-    "hook that adds hooks": ({"model": adds_hooks}, "model.0.num_hooks"),
     "closure": ({"schedule": closed_schedule}, "counting.<locals>.count.calls"),
     "default of an argument": ({"schedule": default_schedule}, "schedule.defaults"),
     "attribute of a function": ({"schedule": attribute_schedule}, "schedule.rate"),
@@ -457,6 +457,11 @@ def test_a_part_that_keeps_what_no_checkpoint_holds_is_named(
         lines = [line for line in lines_of(caplog) if named in line]
         assert lines, (name, caplog.messages)
         assert lines[0].startswith("[UNSAVED_STATE] "), name
+
+
+def test_a_model_to_which_each_forward_adds_a_hook_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"the evaluation eval changes model\.0\.hooks"):
+        train(tmp_path, model=adds_hooks)
 
 
 class Detached(nn.Module):
