@@ -589,6 +589,7 @@ RULES = {
             "cli.recipe.start",
             "checks.preflight",
             "run.provenance",  # records it
+            "run.folder",  # which a command may replace
             "run.known_recipes",  # where the list of starts lies
             "run.extra_callbacks",  # no config may name a program
             "cli.launch",

@@ -13,13 +13,13 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..callbacks.metrics_file import MetricsFile
+from ..checks.loop_body import CarriedState, refuse_early_exits
 from ..core.activity import Activity
 from ..core.errors import ConfigError, Preempted
 from ..core.registry import Stateful
 from ..core.rng import fold_in, seed_generators
 from ..core.train_state import TrainState
 from ..fault_tolerance.preemption import StopFlag
-from .carried import CarriedState, refuse_early_exits
 from .loader import OrderedLoader
 from .means import Means
 from .updates import Updates
@@ -41,6 +41,7 @@ class ExactRun(Stateful):
         *,
         seed: int,
         save_every: int | None,
+        digest_every: int | None,
         activity: Activity,
         stop_flag: StopFlag,
         history: MetricsFile | None,
@@ -52,6 +53,7 @@ class ExactRun(Stateful):
         self._updates = updates
         self._seed = seed
         self._save_every = save_every
+        self._digest_every = digest_every
         self._activity = activity
         self._stop_flag = stop_flag
         self._history = history
@@ -69,6 +71,7 @@ class ExactRun(Stateful):
         """The values of the last row."""
         self.write_checkpoint: Callable[[TrainState], None] = lambda position: None
         """Saves the whole run, this object included."""
+        self.read_digests: Callable[[], dict[str, str]] = dict
 
     @property
     def step(self) -> int:
@@ -228,6 +231,8 @@ class ExactRun(Stateful):
             self._carried.after_round()
         if self._is_boundary:
             self._stop_flag.poll()
+            if has_stepped and self._digest_every and self.step % self._digest_every == 0:
+                self._write_row("digest", self.read_digests())
             self._save_if(self._save_every is not None and self._is_step_due)
 
     def _end_epoch(self, *, is_last: bool) -> None:
@@ -272,7 +277,7 @@ class ExactRun(Stateful):
     def _move_to(self, position: TrainState) -> None:
         self.position = self._activity.position = position
 
-    def _write_row(self, event: str, values: Mapping[str, float]) -> None:
+    def _write_row(self, event: str, values: Mapping[str, Any]) -> None:
         if self._history is not None:
             epoch = self.epoch + (self.position.step_in_epoch > 0)
             place = {"event": event, "optimizer_step": self.step, "epoch": epoch}

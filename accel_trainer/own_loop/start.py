@@ -23,6 +23,7 @@ from ..checkpoint.manager import Checkpointer
 from ..checkpoint.serialization import copy_metadata
 from ..checks.parts import check_states
 from ..core.callback import RunResult
+from ..core.digest import digest_of
 from ..core.errors import CheckpointError, ConfigError
 from ..core.parameters import unstepped_parameters
 from ..core.registry import Registry
@@ -33,7 +34,7 @@ from ..distributed.collectives import run_on_main
 from ..distributed.determinism import choose_kernels, is_too_late_for_cublas
 from ..distributed.machine import peak_memory_bytes
 from ..run.config import RunConfig
-from ..run.folder import open_folder, record_start
+from ..run.folder import moved_folder, open_folder, record_start
 from ..run.joining import JoinedRun, joined_run
 from ..run.provenance import describe_environment
 from ..run.resume import load_for_all
@@ -59,6 +60,7 @@ def exact_run(
     seed: int = 0,
     save_every: int | None = None,
     keep_last: int = 2,
+    digest_every: int | None = None,
     allow_change: Collection[str] = (),
     ignore: Collection[str] = (),
     timeout_s: float = 600.0,
@@ -77,7 +79,9 @@ def exact_run(
     A checkpoint is saved every `save_every` steps and at the end, or at the end of each epoch
     (None); the last `keep_last` stay. It is taken at a boundary: after an optimizer's step that
     leaves no gradients of the other optimizers. The gradients of those that have stepped are
-    dropped there. `seed` decides the order of the samples and all random numbers of the loop.
+    dropped there. `seed` decides the order of the samples and all random numbers of the loop. Every
+    `digest_every` steps a row has digests of what is trained, by which `accel-trainer why` finds
+    where two runs go apart.
     `timeout_s` is how long a process waits for the others.
 
     What the loop changes in each round and no state holds, such as a scheduler that was forgotten,
@@ -97,7 +101,7 @@ def exact_run(
     parts = Parts.of(accelerator, model, optimizer)
     check_states(states)
     settings = copy_metadata(settings, "settings")
-    run_config = RunConfig(output_dir=Path(folder), allow_change=tuple(allow_change))
+    run_config = RunConfig(output_dir=moved_folder(Path(folder)), allow_change=tuple(allow_change))
     checkpoints = CheckpointConfig(every_n_steps=save_every, keep_last_n=keep_last)
     _choose_kernels(accelerator)
     choose = partial(Path, run_config.output_dir or "")
@@ -138,6 +142,7 @@ def exact_run(
             updates,
             seed=seed,
             save_every=save_every,
+            digest_every=digest_every,
             activity=run.activity,
             stop_flag=run.stop_flag,
             history=history,
@@ -153,7 +158,12 @@ def exact_run(
             if accelerator.is_main_process:
                 checkpointer.save(position, pieces, unstepped=unstepped)
 
+        def read_digests() -> dict[str, str]:
+            states = stateful.state_dict()
+            return {f"digest/{name}": digest_of(states[name]) for name in states.keys() - {"loop"}}
+
         loop.write_checkpoint = write_checkpoint
+        loop.read_digests = read_digests
         # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.
         pieces = stateful.state_dict()
         run_on_main(lambda: checkpointer.prepare(pieces, unstepped), accelerator)

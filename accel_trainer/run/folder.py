@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,9 @@ from ..fault_tolerance.preemption import StopFlag
 from .config import RunConfig
 from .known_recipes import remember_start
 from .resume import Source, find_source
+
+MOVED_FOLDERS = "ACCEL_TRAINER_MOVED_FOLDERS"
+"""A variable by which a command has a program write elsewhere: new folders by the program's own."""
 
 _NUM_REMOVALS = 5
 _REMOVAL_S = 0.1
@@ -69,6 +73,12 @@ def open_folder(
     if source is not None and Path(source.run) != folder:
         _copy_history(Path(source.run), folder)
     return str(folder), source
+
+
+def moved_folder(folder: Path) -> Path:
+    """Return the folder that a command has chosen in place of `folder`, or else that itself."""
+    moved = json.loads(os.environ.get(MOVED_FOLDERS, "{}"))
+    return Path(moved.get(os.path.realpath(folder), folder))
 
 
 def record_start(

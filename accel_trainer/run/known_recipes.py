@@ -33,7 +33,7 @@ def started_folder() -> Path:
 def remember_start(environment: Mapping[str, Any]) -> None:
     """List the recipe of a start, as `describe_environment` has returned it, under its id.
 
-    A list that cannot be written stops no run.
+    So are its arguments, without secrets. A list that cannot be written stops no run.
     """
     code = environment["code"]
     if code["sha256"] is None or not hasattr(sys.modules["__main__"], "__file__"):
@@ -42,7 +42,7 @@ def remember_start(environment: Mapping[str, Any]) -> None:
         folder = started_folder()
         folder.mkdir(0o700, parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder, delete=False) as file:  # for this user alone
-            file.write(dump_json(code))
+            file.write(dump_json({**code, "arguments": environment["command"]["arguments"][1:]}))
         os.replace(file.name, folder / f"{environment['id']}.json")
         for oldest in sorted(folder.iterdir(), key=os.path.getmtime)[:-_MAX_KEPT]:
             oldest.unlink()

@@ -7,11 +7,13 @@ runs only if this user has started it before, or names it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from ...core.errors import ConfigError, OutputError
 from ...core.filesystem import sha256_of
 from ...core.json_files import read_json_object
 from ...distributed.machine import available_cpus
+from ...run.folder import MOVED_FOLDERS
 from ...run.known_recipes import started_folder
 from ..common.output import tell
 from ..common.unknown_recipe import UnknownRecipeError
@@ -56,12 +59,43 @@ def recorded_starts(runs: Sequence[RunReader], recipes: Sequence[Path | None]) -
         OutputError: what started a run is not recorded, is not what a run records, is gone, or asks
             for more processes than this machine can have.
     """
+    for run in runs:
+        if is_own_loop(run):
+            raise OutputError(
+                "OWN_LOOP",
+                f"the loop of {run.folder} belongs to its program, which cannot be told where to "
+                "stop: `accel-trainer rerun` starts it again as a whole",
+            )
     found = recorded_recipes(runs, recipes)
     return [_start_of(run, recipe) for run, recipe in zip(runs, found, strict=True)]
 
 
-def _start_of(run: RunReader, recipe: Path) -> Start:
-    flags = recorded_flags(run)
+def is_own_loop(run: RunReader) -> bool:
+    """Whether a program's own loop trained the run: see `exact_run`."""
+    return run.config.get("loop") == "own"
+
+
+def own_start(run: RunReader, folder: Path) -> Start:
+    """Return how the program of a run with its own loop is started again, in `folder`.
+
+    It gets the arguments that this user gave it, not those that the run has recorded.
+
+    Raises:
+        UnknownRecipeError: the user has not started it, as far as is known.
+        OutputError: what started it is not recorded, or its arguments had a secret.
+    """
+    (recipe,) = recorded_recipes([run], [None])
+    arguments = (_entry_at_start(run, recipe) or {}).get("arguments")
+    if not isinstance(arguments, list) or any("***" in str(each) for each in arguments):
+        fact = f"the arguments of {run.folder} are not recorded, or had a secret"
+        raise OutputError("RERUN", f"{fact}: start the program again with a different folder")
+    moved = json.dumps({str(run.folder.resolve()): str(folder)})
+    start = _start_of(run, recipe, arguments)
+    return replace(start, variables={**start.variables, MOVED_FOLDERS: moved})
+
+
+def _start_of(run: RunReader, recipe: Path, flags: Sequence[str] | None = None) -> Start:
+    flags = recorded_flags(run) if flags is None else flags
     try:
         hardware = run.environment["hardware"]
         precision = run.environment["mixed_precision"]
@@ -142,7 +176,13 @@ def _recorded_code(run: RunReader) -> Mapping[str, Any]:
 
 
 def _hash_at_start(run: RunReader, recipe: Path) -> str | None:
-    """Return the hash of `recipe` when this user started the run with it; None: not known.
+    """Return the hash of `recipe` when this user started the run with it; None: not known."""
+    entry = _entry_at_start(run, recipe)
+    return None if entry is None else str(entry["sha256"])
+
+
+def _entry_at_start(run: RunReader, recipe: Path) -> Mapping[str, Any] | None:
+    """Return what is known of the start of a run with `recipe` by this user; None: nothing.
 
     Not what the run says counts, but the list that `remember_start` has written: the run only says
     which entry is its own. An entry that another user could have written is none.
@@ -157,7 +197,7 @@ def _hash_at_start(run: RunReader, recipe: Path) -> str | None:
             return None
         entry = read_json_object(path)
         is_same = entry["recipe"] == _recorded_code(run).get("recipe") == str(recipe)
-        return str(entry["sha256"]) if is_same else None
+        return entry if is_same else None
     except (OSError, RuntimeError, ValueError, KeyError):
         return None
 

@@ -22,7 +22,7 @@ from ..recipe.start import SHOWN_BY_COMMAND
 from .changes import compare_runs
 from .checkpoints import checkpoints_in
 from .difference import Difference
-from .recorded_start import recorded_starts
+from .recorded_start import is_own_loop, own_start, recorded_starts
 from .rows import Rows, at_both, by_place, read_rows
 from .run_reader import RunReader, read_run
 
@@ -48,12 +48,12 @@ def main(argv: Sequence[str]) -> int:
     run = read_run(options.run)
     folder = Path(os.path.realpath(options.output_dir or _free_folder(options.run)))
     final = _final_weights(run)  # before any work: this fails if the run has no checkpoint
-    (start,) = recorded_starts([run], [options.recipe])
-    start = replace(
-        start,
-        flags=[*start.flags, *_flags(run, folder)],
-        variables={**start.variables, SHOWN_BY_COMMAND: "1"},
-    )
+    if is_own_loop(run):
+        start = own_start(run, folder)
+    else:
+        (start,) = recorded_starts([run], [options.recipe])
+        start = replace(start, flags=[*start.flags, *_flags(run, folder)])
+    start = replace(start, variables={**start.variables, SHOWN_BY_COMMAND: "1"})
     say(f"training {run.name} again in {folder}, with {start.recipe}")
     tell(f"note: running {start.recipe}", file=sys.stderr)
     with forward_signals(), start_recipe(start) as process:
