@@ -108,6 +108,7 @@ class RunData:
         size = self.plan.num_samples if order is None else len(order.kept)
         identity = {
             "data_fingerprint": str(fingerprint),
+            "eval_fingerprint": join_fingerprints(found[1:]),
             "num_samples": [
                 None if self.plan.is_endless else size,
                 *(each.num_samples for each in self.eval_loaders),

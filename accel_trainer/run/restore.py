@@ -15,6 +15,7 @@ from ..checkpoint.frozen import complete_frozen
 from ..core.errors import CheckpointError
 from ..core.user_code import describe_error
 from ..data.fingerprint import is_same_data
+from ..training.progress import EVALUATION
 from ..training.trainer import Trainer
 from .config import RecipeConfig, training_changes
 
@@ -45,6 +46,8 @@ def restore_checkpoint(
                 "different --output-dir, or continue on purpose with --allow-change data",
             )
         changes.append("data")
+        if not _is_evaluated_alike(checkpoint.manifest, header):
+            changes.append(EVALUATION)
     if stored["task_fingerprint"] != header["task_fingerprint"]:
         raise CheckpointError(
             "TASK_CHANGED",
@@ -53,6 +56,12 @@ def restore_checkpoint(
         )
     if trainer.accelerator.is_main_process:
         _warn_of_changes(checkpoint.name, stored, header)
+        if EVALUATION in changes:
+            _logger.warning(
+                "the evaluation data may be other than at %s, so its numbers cannot be compared: "
+                "the best checkpoint and the patience start again",
+                checkpoint.name,
+            )
     try:
         is_main = trainer.accelerator.is_main_process
         level = logging.WARNING if is_main else logging.DEBUG
@@ -81,6 +90,13 @@ def _change_of_data(
     if stored["order"] != now["order"] and "batch.order" not in changes:
         return "other samples are left out, or have other weights or labels"
     return None if is_same_data(old, new) else f"{old[:16]} -> {new[:16]}"
+
+
+def _is_evaluated_alike(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether the evaluation sets of both are known to have the same samples."""
+    sizes = [each.get("num_samples", [])[1:] for each in (stored, now)]
+    known = now.get("eval_fingerprint")
+    return bool(known) and stored.get("eval_fingerprint") == known and sizes[0] == sizes[1]
 
 
 def _warn_of_changes(checkpoint: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -17,6 +17,9 @@ from .config import RESTARTS_EPOCH, TrainerConfig
 from .evaluation import TEST, Evaluation, check_monitored, groups_of
 from .evaluation_file import is_detail
 
+EVALUATION = "evaluation data"
+"""Stands among the settings that were changed for data whose numbers cannot be compared."""
+
 
 class Progress:
     """What a checkpoint holds of a run besides tensors.
@@ -115,9 +118,11 @@ class Progress:
             self.best = best if (best.metric, best.mode) == self.monitored else None
 
     def go_on_with(self, changes: Collection[str]) -> None:
-        """Drop the requested stop, since settings were changed; some restart the epoch."""
+        """Drop the requested stop, since settings were changed; some restart more than that."""
         if changes:
             self.requested_stop = None
+        if EVALUATION in changes:
+            self.best = None
         if RESTARTS_EPOCH & set(changes):
             self.position = self.position._replace(step_in_epoch=0)
 

@@ -352,3 +352,30 @@ def test_an_eval_step_that_fails_before_training_is_one_line(
     assert "shapes cannot be multiplied" in line
     assert "test_eval_sets.py:" in line
     assert list(tmp_path.glob("checkpoints/*"))
+
+
+class NegativeLoss(MeanLoss):
+    """Is best at first, as training goes on."""
+
+    higher_is_better: ClassVar[Mapping[str, bool]] = {"loss": True}
+
+
+@pytest.mark.parametrize(
+    ("sets", "size", "is_kept"),
+    [("hard", 38, False), ("val", 39, True)],
+    ids=["other evaluation data", "other training data"],
+)
+def test_the_best_so_far_counts_only_for_the_data_that_it_was_measured_on(
+    tmp_path: Path, sets: str, size: int, is_kept: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    same = {"metrics": [NegativeLoss()]}
+    first = train(make_config(tmp_path, max_steps=6), sets=eval_sets("val")["val"], **same)
+    config = make_config(tmp_path, allow=("data",))
+    other = eval_sets(sets)[sets]
+    with caplog.at_level("WARNING"):
+        second = train(config, sets=other, train_set=train_set(size), **same)
+    assert first.best is not None
+    assert second.best is not None
+    assert (second.best == first.best) is is_kept
+    assert ("start again" in caplog.text) is not is_kept
+    assert is_kept or second.best.value in [row["eval/loss"] for row in rows_of(tmp_path)[2:]]

@@ -7,18 +7,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from torch import nn
 
 from accel_trainer import RecipeConfig, RunConfig
 from accel_trainer.checkpoint.format import LoadedCheckpoint
 from accel_trainer.core.errors import CheckpointError
 from accel_trainer.run.config import decisive_values
 from accel_trainer.run.restore import restore_checkpoint
+from accel_trainer.training.progress import EVALUATION
 from accel_trainer.training.trainer import Trainer
 
 CONFIG = RecipeConfig(seed=3)
 NOW: Mapping[str, Any] = {
     "num_samples": [72, 37],
     "data_fingerprint": "sampled:" + "1" * 64,
+    "eval_fingerprint": "sampled:" + "5" * 64,
     "order": "3" * 64,
     "settings": decisive_values(CONFIG),
     "task_fingerprint": "task",
@@ -37,6 +40,7 @@ class Restored:
         self.changes: Sequence[str] | None = None
         self.metadata: dict[str, Any] = {}
         self.accelerator = SimpleNamespace(is_main_process=is_main)
+        self.model = nn.Module()
 
     def restore(self, pieces: Mapping[str, Any], *, changes: Sequence[str]) -> None:
         if self.error is not None:
@@ -89,6 +93,21 @@ def test_a_checkpoint_of_other_data_is_restored_only_if_allowed(
     with pytest.raises(CheckpointError, match=said):
         restore(**stored)
     assert restore(allowed=["data"], **stored) == ["data"]
+
+
+@pytest.mark.parametrize(
+    "evaluated",
+    [
+        {"num_samples": [72, 36]},
+        {"num_samples": [72, 37, 5]},
+        {"eval_fingerprint": "sampled:" + "6" * 64},
+        {"eval_fingerprint": ""},
+        {"eval_fingerprint": None},  # of an older version
+    ],
+)
+def test_numbers_of_other_evaluation_data_do_not_count(evaluated: dict[str, Any]) -> None:
+    stored = {"data_fingerprint": "sampled:" + "2" * 64, **evaluated}
+    assert restore(allowed=["data"], **stored) == ["data", EVALUATION]
 
 
 def test_another_order_follows_from_its_setting_but_other_data_does_not() -> None:
