@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from accel_trainer import BatchConfig, RuntimeConfig, TrainLoader, launch
-from accel_trainer.core.buffers import BufferHistory
+from accel_trainer.core.buffers import StepBuffers
 from accel_trainer.core.types import StepSums
 from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.collectives import shutdown, sum_pairwise
@@ -77,7 +77,7 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
     exact = ExactStrategy(accelerator, seed=0, num_micro_batches=accelerator.num_processes)
     exact_optimizer = torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9)
     exact_model = exact.prepare(twin, {"": exact_optimizer})
-    buffers = BufferHistory(twin)
+    buffers = StepBuffers(twin)
     gradients, number = torch.zeros(sum(p.numel() for p in plain.parameters())), torch.zeros(1)
     is_alone = accelerator.num_processes == 1
 

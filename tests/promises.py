@@ -330,7 +330,7 @@ PROMISES = [
     # --- a run that goes wrong stops, saves or says so ---
     Promise(
         STOPPED,
-        "OptimizerStep._is_bad",
+        "NonfiniteCheck._is_bad",
         "return False",
         "tests/training/test_nonfinite_report.py",
     ),

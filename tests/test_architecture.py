@@ -418,6 +418,7 @@ RULES = {
             ".scaler.step",
         ),
         {
+            "training.nonfinite_check",  # applies an update, or does not
             "training.step",
             "training.step_check",
             "training.strategy.data_parallel",  # a backward that trains nothing

@@ -82,16 +82,21 @@ class BufferCopy:
             copies.append(copied)
 
 
-class BufferHistory:
-    """Copies of a model's buffers from before the current step and from before the previous one.
+class StepBuffers:
+    """A model's buffers, and copies from before the current step and from before the previous one.
 
     Either step may still turn out to be bad.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = buffer_places(model)
+        self.places = buffer_places(model)
         # The newer one is first.
-        self._copies = deque([BufferCopy(self._places), BufferCopy(self._places)])
+        self._copies = deque([BufferCopy(self.places), BufferCopy(self.places)])
+
+    @property
+    def current(self) -> list[Tensor]:
+        """The buffers as they are now."""
+        return buffers_at(self.places)
 
     @property
     def saved(self) -> list[Tensor]:
@@ -106,7 +111,7 @@ class BufferHistory:
 
     def copy_current(self) -> BufferCopy:
         """Return a further copy of the buffers, as they are now."""
-        return BufferCopy(self._places)
+        return BufferCopy(self.places)
 
     def restore(self, *, steps_ago: int = 0) -> None:
         """Restore the buffers from before the current step, or (`steps_ago=1`) the previous one.

@@ -1,1 +1,1 @@
-"""Signals, hangs, lack of memory, and the report of a failure."""
+"""Signals, hangs, and the report of a failure."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
 
-from ..core.buffers import BufferCopy, buffer_places, buffers_at
+from ..core.buffers import BufferCopy, StepBuffers
 
 
 class Recomputation:
@@ -18,26 +17,27 @@ class Recomputation:
     forward and the backward have changed.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._unknown = buffer_places(model)
-        self.copies = [BufferCopy([place]) for place in self._unknown]
+    def __init__(self, buffers: StepBuffers) -> None:
+        self._buffers = buffers
+        self._is_unknown = True
+        self.copies = [BufferCopy([place]) for place in buffers.places]
 
     @contextmanager
-    def undone(self, before: Sequence[Tensor]) -> Iterator[None]:
-        """Run the backward in the block; `before` are the buffers before its forward.
+    def undone(self) -> Iterator[None]:
+        """Run the backward of a micro-batch in the block.
 
         **Host sync** the first time.
         """
         for copied in self.copies:
             copied.take()
         yield
-        if self._unknown:
-            rows = zip(before, self.copies, buffers_at(self._unknown), strict=True)
+        if self._is_unknown:
+            rows = zip(self._buffers.saved, self.copies, self._buffers.current, strict=True)
             self.copies = [
                 copied
                 for old, copied, now in rows
                 if not (torch.equal(old, copied.tensors[0]) or torch.equal(copied.tensors[0], now))
             ]
-            self._unknown = []
+            self._is_unknown = False
         for copied in self.copies:
             copied.put_back()

@@ -9,11 +9,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 
 from ..core.activity import Activity
-from ..core.buffers import BufferHistory
+from ..core.buffers import StepBuffers
 from ..core.errors import ConfigError, listed
 from ..core.parameters import Optimizers, stepped_parameters
 from ..core.rng import seed_update
@@ -22,7 +21,7 @@ from ..core.timing import Stopwatch
 from ..core.train_state import TrainState
 from ..core.types import Batch, Gradients, Position, StepBatch, StepSums, Task
 from ..distributed.collectives import differing_lines
-from ..distributed.streams import has_streams, record_events
+from .nonfinite_check import choose_check
 from .nonfinite_report import NonfiniteReport, PendingUpdate
 from .recomputation import Recomputation
 from .step_check import check_repeats
@@ -37,8 +36,6 @@ Forwards = tuple[list[StepSums], list[Tensor]]
 """What the forwards of a step returned, by micro-batch: their sums, and their samples [B]."""
 
 _NO_CONTEXT = nullcontext()
-# A gradient that overflows even below this scale is NaN or inf, not a float16 overflow.
-_MIN_LOSS_SCALE = 1e-3
 
 
 @dataclass(eq=False)
@@ -49,10 +46,7 @@ class OptimizerStep:
     optimizer would only call torch's and the GradScaler's methods, as is done here, and takes
     nearly as long as the step of a tiny model (accelerate 1.15).
 
-    An update by a gradient that is NaN or inf is not applied. The host waits for the flag that says
-    so only if it must: on an accelerator with streams and with a fused optimizer, the check is
-    deferred unless the run may skip steps. The optimizer's kernel then reads the flag on the device
-    (`found_inf`) and does not apply a bad update, and the host reads the flag one step later.
+    `check` keeps an update by a gradient that is NaN or inf out of the weights.
     """
 
     strategy: Strategy
@@ -68,29 +62,23 @@ class OptimizerStep:
 
     def __post_init__(self) -> None:
         self.data_wait = Stopwatch()
-        self._accelerator = accelerator = self.strategy.accelerator
-        self._buffers = BufferHistory(self.model)
+        self._accelerator = self.strategy.accelerator
+        self._buffers = StepBuffers(self.model)
         self._parameters = stepped_parameters(self.model, self.optimizers)
-        self._recomputation = Recomputation(self.wrapped_model)
+        self._recomputation = Recomputation(self._buffers)
         self._position: Position | None = None
         """Where the step begins whose gradients have been computed; None after their update."""
         self._is_computing = False
         # What the task returns besides losses; None before the first step.
         self._form: set[str] | None = None
-        # Stays 1 until it is reset: while the check is deferred, no later update is applied either.
-        self._found = torch.zeros((), dtype=torch.float32, device=accelerator.device)
-        self._one = torch.ones_like(self._found)
-        self._may_defer = (
-            not self.nonfinite.may_skip
-            and all(
-                group.get("fused")
-                for optimizer in self.optimizers.values()
-                for group in optimizer.param_groups
-            )
-            and has_streams(accelerator.device)
-            and not self.strategy.has_collective_forward
+        check = choose_check(self.strategy, optimizers=self.optimizers, report=self.nonfinite)
+        self.check = check(
+            self.strategy,
+            optimizers=self.optimizers,
+            parameters=[*self._parameters.values()],
+            buffers=self._buffers,
+            report=self.nonfinite,
         )
-        self._pending: tuple[PendingUpdate, Tensor, Callable[[], None]] | None = None
 
     # --- the gradients ---
 
@@ -109,47 +97,58 @@ class OptimizerStep:
         """
         self._refuse_leftovers()
         self._is_computing = True
-        position = step_batch.position
-        is_repeated = position == self._position
-        self._position = position
-        if is_repeated and self._accelerator.scaler is not None:
+        is_first = step_batch.position != self._position
+        self._position = step_batch.position
+        if is_first:
+            gradients = self._compute(step_batch, notify)
+        else:
+            gradients = self._compute_again(step_batch)
+        self._is_computing = False
+        return gradients
+
+    def _compute(self, step_batch: StepBatch, notify: Notify | None) -> Gradients:
+        """Compute the first gradients of a step."""
+        self.strategy.begin(self._buffers)
+        self._buffers.save()
+        every = self.check_every_n_steps
+        if every is None or (step_batch.position.step + 1) % every:
+            return self._collect(step_batch, partial(self._run, step_batch, notify))
+        # A loader may give each micro-batch only once.
+        step_batch = step_batch._replace(micro_batches=[*step_batch.micro_batches])
+        return self._collect(step_batch, partial(self._run_checked, step_batch, notify))
+
+    def _compute_again(self, step_batch: StepBatch) -> Gradients:
+        """Compute gradients from the beginning of the step, such as at changed weights."""
+        if self._accelerator.scaler is not None:
             raise ConfigError(
                 "TRAINER",
                 "compute_gradients is called twice in a step, which does not work with "
                 "--mixed-precision fp16: use bf16",
             )
+        after_first = self._buffers.copy_current()
+        self._restart()
+        gradients = self._collect(step_batch, partial(self._run, step_batch, None))
+        after_first.put_back()
+        return gradients
+
+    def _collect(self, step_batch: StepBatch, run: Callable[[], Forwards]) -> Gradients:
+        """Return the gradients that `run` leaves in the parameters that have the turn."""
         with others_frozen(self.optimizers, step_batch.turn):
-            run = self._run
-            if is_repeated:
-                notify = None
-                after_first = self._buffers.copy_current()
-                self._restart()
-            else:
-                self.strategy.begin(self._buffers)
-                self._buffers.save()
-                every = self.check_every_n_steps
-                if every is not None and (position.step + 1) % every == 0:
-                    # A loader may give each micro-batch only once.
-                    step_batch = step_batch._replace(micro_batches=[*step_batch.micro_batches])
-                    run = self._run_checked
-            micro_sums, sample_ids = run(step_batch, notify)
+            micro_sums, sample_ids = run()
             sums = self._reduce(micro_sums, step_batch)
         if self._accelerator.scaler is not None:
             for optimizer in in_turn(self.optimizers, step_batch.turn).values():
                 # As accelerate's `unscale_gradients` does.
                 self._accelerator.scaler.unscale_(optimizer)
         gradients = self._take_gradients()
-        if is_repeated:
-            after_first.put_back()
         # The same on all processes, unlike in the forwards.
-        seed_update(self.strategy.seed, position.step, self._accelerator.device)
-        self._is_computing = False
+        seed_update(self.strategy.seed, step_batch.position.step, self._accelerator.device)
         losses = [each.loss for each in micro_sums]
         return Gradients(gradients, sums, step_batch, losses, sample_ids)
 
     def _run_checked(self, step_batch: StepBatch, notify: Notify | None) -> Forwards:
         """Run the micro-batches twice, and compare the bits. Observers see the second run."""
-        self.flush()
+        self.check.settle()
         return check_repeats(
             partial(self._run, step_batch, None),
             partial(self._run, step_batch, notify),
@@ -215,7 +214,7 @@ class OptimizerStep:
         del output  # so that the backward can use the memory of what only metrics read
         # Not kept for the next step: a hook on the losses may change it in place.
         gradient = torch.full_like(losses, factor)
-        with self._recomputation.undone(self._buffers.saved):
+        with self._recomputation.undone():
             accelerator.backward(losses, gradient=gradient)
         return sums
 
@@ -320,13 +319,7 @@ class OptimizerStep:
         if self.max_grad_norm is not None:
             grad_norm = local_part(self._clip(self.max_grad_norm))
         update = PendingUpdate(position, gradients.step_batch, gradients.losses)
-        if self._accelerator.scaler is not None:
-            was_skipped = self._step_scaled(update, self._accelerator.scaler)
-        else:
-            was_skipped = self._is_bad(update, grad_norm)
-            if not was_skipped:
-                for optimizer in in_turn(self.optimizers, update.step_batch.turn).values():
-                    optimizer.step()
+        was_skipped = self.check.apply(update, grad_norm)
         self._take_gradients()
         return grad_norm, was_skipped
 
@@ -337,84 +330,3 @@ class OptimizerStep:
         clip = clip_grad_norm_ if is_scaled else self._accelerator.clip_grad_norm_
         # Not those of the model: nothing clears a gradient that no optimizer steps by.
         return clip(self._parameters.values(), max_norm)
-
-    def _step_scaled(self, update: PendingUpdate, scaler: GradScaler) -> bool:
-        """Step the optimizers with loss scaling; return whether the step was skipped.
-
-        An overflow, NaN or inf in a gradient skips it.
-        """
-        # The scaler has looked at the gradients before `train_step` could change them.
-        is_finite = not self._find_nonfinite(None)
-        self._found.zero_()
-        scale = scaler.get_scale()
-        if is_finite:
-            for optimizer in in_turn(self.optimizers, update.step_batch.turn).values():
-                scaler.step(optimizer)
-        scaler.update()
-        if is_finite:
-            return False
-        self._buffers.restore()
-        # NaN or inf in a loss of some process, or after unscaling, which no loss scale fixes.
-        is_bad = ~torch.isfinite(torch.stack([*update.losses])).all()
-        is_bad |= scaler.get_scale() >= scale
-        if self._accelerator.reduce(is_bad.float()) > 0 or scaler.get_scale() < _MIN_LOSS_SCALE:
-            self.nonfinite(update)
-        return True
-
-    def _is_bad(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
-        """Return whether a gradient is NaN or inf, and the optimizers must not be called.
-
-        **Host sync**, unless the check is deferred.
-
-        A deferred check always returns False: they are to be called, and do not apply a bad
-        update. What this call raises is then about the step before.
-        """
-        found = self._find_nonfinite(grad_norm)
-        if self._may_defer:
-            for optimizer in self.optimizers.values():
-                optimizer.found_inf = found  # type: ignore[attr-defined]  # as GradScaler does
-            self.flush(steps_ago=1)
-            flag = self._found.to("cpu", non_blocking=True, copy=True)
-            self._pending = (update, flag, record_events(self._found.device))
-            return False
-        if not found:
-            return False
-        self._found.zero_()
-        self._undo(update)
-        return True
-
-    def _find_nonfinite(self, grad_norm: Tensor | None) -> Tensor:
-        """Return a flag [] on the device: 1 if a gradient is NaN or inf.
-
-        All processes find the same without communication, since gradients were averaged over them.
-        The flag also stays 1 after a bad update that has not been reported yet.
-        """
-        # The norm is NaN or inf if any gradient is.
-        if grad_norm is None:
-            parameters = self._parameters.values()
-            gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
-        else:
-            gradients = [grad_norm]
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
-        return self.strategy.is_on_any_process(self._found)
-
-    def flush(self, *, steps_ago: int = 0) -> None:
-        """Wait for the flag of a deferred check, if one is pending, and read it.
-
-        `steps_ago` is 1 if the step after the checked one has begun.
-
-        Raises:
-            DivergedError: the update was bad.
-        """
-        pending = self._pending
-        self._pending = None
-        if pending is not None:
-            update, flag, wait = pending
-            wait()
-            if flag:
-                self._undo(update, steps_ago=steps_ago)
-
-    def _undo(self, update: PendingUpdate, *, steps_ago: int = 0) -> None:
-        """Undo what the forwards of a bad step changed, and report it. **Collective.**"""
-        self._buffers.restore(steps_ago=steps_ago)
-        self.nonfinite(update)

@@ -104,7 +104,7 @@ class Trainer:
         self.log = Log(self._run_folder, step.activity, self.accelerator.is_main_process)
         loop = LoopState(self._progress, step.nonfinite, self._callback_runner, self.log)
         self._states = self._trained.extended({"trainer": loop})
-        self._saved_best: BestCheckpoint | None = None
+        self._saved_position: TrainState | None = None
         self.metadata: dict[str, Any] = {}
         """Plain JSON values that every checkpoint stores; those of the main process count."""
         self.result: RunResult | None = None
@@ -153,63 +153,66 @@ class Trainer:
 
     def _steps(self) -> Generator[StepReport]:
         """Train, evaluate and save until nothing is left or something stops the run."""
-        while not self._stop_flag.agreed.is_preemption:
-            if self._is_epoch_end:
-                self._end_epoch()
-            elif self._is_evaluation_due:  # a stop came before it, or during it
-                self._evaluate_within_epoch()
-            elif self.is_finished or self._stop_flag.agreed:
-                break
-            else:
-                yield from self._train_epoch()
-                if not (self._is_epoch_end or self.is_finished or self._stop_flag.agreed):
-                    self._save()
-                    step = self.state.optimizer_step
-                    raise DataError(
-                        "DATA_STREAM",
-                        f"the training data ended after step {step}, which is saved, but the run "
-                        "has more steps: yield more samples"
-                        + f", or end the run here with --steps {step} --allow-change "
-                        "trainer.num_steps" * (step > 0),
-                    )
+        while self._at_boundary():
+            yield from self._train_epoch()
+
+    def _at_boundary(self) -> bool:
+        """Evaluate and save what is due between two steps; return whether another step follows."""
+        if self._stop_flag.agreed.is_preemption:
+            return False
+        if self._is_epoch_end:
+            self._end_epoch()
+        elif self._is_evaluation_due:  # perhaps a stop came before it, or during it
+            self._evaluate_within_epoch()
+        elif self._goes_on and self._is_save_due:
+            self._save()
+        return self._goes_on
 
     def _train_epoch(self) -> Generator[StepReport]:
-        """Train on what is left of the epoch, until something stops the run."""
+        """Train to the end of the epoch, or to a boundary in it that no step follows."""
         set_training_mode(self._step.wrapped_model)
         state = self.state
         step_batches = self.loader.step_batches(state.epoch, state.step_in_epoch)
         for step_batch in self._step.data_wait.around(step_batches):
-            before = self.state.optimizer_step
-            self._inspector.step()
-            report = self.train_step(step_batch)
-            self._inspector.stepped()
-            if not isinstance(report, StepReport):
-                raise ConfigError(
-                    "TRAINER",
-                    f"train_step returned {describe_tensor(report)}: "
-                    "return what super().train_step(step_batch) returns",
-                )
-            if (num_steps := self.state.optimizer_step - before) != 1:
-                raise ConfigError(
-                    "TRAINER",
-                    f"train_step took {num_steps} steps for a step batch: call apply_gradients or "
-                    "super().train_step once. For several backward passes call compute_gradients "
-                    "more than once; for larger batches use --accumulate; to train networks in "
-                    "turn, give each an optimizer by name, and the task a method turn",
-                )
-            self._notify("on_step_end", report)
-            self._inspector = self._inspector.boundary(report)
-            yield report
-            if self._stop_flag.poll() or self._progress.requested_stop:
-                break
-            if self._is_epoch_end:
-                continue
-            if self._is_evaluation_due:
-                self._evaluate_within_epoch()
-            elif self._is_save_due:
-                self._save()
-            if self._stop_flag.agreed or self.is_finished:
-                break
+            yield self._take_step(step_batch)
+            self._stop_flag.poll()
+            # The end of an epoch comes once its batches have ended.
+            if not (self._is_epoch_end or self._at_boundary()):
+                return
+        if not self._is_epoch_end:
+            self._save()
+            step = self.state.optimizer_step
+            raise DataError(
+                "DATA_STREAM",
+                f"the training data ended after step {step}, which is saved, but the run "
+                "has more steps: yield more samples"
+                + f", or end the run here with --steps {step} --allow-change trainer.num_steps"
+                * (step > 0),
+            )
+
+    def _take_step(self, step_batch: StepBatch) -> StepReport:
+        """Take one step, and show it to the hooks. Raises ConfigError if `train_step` does not."""
+        before = self.state.optimizer_step
+        self._inspector.step()
+        report = self.train_step(step_batch)
+        self._inspector.stepped()
+        if not isinstance(report, StepReport):
+            raise ConfigError(
+                "TRAINER",
+                f"train_step returned {describe_tensor(report)}: "
+                "return what super().train_step(step_batch) returns",
+            )
+        if (num_steps := self.state.optimizer_step - before) != 1:
+            raise ConfigError(
+                "TRAINER",
+                f"train_step took {num_steps} steps for a step batch: call apply_gradients or "
+                "super().train_step once. For several backward passes call compute_gradients "
+                "more than once; for larger batches use --accumulate; to train networks in "
+                "turn, give each an optimizer by name, and the task a method turn",
+            )
+        self._notify("on_step_end", report)
+        self._inspector = self._inspector.boundary(report)
+        return report
 
     def train_step(self, step_batch: StepBatch) -> StepReport:
         """Take one optimizer step by the mean loss over the step batch of all processes.
@@ -363,8 +366,8 @@ class Trainer:
     def _save(self) -> None:
         """Pass a checkpoint of the current position to the writer. **Collective.**"""
         self._stop_flag.is_save_agreed = False
-        self._saved_best = self.best
-        self._step.flush()
+        self._saved_position = self.state
+        self._step.check.settle()
         with self._activity.during("disk"):
             self._checkpointer.wait()
         with self._activity.during("save"):
@@ -396,7 +399,7 @@ class Trainer:
         self._states.load_state_dict(pieces, changes=changes)
         self._progress.go_on_with(changes)
         self._move_to(self.state)
-        self._saved_best = self.best
+        self._saved_position = self.state
         if self.accelerator.is_main_process:
             for name in sorted(pieces.keys() - self._states.parts.keys()):
                 _logger.warning(
@@ -462,6 +465,10 @@ class Trainer:
         return self._progress.end_reason is not None
 
     @property
+    def _goes_on(self) -> bool:
+        return not (self.is_finished or self._stop_flag.agreed)
+
+    @property
     def _is_epoch_end(self) -> bool:
         return self.state.step_in_epoch >= self.loader.plan.steps_per_epoch
 
@@ -476,8 +483,9 @@ class Trainer:
 
     @property
     def _is_save_due(self) -> bool:
-        return (
-            self._progress.best is not self._saved_best
+        best = self._progress.best
+        return self.state != self._saved_position and (
+            (best is not None and best.name == checkpoint_name(self.state))
             or (self._config.num_steps is not None and self._progress.is_evaluated)
             or self._checkpointer.config.is_due(self.state)
             or self._stop_flag.is_save_agreed

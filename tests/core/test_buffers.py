@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from accel_trainer.core.buffers import BufferCopy, BufferHistory, buffer_places, buffers_at
+from accel_trainer.core.buffers import BufferCopy, StepBuffers, buffer_places, buffers_at
 
 
 class Counted(nn.Module):
@@ -81,7 +81,7 @@ def forward(model: Counted, value: float) -> Tensor:
 
 def test_the_history_of_buffers_goes_back_one_step_or_two() -> None:
     model = Counted()
-    history = BufferHistory(model)
+    history = StepBuffers(model)
     for value in (1.0, 2.0, 3.0):
         history.save()
         forward(model, value)

@@ -32,8 +32,8 @@ from accel_trainer import (
 )
 from accel_trainer.checkpoint.serialization import encode
 from accel_trainer.lab.replay import command as replay
+from accel_trainer.training.nonfinite_check import NonfiniteCheck
 from accel_trainer.training.nonfinite_report import skips_too_often
-from accel_trainer.training.step import OptimizerStep
 
 from .. import processes, workload
 from ..changing_net import ChangingNet
@@ -241,7 +241,7 @@ def test_a_mask_of_minus_infinity_is_saved_and_resumed(tmp_path: Path) -> None:
 def test_weights_that_a_guard_let_pass_are_in_no_checkpoint_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OptimizerStep, "_is_bad", lambda *unused: False)
+    monkeypatch.setattr(NonfiniteCheck, "_is_bad", lambda *unused: False)
     with pytest.raises(DivergedError, match="CKPT_NONFINITE"):
         run(tmp_path, policy="stop")
     assert newest_and_finite(tmp_path) < "step-0000000005"

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from ...core.buffers import BufferHistory, Place, buffer_places, buffers_at
+from ...core.buffers import StepBuffers
 from ...core.parameters import Optimizers, stepped_parameters
 from ...core.registry import Pieces
 from ...core.rng import fold_in, seed_generators
@@ -45,7 +45,6 @@ class Strategy:
         # An average divides the sum over the processes by their number.
         self.gradient_factor = self.accelerator.num_processes
         self._forward_key = fold_in(self.seed, self.accelerator.process_index)
-        self._shared_buffers: Sequence[Place] = ()
 
     # --- the model and its state ---
 
@@ -79,7 +78,6 @@ class Strategy:
             broadcast_from_main([parameter], self.accelerator)
         broadcast_from_main([*model.buffers()], self.accelerator)
         self._parameters = [*stepped_parameters(model, optimizers).values()]
-        self._shared_buffers = buffer_places(model)
         return model
 
     def gather(self, pieces: Pieces) -> dict[str, Any]:
@@ -92,13 +90,12 @@ class Strategy:
 
     # --- a step ---
 
-    def begin(self, buffers: BufferHistory) -> None:
+    def begin(self, buffers: StepBuffers) -> None:
         """Begin the micro-batches of a step, whose `buffers` are those at its beginning.
 
-        The main process's, which a checkpoint stores, are copied to all, unless DDP does that
-        before the first forward. **Collective** then.
+        The main process's, which a checkpoint stores, are copied to all. **Collective.**
         """
-        broadcast_from_main(buffers_at(self._shared_buffers), self.accelerator)
+        broadcast_from_main(buffers.current, self.accelerator)
 
     def begin_forward(self, optimizer_step: int, index: int) -> None:
         """Seed what is random in the forward of micro-batch `index` of this process.

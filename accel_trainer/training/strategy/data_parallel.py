@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...core.buffers import StepBuffers
 from ...core.errors import ConfigError, listed
 from ...core.parameters import Optimizers
 from .base import Strategy
@@ -33,6 +34,9 @@ class DataParallelStrategy(Strategy):
             self._trained = {each for each in model.parameters() if each.requires_grad}
             settle_buckets(prepared)
         return prepared  # type: ignore[no-any-return]  # accelerate is untyped
+
+    def begin(self, buffers: StepBuffers) -> None:
+        """Begin the micro-batches of a step: DDP copies buffers before the first forward."""
 
     def end_backward(self, num_samples: int) -> None:
         """Check, in the last micro-batch of a step, that DDP has averaged the gradients.

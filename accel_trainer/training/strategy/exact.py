@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 
-from ...core.buffers import BufferHistory, buffer_places, buffers_at
+from ...core.buffers import StepBuffers
 from ...core.errors import ConfigError
 from ...core.pairwise import PairwiseSum, sum_rows
 from ...core.parameters import Optimizers
@@ -69,9 +69,8 @@ class ExactStrategy(Strategy):
         # A forward may update a copy of the weights before it reads them: in the first step that
         # copy does not change yet.
         self._num_checks_left = 2
-        self._places = buffer_places(model)
-        self._names = [name for name, _ in model.named_buffers()]
-        buffers = self._buffers()
+        buffers = dict(model.named_buffers())
+        self._names = [*buffers]
         self._counters = [
             name
             for name, buffer in buffers.items()
@@ -89,9 +88,9 @@ class ExactStrategy(Strategy):
                 )
         return model
 
-    def begin(self, buffers: BufferHistory) -> None:
+    def begin(self, buffers: StepBuffers) -> None:
         """Begin the micro-batches of a step, which all start from these `buffers`."""
-        self._history = buffers
+        self._buffers = buffers
         self._tree = PairwiseSum()
         self._has_gradient = [False] * len(self._parameters)
         self._changes: list[Tensor] = []
@@ -99,7 +98,7 @@ class ExactStrategy(Strategy):
 
     def begin_forward(self, optimizer_step: int, index: int) -> None:
         """Restore the buffers, and seed by the step and the micro-batch's place in it."""
-        self._history.restore()
+        self._buffers.restore()
         super().begin_forward(optimizer_step, self._offset + index)
 
     @torch.no_grad()
@@ -108,8 +107,8 @@ class ExactStrategy(Strategy):
 
         Without samples, zeros and the statistics from the beginning of the step take their place.
         """
-        before = self._by_name(self._history.saved)
-        now = self._buffers() if num_samples else before
+        before = self._by_name(self._buffers.saved)
+        now = self._by_name(self._buffers.current) if num_samples else before
         gradients = []
         for index, parameter in enumerate(self._parameters):
             gradient = parameter.grad if num_samples else None
@@ -149,8 +148,8 @@ class ExactStrategy(Strategy):
         rows = zip(self._parameters, totals[:num_parameters], has_gradient, strict=True)
         for parameter, gradient, has_one in rows:
             parameter.grad = gradient if has_one else None
-        self._history.restore()
-        buffers = self._buffers()
+        self._buffers.restore()
+        buffers = self._by_name(self._buffers.current)
         for name, total in zip(self._statistics, totals[num_parameters:], strict=True):
             if buffers[name].shape != total.shape:
                 raise ConfigError(
@@ -164,9 +163,6 @@ class ExactStrategy(Strategy):
         if not self.accelerator.is_main_process:
             sums = recursively_apply(torch.zeros_like, sums)
         return sums, num_items
-
-    def _buffers(self) -> dict[str, Tensor]:
-        return self._by_name(buffers_at(self._places))
 
     def _by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip(self._names, tensors, strict=True))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ...core.buffers import buffer_places
 from ...core.errors import ConfigError
 from ...core.parameters import Optimizers
 from ...core.registry import Pieces
@@ -60,7 +59,6 @@ class ShardedStrategy(Strategy):
         """
         optimizer = optimizers[""]
         fsdp.reject_optimizer(optimizer)
-        self._shared_buffers = buffer_places(model)
         with fsdp.own_units(model):
             prepared, _ = self.accelerator.prepare(model, optimizer)
         # "_fused_sgd_ does not have a sharding strategy" (torch 2.13).

@@ -30,7 +30,7 @@ from accel_trainer import (
     StepOutput,
 )
 from accel_trainer.core.batch_plan import BatchPlan
-from accel_trainer.core.buffers import BufferHistory
+from accel_trainer.core.buffers import StepBuffers
 from accel_trainer.core.digest import digest_of
 from accel_trainer.core.pairwise import PairwiseSum
 from accel_trainer.distributed.collectives import sum_pairwise
@@ -405,7 +405,7 @@ def test_a_pointer_moves_once_a_step_and_a_flag_is_kept() -> None:
     model = Pointing()
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=4)
     model = strategy.prepare(model, {"": torch.optim.SGD(model.parameters(), lr=0.1)})
-    buffers = BufferHistory(model)
+    buffers = StepBuffers(model)
     for pointer, flag in ((1, True), (4, True), (7, True), (2, True)):
         strategy.begin(buffers)
         buffers.save()
@@ -434,7 +434,7 @@ def test_a_buffer_that_grows_is_refused_by_name() -> None:
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
     model = Growing()
     model = strategy.prepare(model, {"": torch.optim.SGD(model.parameters(), lr=0.1)})
-    strategy.begin(BufferHistory(model))
+    strategy.begin(StepBuffers(model))
     for index in (0, 1):
         strategy.begin_forward(0, index)
         model(torch.ones(3, 2)).sum().backward()
@@ -525,7 +525,7 @@ class Counted(nn.Linear):
 
 
 def take_steps(strategy: ExactStrategy, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    buffers = BufferHistory(model)
+    buffers = StepBuffers(model)
     for step in range(2):
         strategy.begin(buffers)
         buffers.save()
@@ -558,7 +558,7 @@ def take_turns(folder: Path) -> None:
         strategy = ExactStrategy(accelerator, seed=0, num_micro_batches=4)
         optimizer = torch.optim.Adam(net.parameters(), lr=0.1, weight_decay=0.1)
         strategy.prepare(net, {"": optimizer})
-        buffers = BufferHistory(net)
+        buffers = StepBuffers(net)
         num_local = 4 // accelerator.num_processes
         for step in range(12):
             draw = random.Random(step)
@@ -599,7 +599,7 @@ def test_the_changes_of_a_flag_do_not_add_up() -> None:
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
     model = Seen()
     strategy.prepare(model, {"": torch.optim.SGD(model.parameters(), lr=0.1)})
-    buffers = BufferHistory(model)
+    buffers = StepBuffers(model)
     strategy.begin(buffers)
     buffers.save()
     for index in (0, 1):
