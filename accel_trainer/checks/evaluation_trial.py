@@ -11,13 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..core.errors import UserError
-from ..core.types import Metric, Position
+from ..core.errors import DataError, UserError
+from ..core.types import Metric, Position, Task, eval_step_of
 from ..core.user_code import describe_error
 from ..fault_tolerance.preemption import StopFlag
 from ..training.evaluation import EvaluationFailed, EvaluationRefused
 from ..training.evaluator import Evaluator, check_counted, compute, join
-from ..training.targets import check_extremes
 from .coupling import warn_if_coupled
 from .trial_copy import trial_copy
 
@@ -84,7 +83,7 @@ class EvaluationTrial:
             join(results, _compute_of_few(metric, sums.cpu()))
         if measured.output is not None and isinstance(measured.output.outputs, Tensor):
             for loader in (self.train_loader, evaluator.loader):
-                check_extremes(loader, task, measured.output.outputs)
+                _check_extremes(loader, task, measured.output.outputs)
         if self.train_loader is not None and not evaluator.has_collective_forward:
             warn_if_coupled(task, model, batches, level)
         return results
@@ -100,3 +99,20 @@ def _compute_of_few(metric: Metric, sums: Tensor) -> dict[str, Any]:
         if isinstance(failure, EvaluationRefused) and sums.any():  # else they may have no items
             raise
         return dict.fromkeys(metric.higher_is_better)
+
+
+def _check_extremes(loader: Any, task: Task, outputs: Tensor) -> None:
+    """Check the smallest and the largest labels that a `loader` has at hand, on the CPU.
+
+    `outputs` [B, ...] are some of the model: their values do not matter here.
+
+    Raises DataError if `task` cannot use a label.
+    """
+    try:
+        batch = loader.extremes()
+        answers = outputs[:1].cpu().expand(len(batch), *outputs.shape[1:])
+        eval_step_of(task)(lambda *_, **__: answers, batch)  # type: ignore[arg-type]
+    except DataError:
+        raise
+    except Exception:  # no labels are at hand, or the task needs more than a forward
+        return

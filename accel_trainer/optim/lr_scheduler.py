@@ -9,21 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby, pairwise
 from typing import Literal
 
 import torch
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, CyclicLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.config import FRACTION, INSIDE_ONE, NOT_NEGATIVE
 from ..core.errors import ConfigError
 from ..core.learning_rate import Decay, Schedule
 from ..core.user_code import describe_error
-
-_CYCLIC = (CosineAnnealingWarmRestarts, CyclicLR)
-_MANY_RISES = 2
-_MAX_JUDGED = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,33 +179,6 @@ def schedule_from_torch(
     have no effect.
     """
     return TorchSchedule(factory, learning_rate=learning_rate)
-
-
-def describe_misfit(schedule: Schedule | None, *, num_steps: int) -> str | None:
-    """Return a warning if a scheduler of torch was probably not made for the `num_steps` here.
-
-    One that is meant to step once an epoch soon reaches 0, or rises and falls too often, other than
-    by restarts: jumps in one step after a fall of several. Of a long run, the first steps are
-    looked at.
-    """
-    if not isinstance(schedule, TorchSchedule) or isinstance(schedule.scheduler, _CYCLIC):
-        return None
-    num_steps = min(num_steps, _MAX_JUDGED)
-    rates = [schedule(step) for step in range(num_steps)]
-    peak = max(rates, default=0.0) or 1.0
-    shape = [round(rate / peak, 9) for rate in rates]
-    fact = "the learning rate changes after each step, not after each epoch, and"
-    fix = "set the lengths of the schedule in steps, such as its T_max"
-    if 2 * (num_low := sum(rate < 1e-6 * peak for rate in rates)) > num_steps:
-        return f"{fact} is below a millionth of its peak in {num_low} of {num_steps} steps: {fix}"
-    rises = [after > before for before, after in pairwise(shape) if after != before]
-    runs = [(is_rise, len([*steps])) for is_rise, steps in groupby(rises)]
-    num_rises = sum(
-        is_rise and (up > 1 or down == 1) for (_, down), (is_rise, up) in pairwise(runs)
-    )
-    if num_rises < _MANY_RISES:
-        return None
-    return f"{fact} rises and falls {num_rises} times in {num_steps} steps: {fix}"
 
 
 def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:

@@ -37,6 +37,7 @@ from ..checks.parts import (
 )
 from ..checks.reader_trial import try_reader
 from ..checks.rehearsal import Rehearsal
+from ..checks.schedules import describe_misfit
 from ..checks.subject import Subject
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
@@ -52,7 +53,6 @@ from ..data.fingerprint import describe_fingerprint
 from ..data.loader import DEFAULT_OPTIONS, DatasetOptions
 from ..distributed.accelerator import describe_machine, library_versions
 from ..distributed.collectives import run_on_main
-from ..optim.lr_scheduler import describe_misfit
 from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.assembly import assemble
 from ..training.callback_runner import named

@@ -6,12 +6,11 @@ Legend: B batch.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor
 
 from ..core.errors import DataError
-from ..core.types import Batch, Task, eval_step_of
+from ..core.types import Batch
 
 
 def rows_of(values: Tensor) -> Tensor:
@@ -56,20 +55,3 @@ def trust_labels(batch: Batch, num_classes: int, ignored: int | None = None) -> 
         f"but the classes are 0 to {num_classes - 1}: correct it, leave the sample out, or, if it "
         "means that there is no label, set ClassificationTask(ignore_index={})",
     )
-
-
-def check_extremes(loader: Any, task: Task, outputs: Tensor) -> None:
-    """Check the smallest and the largest labels that a `loader` has at hand, on the CPU.
-
-    `outputs` [B, ...] are some of the model: their values do not matter here.
-
-    Raises DataError if `task` cannot use a label.
-    """
-    try:
-        batch = loader.extremes()
-        answers = outputs[:1].cpu().expand(len(batch), *outputs.shape[1:])
-        eval_step_of(task)(lambda *_, **__: answers, batch)  # type: ignore[arg-type]
-    except DataError:
-        raise
-    except Exception:  # no labels are at hand, or the task needs more than a forward
-        return
