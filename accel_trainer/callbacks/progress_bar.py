@@ -29,6 +29,9 @@ from .metrics_file import Row
 
 # The loss stands before the speed: tqdm cuts off what does not fit on a narrow terminal.
 _FORMAT = "{desc} |{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}  {rate_fmt}"
+_NUM_FIRST = 3  # steps, which allocate, compile and are checked
+_MEASURED_S = 10.0
+_MIN_LEFT_S = 120.0  # of what is worth a line
 _MIN_WIDTH = 10  # of a column, for a number such as -1.234e-05
 
 
@@ -40,7 +43,8 @@ class ProgressBar(Callback):
     a recent step, of the samples of this process.
 
     The time left is estimated from the mean time of a step in this attempt, including logs, saves
-    and evaluations. With `is_quiet`, as on all processes but the main one, it shows nothing.
+    and evaluations. Once the first steps are over, one line says what all take, unless that is
+    short. With `is_quiet`, as on all processes but the main one, it shows nothing.
 
     Ctrl-C says what happens next. `checkpoints` is the folder of the run's checkpoints.
     """
@@ -57,6 +61,8 @@ class ProgressBar(Callback):
         self._terminal = ExitStack()
         self._loss = ""  # of the last `train` row, if the table does not have it yet
         self._head = ""
+        self._measured_from: tuple[int, float] | None = None  # a step, and when it ended
+        self._has_told_time = False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Show what is about to run, and where it starts."""
@@ -97,10 +103,32 @@ class ProgressBar(Callback):
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Move the bar. **Host sync** when it is drawn."""
+        if not self._has_told_time:
+            self._tell_time(report.optimizer_step)
         self._bar.set_description_str(self._epoch(report.epoch + 1), refresh=False)
         if self._bar.update():  # it was drawn
             loss = loss_of(report, is_exact=trainer.loader.plan.reduce == "exact")
             self._bar.set_postfix_str(f"loss {loss:.4g}")
+
+    def _tell_time(self, step: int) -> None:
+        """Say once what the remaining steps take, as soon as enough of them were measured."""
+        now_s = time.monotonic()
+        if self._measured_from is None:
+            if step == self._first_step + _NUM_FIRST:
+                self._measured_from = step, now_s
+            return
+        first, start_s = self._measured_from
+        if now_s - start_s < _MEASURED_S:
+            return
+        self._has_told_time = True
+        step_s = (now_s - start_s) / (step - first)
+        left_s = step_s * (self._num_steps - step)
+        if self._of and left_s >= _MIN_LEFT_S and self.config.hours is None:
+            self.write(
+                f"about {tqdm.format_interval(left_s)} for the remaining "
+                f"{counted(self._num_steps - step, 'step')} ({step_s:.2g} s each), and evaluations "
+                "and checkpoints on top"
+            )
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Add the epoch to the table if no evaluation has."""

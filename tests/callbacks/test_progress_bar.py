@@ -10,6 +10,8 @@ import re
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,9 +26,13 @@ from accel_trainer import (
     StepOutput,
     StepReport,
     Trainer,
+    TrainerConfig,
 )
-from accel_trainer.callbacks.progress_bar import loss_of
+from accel_trainer.callbacks import progress_bar
+from accel_trainer.callbacks.progress_bar import ProgressBar, loss_of
+from accel_trainer.core.batch_plan import ENDLESS
 from accel_trainer.core.errors import ExitCode
+from accel_trainer.core.train_state import TrainState
 
 from .. import processes, terminal, workload
 from ..variants import slow, slow_but
@@ -121,6 +127,44 @@ def test_the_steps_that_will_be_taken_are_announced(
 ) -> None:
     job = processes.run(attempt, tmp_path / "run", 0, False, max_steps, folder=tmp_path / "logs")
     assert job.output().splitlines()[1].endswith(f", 2 epochs, {said}")
+
+
+@pytest.mark.parametrize(
+    ("step_s", "num_steps", "first_step", "said"),
+    [
+        (0.5, 1_003, 0, "about 08:10 for the remaining 980 steps (0.5 s each)"),
+        (0.5, 1_003, 500, "about 04:00 for the remaining 480 steps (0.5 s each)"),
+        (30.0, 100, 0, "about 48:00 for the remaining 96 steps (30 s each)"),
+        (0.5, 200, 0, None),  # it is over in a minute and a half
+        (0.5, ENDLESS, 0, None),
+    ],
+)
+def test_what_a_run_takes_is_said_once_after_its_first_steps(
+    step_s: float,
+    num_steps: int,
+    first_step: int,
+    said: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    config = TrainerConfig(num_epochs=None, num_steps=num_steps)
+    flag: Any = SimpleNamespace()
+    bar = ProgressBar(config, banner="", is_quiet=False, stop_flag=flag, checkpoints=tmp_path)
+    plan = SimpleNamespace(steps_per_epoch=1_000_000)
+    state = TrainState(first_step, 0, first_step)
+    trainer: Any = SimpleNamespace(
+        best=None, state=state, loader=SimpleNamespace(plan=plan), is_finished=False
+    )
+    bar.on_fit_start(trainer)
+    clock.now = 60.0  # of compilation, in the first steps
+    for step in range(first_step + 1, min(num_steps, first_step + 100) + 1):
+        clock.now += step_s
+        bar.on_step_end(trainer, cast(StepReport, SimpleNamespace(optimizer_step=step, epoch=0)))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "remaining" in line]
+    assert [line.partition(",")[0] for line in lines] == [said] * (said is not None)
 
 
 def test_quiet_still_prints_warnings(tmp_path: Path) -> None:
