@@ -22,7 +22,7 @@ from ..core.rng import preserved_generators
 from ..core.run_dir import writes_to
 from ..core.train_state import BestCheckpoint, TrainState, Weights, checkpoint_name
 from ..core.user_code import describe_error
-from .onnx import ONNX_FILES, OnnxExport, OnnxFiles
+from .onnx import OnnxExport, OnnxFiles
 
 _logger = logging.getLogger(__name__)
 
@@ -87,15 +87,11 @@ class Exporter(Callback):
             for name, data in files.contents.items():
                 filesystem.write_file_atomic(self._folder / name, data)
             config |= files.config
-        elif (earlier := self._earlier_config()).get("sha256") == config["sha256"]:
-            kept = ("onnx", *ONNX_FILES.values())
-            config |= {key: earlier[key] for key in kept if key in earlier}
+        with suppress(OSError, ValueError):  # the files of the same weights are still theirs
+            earlier = read_json_object(self._folder / "config.json")
+            if earlier.get("sha256") == config["sha256"]:
+                config = earlier | config
         write_json(self._folder / "config.json", config)
-
-    def _earlier_config(self) -> dict[str, Any]:
-        with suppress(OSError, ValueError):
-            return read_json_object(self._folder / "config.json")
-        return {}
 
     def _convert(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> OnnxFiles:
         """Return the ONNX files; none, with a warning, if the model cannot be converted."""

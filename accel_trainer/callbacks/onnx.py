@@ -29,6 +29,10 @@ _VALUES = {
 """What the input and the output of a classifier of images are, by their names."""
 
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a model's forward."""
+
+
 class OnnxFiles(NamedTuple):
     """What `--onnx` adds to an export."""
 
@@ -46,30 +50,27 @@ class OnnxExport(NamedTuple):
     task: Task
     loader: EvalSource
 
-    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call(self) -> Call:
         """Return the arguments with which the task calls the model for some samples."""
         batch = next(batch for batch in self.loader.batches() if len(batch))
         # The exporter takes an axis of size 1 for a constant: a small batch is repeated.
         some = torch.arange(_EXAMPLE_SIZE) % len(batch)
         batch = batch.map(lambda tensor: tensor[some].to("cpu"))
-        calls: list[Any] = []
+        calls: list[Call] = []
         model = self.model.eval()
         with model.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True):
             eval_step_of(self.task)(model, batch)
-        args, kwargs = calls[0]
-        return args, kwargs
+        return calls[0]
 
     def files(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> OnnxFiles:
         """Return the files of the model with these weights, as `write_onnx`."""
         load_weights(self.model, weights)
         call = self.call()
         evaluated = getattr(self.task, "evaluated", lambda model: model)
-        return write_onnx(evaluated(self.model), *call, config=config)
+        return write_onnx(evaluated(self.model), call, config)
 
 
-def write_onnx(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, config: Mapping[str, Any]
-) -> OnnxFiles:
+def write_onnx(model: nn.Module, call: Call, config: Mapping[str, Any]) -> OnnxFiles:
     """Return the files for batches of any size, with this call of the model as the example.
 
     `config` is the `config.json` of the export: its classes and its normalisation are in the ONNX
@@ -80,12 +81,12 @@ def write_onnx(
     with warnings.catch_warnings(), torch.no_grad():
         # The exporter causes warnings about torch's internals (torch 2.13).
         warnings.simplefilter("ignore")
-        inputs = _tensors((args, kwargs))
-        outputs = _tensors(model.eval()(*args, **kwargs))
+        inputs = _tensors(call)
+        outputs = _tensors(model.eval()(*call[0], **call[1]))
         is_classifier = {"normalization", "class_names"} <= config.keys()
         values = _VALUES if is_classifier and len(inputs) == len(outputs) == 1 else {}
         program = torch.onnx.export(
-            _traced(model, args, kwargs, inputs),
+            _traced(model, call, inputs),
             verbose=False,
             input_names=[*values][:1] or None,
             output_names=[*values][1:] or None,
@@ -107,20 +108,16 @@ def write_onnx(
     example = safetensors.torch.save(dict(zip(sizes, copies, strict=True)))
     files = dict(zip(ONNX_FILES, (proto.SerializeToString(), example), strict=True))
     hashes = {ONNX_FILES[name]: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    return OnnxFiles(files, {**hashes, "onnx": values} if values else hashes)
+    return OnnxFiles(files, {**hashes, "onnx": values})
 
 
-def _traced(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[Tensor]
-) -> torch.export.ExportedProgram:
+def _traced(model: nn.Module, call: Call, inputs: Sequence[Tensor]) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch")
     shapes = torch.export.ShapesCollection()
     for tensor in inputs:
         others = {axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1}
         shapes[tensor] = others | ({0: batch} if tensor.ndim else {})
-    return torch.export.export(
-        model, args, kwargs, dynamic_shapes=shapes.dynamic_shapes(model, args, kwargs)
-    )
+    return torch.export.export(model, *call, dynamic_shapes=shapes.dynamic_shapes(model, *call))
 
 
 def _tensors(data: Any) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -61,8 +62,7 @@ class ProgressBar(Callback):
         self._terminal = ExitStack()
         self._loss = ""  # of the last `train` row, if the table does not have it yet
         self._head = ""
-        self._measured_from: tuple[int, float] | None = None  # a step, and when it ended
-        self._has_told_time = False
+        self._timed_from_s = math.inf  # until the first steps are over, and once the time is said
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Show what is about to run, and where it starts."""
@@ -103,32 +103,24 @@ class ProgressBar(Callback):
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Move the bar. **Host sync** when it is drawn."""
-        if not self._has_told_time:
-            self._tell_time(report.optimizer_step)
+        self._tell_time(report.optimizer_step)
         self._bar.set_description_str(self._epoch(report.epoch + 1), refresh=False)
         if self._bar.update():  # it was drawn
             loss = loss_of(report, is_exact=trainer.loader.plan.reduce == "exact")
             self._bar.set_postfix_str(f"loss {loss:.4g}")
 
     def _tell_time(self, step: int) -> None:
-        """Say once what the remaining steps take, as soon as enough of them were measured."""
-        now_s = time.monotonic()
-        if self._measured_from is None:
-            if step == self._first_step + _NUM_FIRST:
-                self._measured_from = step, now_s
-            return
-        first, start_s = self._measured_from
-        if now_s - start_s < _MEASURED_S:
-            return
-        self._has_told_time = True
-        step_s = (now_s - start_s) / (step - first)
-        left_s = step_s * (self._num_steps - step)
-        if self._of and left_s >= _MIN_LEFT_S and self.config.hours is None:
-            self.write(
-                f"about {tqdm.format_interval(left_s)} for the remaining "
-                f"{counted(self._num_steps - step, 'step')} ({step_s:.2g} s each), and evaluations "
-                "and checkpoints on top"
-            )
+        """Say what the remaining steps take as soon as enough were timed, once."""
+        timed, now_s = step - self._first_step - _NUM_FIRST, time.monotonic()
+        if timed == 0:
+            self._timed_from_s = now_s
+        elif (spent_s := now_s - self._timed_from_s) >= _MEASURED_S:
+            self._timed_from_s = math.inf
+            num_left = self._num_steps - step
+            left_s = spent_s / timed * num_left
+            if self._of and left_s >= _MIN_LEFT_S:
+                about = f"about {tqdm.format_interval(left_s)} for {counted(num_left, 'more step')}"
+                self.write(f"{about}, evaluations and checkpoints not included")
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Add the epoch to the table if no evaluation has."""

@@ -23,7 +23,7 @@ CONFIG = {"model": "net", "num_classes": 3}
 
 
 def trainer() -> TrainerView:
-    return cast(TrainerView, SimpleNamespace())
+    return cast(TrainerView, SimpleNamespace(model=nn.Module()))
 
 
 @pytest.fixture

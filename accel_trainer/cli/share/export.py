@@ -96,7 +96,7 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
         config = read_export_content(source) | {"evaluation": evaluation_of(run)}
         files = _files_of_model(source, config, with_onnx)
     metrics = reported_metrics(run, config)
-    if config.keys() & {"eval_transform", "model", "onnx"}:
+    if any(map(config.get, ("eval_transform", "model", "onnx"))):
         files["transform.py"] = write_transform().encode()
     files |= {
         "config.json": json.dumps(config, indent=1).encode(),

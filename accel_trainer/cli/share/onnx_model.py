@@ -50,7 +50,7 @@ def convert(folder: Path, config: Mapping[str, Any]) -> OnnxFiles:
     tta = config["evaluation"].get("tta", "none")
     try:
         model = AveragedOverViews(from_pretrained(folder), tta)
-        return write_onnx(model, (images,), {}, config=config)
+        return write_onnx(model, ((images,), {}), config)
     except ImportError as error:
         raise OutputError(
             "EXPORT", f"--onnx needs {error.name}: pip install 'accel-trainer[onnx]'"
