@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -66,6 +66,8 @@ class LoadedCheckpoint:
     manifest: Mapping[str, Any]
     pieces: dict[str, Any]
     slices: Sequence[StoredSlice] = ()
+    frozen: Collection[str] = ()
+    """The names of the model's tensors in FROZEN_FILE."""
 
     @property
     def missing(self) -> list[str]:
@@ -289,7 +291,9 @@ def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
         except (AttributeError, ValueError, LookupError, TypeError) as error:
             raise damaged(Path(checkpoint, piece), str(error)) from None
         slices += found
-    return LoadedCheckpoint(checkpoint, manifest, pieces, slices)
+    own = unpack_tensors(files["model.safetensors"]) if "model.safetensors" in files else {}
+    names = parse_json(files.get(FROZEN_ORDER, b"{}")).get("model", ())
+    return LoadedCheckpoint(checkpoint, manifest, pieces, slices, {*names} - own.keys())
 
 
 def piece_of(file: str) -> str:

@@ -62,7 +62,7 @@ class Checkpointer:
     def __post_init__(self) -> None:
         self.last_committed: str | None = None
         self.num_failed_saves = 0
-        # Digests of the parameters that no optimizer steps, as the last checkpoint has them.
+        # Digests of the parameters that nothing has changed since the run began.
         self.marks: dict[str, str] = {}
         self._unstepped: Collection[str] = ()
         # The commit marks of the checkpoints that retention may delete: those that the run had at
@@ -161,8 +161,8 @@ class Checkpointer:
         Training may continue once this returns. `best` is the best checkpoint so far, perhaps this
         one: it is kept, and best.json names it. `metadata` is what the user notes in the manifest.
         `unstepped` are the model's parameters that no optimizer steps: those that nothing else has
-        changed are linked from the checkpoint before. A valid checkpoint of this run at `position`
-        is not written again.
+        changed since the run began are linked from the checkpoint before. A valid checkpoint of
+        this run at `position` is not written again.
 
         Waits for the save before, and raises its errors as `wait` does. Raises CheckpointError for
         a state that is not made of plain values and tensors, and ConfigError for `metadata` that is
@@ -179,9 +179,9 @@ class Checkpointer:
 
         def commit() -> None:
             wait_for_copies()
-            before, self.marks = self.marks, marks_of(copies["model"].tensors, unstepped)
-            frozen = dict(before.items() & self.marks.items())
-            self._commit(name, copies, frozen, header)
+            now = marks_of(copies["model"].tensors, unstepped)
+            self.marks = dict(self.marks.items() & now.items())
+            self._commit(name, copies, self.marks, header)
             if index == 0:
                 _logger.info("checkpoint %s saved", name)
                 self.record_best(best, saved=name)

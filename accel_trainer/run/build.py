@@ -262,9 +262,7 @@ def build_trainer(
 
     # 9. The checkpoint is restored: everything that it is loaded into is complete.
     _restore(run, trainer, header, history)
-    checkpointer.marks = marks_of(
-        trainer.state_dict()["model"], unstepped_parameters(model, trainer.optimizers)
-    )
+    checkpointer.marks = marks_of(trainer.state_dict()["model"], _frozen_so_far(run, trainer))
 
     # 10. Nothing is refused any more: the folder gets the config that its run now has.
     run_on_main(partial(_record_start, run), run.accelerator)
@@ -482,6 +480,15 @@ def _banner(
 
 
 # --- 9. the checkpoint that the run continues from, and the record of this start ---
+
+
+def _frozen_so_far(run: Run, trainer: Trainer) -> set[str]:
+    """Return the names of the parameters that nothing has changed since the run began.
+
+    They do not depend on where a run was interrupted, and so neither do the files of checkpoints.
+    """
+    unstepped = unstepped_parameters(trainer.model, trainer.optimizers)
+    return unstepped if run.checkpoint is None else unstepped & {*run.checkpoint.frozen}
 
 
 def _restore(

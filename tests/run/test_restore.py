@@ -39,6 +39,7 @@ class Restored:
         self.error = error
         self.changes: Sequence[str] | None = None
         self.metadata: dict[str, Any] = {}
+        self.model = None
         self.accelerator = SimpleNamespace(is_main_process=is_main)
         self.model = nn.Module()
 
