@@ -612,6 +612,7 @@ RULES = {
             "cli",
             "lab",
             "checks.agreement",  # which recipe runs, to hash it
+            "checks.own_sources",  # the same
             "run.provenance",  # records it
         },
         "sys.argv[1:]",

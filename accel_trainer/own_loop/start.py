@@ -23,6 +23,7 @@ from ..checkpoint.manager import Checkpointer
 from ..checkpoint.serialization import copy_metadata
 from ..checks.parts import check_states
 from ..core.callback import RunResult
+from ..core.console import say
 from ..core.digest import digest_of
 from ..core.errors import CheckpointError, ConfigError
 from ..core.parameters import unstepped_parameters
@@ -229,7 +230,8 @@ def _restore(
 
 def _record(run: JoinedRun, config: dict[str, Any]) -> None:
     environment = describe_environment(run.accelerator, {})
-    record_start(config, environment, run.folder, copies_recipe=True)
+    if (edits := record_start(config, environment, run.folder, copies_recipe=True)) is not None:
+        say(edits)
     step = run.activity.position.optimizer_step
     record_attempt(run.folder, "start", step, {"num_processes": run.accelerator.num_processes})
 

@@ -42,6 +42,7 @@ from ..checks.subject import Subject
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
 from ..core.config import config_to_dict
+from ..core.console import say
 from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
@@ -507,9 +508,11 @@ def _restore(
 
 
 def _record_start(run: Run) -> None:
-    record_start(
+    edits = record_start(
         config_to_dict(run.config),
         describe_environment(run.accelerator, defaults_of(type(run.config))),
         run.folder,
         copies_recipe=run.config.run.copy_recipe,
     )
+    if edits is not None and not run.config.run.quiet:
+        say(edits)

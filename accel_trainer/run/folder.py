@@ -12,6 +12,7 @@ from typing import Any
 
 from ..callbacks.trackers import check_trackers
 from ..checkpoint.loading import has_checkpoints
+from ..checks.own_sources import describe_edits
 from ..core import filesystem
 from ..core.errors import (
     CheckpointError,
@@ -83,15 +84,18 @@ def moved_folder(folder: Path) -> Path:
 
 def record_start(
     settings: dict[str, Any], environment: Mapping[str, Any], folder: Path, *, copies_recipe: bool
-) -> None:
+) -> str | None:
     """Write what was started, and by which code. For the main process, once nothing is refused.
 
     `settings` are all values of the config, and `environment` is what `describe_environment`
-    returned. Raises OutputError.
+    returned. Returns a line that names code which was edited since the run trained before; None if
+    there is none. Raises OutputError.
     """
     remember_start(environment)
     path = folder / "config.yaml"
+    edits = None
     if has_checkpoints(folder / "checkpoints"):
+        edits = describe_edits(folder, environment["sources"])
         # A rerun begins as the run did, even if the last command did not repeat these flags.
         with suppress(OSError, ValueError, KeyError, TypeError):  # somebody has removed the file
             begun = read_yaml(path)["run"]
@@ -102,6 +106,7 @@ def record_start(
         recipe_file = Path(environment["code"]["recipe"])
         if copies_recipe and recipe_file.suffix == ".py" and recipe_file.is_file():
             filesystem.write_file_atomic(folder / "recipe.py", recipe_file.read_bytes())
+    return edits
 
 
 def _sweep(folder: Path) -> None:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
+from ..checks.own_sources import own_sources
 from ..core.config import config_to_dict, unchecked_defaults
 from ..distributed.machine import available_cpus
 from .config import RecipeConfig
@@ -79,6 +80,7 @@ def describe_environment(
         },
         "command": {"arguments": _mask(arguments).split("\0"), "directory": str(Path.cwd())},
         "code": _code(),
+        "sources": own_sources(),
         "recipe_defaults": recipe_defaults,
     }
 

@@ -57,7 +57,7 @@ def compare_runs(first: RunReader, second: RunReader) -> dict[str, list[Change]]
         data.append(("data_fingerprint", old, new))
     environment: list[Change] = []
     if first.environment and second.environment:
-        environments = [{**run.environment, "id": None} for run in (first, second)]
+        environments = [{**run.environment, "id": None, "sources": None} for run in (first, second)]
         environment = _changes(*environments)
     return {
         "config": [
