@@ -1436,6 +1436,34 @@ MUTANTS = [
     ),
     # --- photos ---
     Mutant(
+        "a file is known by its size and time of modification alone",
+        "accel_trainer/core/filesystem.py",
+        "return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns",
+        "return status.st_size, status.st_mtime_ns",
+        ("tests/vision/sources/test_stamps.py",),
+    ),
+    Mutant(
+        "the names of a file are set aside one by one",
+        "accel_trainer/vision/sources/held_out.py",
+        "is_val = is_val[first_rows(columns.images)]",
+        "pass",
+        ("tests/vision/sources/test_links.py",),
+    ),
+    Mutant(
+        "a dark class is hidden by the others",
+        "accel_trainer/vision/data/pixel_range.py",
+        "if not found or not (is_usual or dark_classes):",
+        "if len(found) < total:",
+        ("tests/vision/test_one_decoder.py",),
+    ),
+    Mutant(
+        "the class of metadata is any column of its type",
+        "accel_trainer/vision/sources/label_columns.py",
+        "if any(map(is_label_name, features)):",
+        "if features:",
+        ("tests/vision/sources/test_label_choice.py",),
+    ),
+    Mutant(
         "a selection of photos is read from its first row on",
         "accel_trainer/vision/sources/photo_columns.py",
         "return index if self._rows is None else int(self._rows[index])",

@@ -20,8 +20,9 @@ from .cifar_binary import find_binary, read_binary, refuse_pickles
 from .digits import read_digits
 from .label_columns import find_image_column, find_label_column
 from .layouts import TRAIN_NAMES, VAL_NAMES, files_of_splits, first_of
+from .links import notes_on_links, refuse_two_classes
 from .listing import describe_left_out, subfolders
-from .notes import facts_about, notes_on_links, warnings_about
+from .notes import facts_about, warnings_about
 from .parquet_files import types_of
 from .photo_columns import read_columns
 from .photo_files import open_class_folders
@@ -131,6 +132,7 @@ def _class_folders(root: Path) -> ImageSource | None:
         return None
     splits = list(data.splits.values())
     columns = read_columns(splits, image_column=None, label_column=None, root=root)
+    refuse_two_classes(columns)
     refuse_untrained(columns.splits, columns.class_names)
     return ImageSource(
         name=_name(root),

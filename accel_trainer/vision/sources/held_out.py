@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import DataError, listed
 from .layouts import TABLES, TRAIN_NAMES, VAL_NAMES, first_of
+from .links import first_rows
 from .listing import BROKEN_LINK
 from .photo_columns import Columns
 from .raw import Opened, PhotoSplit, Split
@@ -85,8 +86,7 @@ def set_aside(columns: Columns, fraction: float) -> list[PhotoSplit]:
     A hash of its name decides on a photo; a file with several names is on one side.
     """
     is_val = columns.images[0].name_hashes() < fraction
-    for rows in columns.links:
-        is_val[rows] = is_val[rows[0]]
+    is_val = is_val[first_rows(columns.images)]
     return [_rows_of(columns.splits[0], np.flatnonzero(side)) for side in (~is_val, is_val)]
 
 

@@ -41,17 +41,3 @@ def warnings_about(data: Opened, columns: Columns) -> list[str]:
             fact = f"{len(found):,} photos have {num_classes:,} classes"
             notes.append(f"{fact}: check that --label-column holds classes, not numbers or names")
     return notes
-
-
-def notes_on_links(columns: Columns) -> list[str]:
-    """Return a line if photos of the second split are, through links, also in the first."""
-    train, val = columns.splits
-    shared = [rows for rows in columns.links if rows.min() < len(train) <= rows.max()]
-    if not shared:
-        return []
-    number = sum(int((rows >= len(train)).sum()) for rows in shared)
-    first = shared[0].tolist()
-    of_train, of_val = columns.images
-    both = f"{of_val.path_at(max(first) - len(train))} is {of_train.path_at(min(first))}"
-    fact = f"{number:,} of {len(val):,} validation photos are also trained on, through links"
-    return [f"{fact} ({both}): remove them, or the evaluation says little of new photos"]

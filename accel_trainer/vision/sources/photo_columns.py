@@ -9,7 +9,6 @@ import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,15 +142,13 @@ class ImageColumn:
 class Columns(NamedTuple):
     """The photos of each split, the names of the K classes, and of both columns.
 
-    `images` are the columns that the photos are read from, and `links` those places of each file
-    with several, counted over all splits.
+    `images` are the columns that the photos are read from.
     """
 
     splits: list[PhotoSplit]
     images: list[ImageColumn]
     class_names: tuple[str, ...]
     names: tuple[str, str]
-    links: list[NDArray[np.int64]]
 
 
 def read_columns(
@@ -178,44 +175,4 @@ def read_columns(
         PhotoSplit(labels=each, encoded_at=column.encoded_at, name_of=column.name_of)
         for each, column in zip(labels, images, strict=True)
     ]
-    links = _links_in(images)
-    for rows in links:
-        (first, place), *others = [_locate(images, row) for row in rows.tolist()]
-        for other, other_place in others:
-            if (labels[first][place] != labels[other][other_place]).any():
-                both = f"{images[first].path_at(place)} and {images[other].path_at(other_place)}"
-                fact = f"{both} are the same photo in two classes"
-                raise DataError("DATA_LABEL", f"{fact}: remove one of them")
-    return Columns(photos, images, class_names, (image_column, label_column), links)
-
-
-def _links_in(images: Sequence[ImageColumn]) -> list[NDArray[np.int64]]:
-    """Return the rows that are one file, by its inode: through links of any kind, or named twice.
-
-    Rows are counted over all splits.
-    """
-    inodes = [column.inodes for column in images if column.inodes is not None]
-    if len(inodes) < len(images):
-        return []
-    whole = np.concatenate(inodes)
-    rows = np.argsort(whole, kind="stable")
-    is_same = np.diff(whole[rows]) == 0
-    rows = rows[np.append(is_same, False) | np.insert(is_same, 0, False)]
-    groups = np.split(rows, np.flatnonzero(np.diff(whole[rows])) + 1)
-    # Two disks may use the same number.
-    links = [_same_file(images, group) for group in groups if len(group)]
-    return [group for group in links if len(group) > 1]
-
-
-def _same_file(images: Sequence[ImageColumn], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    paths = [images[split].path_at(row) or "" for split, row in map(partial(_locate, images), rows)]
-    return rows[[os.path.samefile(paths[0], path) for path in paths]]
-
-
-def _locate(images: Sequence[ImageColumn], row: int) -> tuple[int, int]:
-    """Return the split of a row that is counted over all splits, and its row in it."""
-    for split, column in enumerate(images):
-        if row < len(column):
-            return split, int(row)
-        row -= len(column)
-    raise IndexError(row)
+    return Columns(photos, images, class_names, (image_column, label_column))

@@ -14,6 +14,7 @@ from pathlib import Path
 from ...core.errors import DataError
 from ...core.run_dir import expand_home
 from .held_out import train_and_val
+from .links import refuse_two_classes
 from .notes import facts_about, warnings_about
 from .photo_columns import ImageColumn, read_columns
 from .photo_files import are_folders, open_dataset
@@ -82,6 +83,7 @@ def load_splits(
         left_out = ", ".join(name for name in chosen if name not in needed)
         _logger.warning("left out: %s (%s)", left_out, error.message)
         chosen = needed
+    refuse_two_classes(columns)
     splits = dict(zip(chosen, columns.splits, strict=True))
     # Named as in the notes of a run.
     named = {"training" if name == "train" else name: split for name, split in splits.items()}

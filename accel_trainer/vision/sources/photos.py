@@ -24,7 +24,8 @@ from ..data.photo_decode import decoder_version
 from ..data.pixel_range import PixelRanges
 from ..models.timm_nets import input_settings
 from .held_out import may_be_held_out, set_aside, train_and_val
-from .notes import facts_about, notes_on_links, warnings_about
+from .links import notes_on_links, refuse_two_classes
+from .notes import facts_about, warnings_about
 from .photo_columns import read_columns
 from .photo_files import are_folders, open_dataset, opened
 from .raw import PhotoSplit
@@ -132,6 +133,7 @@ def load_photos(
         root=expand_home(Path(source)).absolute() if is_path else None,
         multi_label=multi_label,
     )
+    refuse_two_classes(columns)
     parts = columns.splits
     class_names = columns.class_names
     if val is None:
