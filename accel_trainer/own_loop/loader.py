@@ -160,13 +160,16 @@ class _SeededSamples:
         self._parts = datasets_in(dataset)
         self._epoch = -1
 
-    def __getitem__(self, place: _Place) -> Any:
-        index, key, epoch = place
-        if epoch != self._epoch:
+    def __getitems__(self, places: Sequence[_Place]) -> list[Any]:
+        """Return the samples of a batch, which torch asks for at once."""
+        if (epoch := places[0][2]) != self._epoch:
             self._epoch = epoch
             set_epoch(self._parts, epoch)
-        seed_generators(key)
-        return self._dataset[index]
+        samples = []
+        for index, key, _ in places:
+            seed_generators(key)
+            samples.append(self._dataset[index])
+        return samples
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -176,10 +179,7 @@ class _SeededSamples:
 
 
 def _inner(wrapper: object, attribute: str, name: str) -> Any:
-    """Return what `wrapper` wraps, unless it is being unpickled, or asked for a method of Python's.
-
-    torch would call `__getitems__` of a dataset with places.
-    """
+    """Return what `wrapper` wraps, but not while it is unpickled, or for a method of Python."""
     if name.startswith("__") or attribute not in vars(wrapper):
         raise AttributeError(name)
     return vars(wrapper)[attribute]
