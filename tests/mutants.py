@@ -1608,10 +1608,10 @@ MUTANTS = [
     ),
     Mutant(
         "the norms of a frozen part train on",
-        "accel_trainer/core/training_mode.py",
-        "is_frozen = not any(p.requires_grad for p in parameters)",
-        "is_frozen = False",
-        ("tests/core/test_training_mode.py",),
+        "accel_trainer/training/assembly.py",
+        "            module.eval()",
+        "            module.train()",
+        ("tests/run/test_modes.py",),
     ),
     Mutant(
         "lazy batches count from the start of a slice",

@@ -20,6 +20,7 @@ from ..core.errors import CheckpointError, listed
 from ..core.parameters import Optimizers, named_parts
 from ..core.registry import Registry, Stateful
 from ..core.tensor_memory import make_dense
+from ..core.training_mode import switching
 from ..core.wording import describe_tensor
 from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weights
 from .optimizer_state import OptimizerState
@@ -82,6 +83,12 @@ class AverageWeights(ModelWeights):
     source: nn.Module
 
     starts_fresh = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averages, without what modules have computed from them for an evaluation."""
+        if switching(self.model):
+            self.model.train()
+        return super().state_dict()
 
     def start_fresh(self) -> None:
         """Copy the weights of the source."""

@@ -17,7 +17,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..core.batch_plan import BatchPlan
 from ..core.errors import ConfigError
-from ..core.training_mode import set_training_mode
 from ..training.config import TrainerConfig
 
 
@@ -31,11 +30,10 @@ def has_lone_sample(plan: BatchPlan) -> bool:
 def lone_samples_refused(
     model: nn.Module, plan: BatchPlan, config: TrainerConfig
 ) -> Iterator[None]:
-    """Watch forwards in the block; leave `model` in training mode.
+    """Watch forwards in the block; `model` is in training mode.
 
     Raises ConfigError afterwards if training would give one of its norms a single value.
     """
-    set_training_mode(model)
     norms = {
         norm: name
         for name, norm in model.named_modules()

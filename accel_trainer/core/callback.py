@@ -100,7 +100,7 @@ class TrainerView(Protocol):
 
     @property
     def average_model(self) -> nn.Module | None:
-        """The model with averaged weights, in evaluation mode, to be read only.
+        """The model with averaged weights, in evaluation mode, to be read only in this hook.
 
         None without `--ema`.
         """

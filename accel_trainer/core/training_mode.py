@@ -1,20 +1,39 @@
-"""Training mode, with norms in frozen parts that keep their statistics."""
+"""Evaluation mode, as torch's `eval` sets it, for modules that compute with their mode."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 from torch import nn
 
+from .parameters import preserved_weights
 
-def set_training_mode(model: nn.Module) -> None:
-    """Put `model` into training mode, except norms in frozen parts, which keep their statistics.
 
-    A norm counts as frozen if all its parameters are frozen; if it has none, the last module before
-    it that has parameters decides.
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put `model` into evaluation mode for the block, always by way of training mode.
+
+    What a module computes once from its weights when it is evaluated, such as a kernel or weights
+    with an adapter added in, thus follows from the weights as they are now. Afterwards, the modules
+    have their modes again, and also the same bits if one of them has a `train` of its own.
     """
+    modes = {module: module.training for module in model.modules()}
     model.train()
-    is_frozen = False
-    for module in model.modules():
-        if parameters := list(module.parameters(recurse=False)):
-            is_frozen = not any(p.requires_grad for p in parameters)
-        if is_frozen and hasattr(module, "running_mean"):
-            module.eval()
+    try:
+        # The gradients, which were as large, are gone by now.
+        with preserved_weights(model) if switching(model) else nullcontext():
+            model.eval()
+            try:
+                yield
+            finally:
+                model.train()
+    finally:
+        for module, is_training in modes.items():
+            if module.training != is_training:
+                module.train(is_training)
+
+
+def switching(model: nn.Module) -> list[nn.Module]:
+    """Return the modules in `model` that may change more than their mode with it."""
+    return [each for each in model.modules() if type(each).train is not nn.Module.train]

@@ -15,13 +15,14 @@ from ..core.errors import ConfigError
 from ..core.parameters import Optimizers, parameters_of
 from ..core.shards import is_shard, local_part
 from ..core.tensor_memory import address_of
+from ..core.training_mode import switching
 
 Pairs = list[tuple[Tensor, Tensor]]
 """Averages, and what they are averages of."""
 
 
 class Ema:
-    """Keeps `model`, a copy in evaluation mode whose weights are averages of those of `source`.
+    """Keeps `model`, a copy whose weights are averages of those of `source`.
 
     In each update, average = decay * average + (1 - decay) * source. The decay is
     (1 + step) / (10 + step) until that reaches `decay`: the random initial weights fade, as in
@@ -59,6 +60,8 @@ class Ema:
                     "keep the weights in float32, and use --mixed-precision for the forwards",
                 )
         self.model = copied.eval().requires_grad_(False)
+        self._has_switching = bool(switching(self.model))
+        self.settle()
         self._parameters = list(zip(self.model.parameters(), source.parameters(), strict=True))
         self._has_shards = any(is_shard(average) for average, _ in self._parameters)
         self._average_places = buffer_places(self.model)
@@ -70,6 +73,16 @@ class Ema:
         ]
         self._look_up()
 
+    def evaluated(self) -> nn.Module:
+        """Return the model, whose modules compute anew what they keep in evaluation mode."""
+        self.model.train()
+        return self.model.eval()
+
+    def settle(self) -> None:
+        """Undo what modules have computed from the averages for an evaluation, if some may."""
+        if self._has_switching and not self.model.training:
+            self.model.train()
+
     @torch.no_grad()
     def update(self, num_steps: Mapping[str, int]) -> None:
         """Update the average with the weights after a step; the first step is 1.
@@ -77,6 +90,7 @@ class Ema:
         `num_steps` has the number of this step by the name of each optimizer that took it, and by
         "" the number of the run's, for what has no optimizer.
         """
+        self.settle()
         buffers = buffers_at([*self._average_places, *self._source_places])
         # A forward may have assigned a new tensor to a buffer, and somebody have written to a
         # parameter that was shared.

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from ..core.errors import ConfigError, listed, reason_of
-from ..core.parameters import Optimizers, parameters_of
+from ..core.errors import ConfigError, reason_of
+from ..core.parameters import Optimizers
 from ..core.tensor_memory import is_dense
 from ..distributed.streams import has_streams
-from .config import UNSUITABLE, OptimizerConfig, optimizer_class_of
+from .config import OptimizerConfig, optimizer_class_of
 from .evaluation_weights import has_evaluation_weights
 from .parameter_groups import parameter_groups
 
@@ -101,120 +97,11 @@ def fill_momentum(optimizer: Optimizer) -> None:
                     state["momentum_buffer"] = torch.full_like(parameter, -0.0)
 
 
-def build_own_optimizers(
-    builders: Mapping[str, Callable[[nn.Module], Optimizer]], model: nn.Module
-) -> Optimizers:
-    """Return the optimizers that a recipe builds for `model`, by name.
+def keep_ratios(optimizers: Optimizers) -> None:
+    """Let the groups of all optimizers keep the ratios of their rates to that of the first.
 
-    The learning rates of all groups keep their ratios to that of the first group when a schedule
-    sets them; 0 stays 0.
-
-    Raises:
-        ConfigError: they are no optimizers, or do not share out this model's trainable parameters.
+    0 stays 0.
     """
-    optimizers = {name: _build_own(build, model) for name, build in builders.items()}
-    _check_parameters(optimizers, model)
     groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
-    # A scheduler of torch leaves it there.
-    if any("initial_lr" in group for group in groups):
-        raise ConfigError(
-            "SCHEDULE",
-            "the recipe's optimizer has a scheduler, which would never step: remove it, and pass "
-            "build_trainer schedule=schedule_from_torch(lambda optimizer: ..., learning_rate=...)",
-        )
-    rates = [_rate_of(group) for group in groups]
-    if rates[0] == 0:
-        raise ConfigError(
-            "CONFIG", "the first group of the recipe's optimizer has lr 0: set it above 0"
-        )
-    for group, rate in zip(groups, rates, strict=True):
-        group["learning_rate_scale"] = rate / rates[0]
-    return optimizers
-
-
-def _build_own(build: Callable[[nn.Module], Optimizer], model: nn.Module) -> Optimizer:
-    is_function = callable(build) and build not in vars(torch.optim).values()
-    optimizer = build(model) if is_function else build
-    if not is_function or not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            "CONFIG",
-            f"optimizer= {'returns' if is_function else 'is'} an object of type "
-            f"{type(optimizer).__name__}: "
-            "pass a function that takes the model and returns a torch optimizer",
-        )
-    if reason := UNSUITABLE.get(type(optimizer).__name__):
-        raise ConfigError(
-            "CONFIG",
-            f"the recipe's optimizer is {type(optimizer).__name__}, but {reason}: use another",
-        )
-    try:
-        # Of the class, since a scheduler replaces the `step` of the instance.
-        inspect.signature(type(optimizer).step).bind(optimizer)
-    except TypeError as error:
-        raise ConfigError(
-            "CONFIG",
-            f"{type(optimizer).__name__}.step cannot be called without arguments ({error}): "
-            "a step is one forward and backward, so use another optimizer",
-        ) from error
-    _check_fused(optimizer, model)
-    return optimizer
-
-
-def _rate_of(group: Mapping[str, Any]) -> float:
-    """Return the learning rate of a parameter group. Raises ConfigError if it has none."""
-    with suppress(TypeError, ValueError, RuntimeError):
-        if 0 <= (rate := float(group.get("lr"))) < math.inf:  # type: ignore[arg-type]  # caught
-            return rate
-    raise ConfigError(
-        "CONFIG",
-        f"a group of the recipe's optimizer has lr {group.get('lr')!r:.40}: set a number, such "
-        "as lr=1e-3 (the optimizers of transformers also take relative_step=False)",
-    )
-
-
-def _check_parameters(optimizers: Optimizers, model: nn.Module) -> None:
-    """Raise ConfigError unless one optimizer has each of the parameters that the model trains."""
-    theirs = Counter(each for own in optimizers.values() for each in {*parameters_of(own)})
-    if not theirs.keys() <= set(model.parameters()):
-        raise ConfigError(
-            "CONFIG",
-            "the recipe's optimizer has parameters that are not the model's: "
-            "build it from the model that the function receives",
-        )
-    if shared := [name for name, p in model.named_parameters() if theirs[p] > 1]:
-        raise ConfigError(
-            "CONFIG",
-            f"more than one of the recipe's optimizers ({', '.join(optimizers)}) has "
-            f"{listed(shared)}: give each parameter to one of them",
-        )
-    # The gradients of the others would add up over all steps, and count in the clipped norm.
-    if left_out := [
-        name for name, p in model.named_parameters() if p.requires_grad and p not in theirs
-    ]:
-        raise ConfigError(
-            "CONFIG",
-            f"the recipe's optimizer{'s have' if len(optimizers) > 1 else ' has'} {len(theirs)} "
-            f"parameters, without {listed(left_out)}: "
-            "add them, or freeze them by --freeze or requires_grad_(False)",
-        )
-
-
-def _check_fused(optimizer: Optimizer, model: nn.Module) -> None:
-    """Raise ConfigError for a fused optimizer if its kernel is wrong for a parameter or setting."""
-    names = {p: name for name, p in model.named_parameters()}
-    for group in optimizer.param_groups:
-        if not group.get("fused"):
-            continue
-        wrong = [
-            f"{names.get(p, 'a parameter')}, which {why}"
-            for p in group["params"]
-            if (why := why_not_fused(type(optimizer), p))
-        ]
-        if isinstance(optimizer, SGD) and group["momentum"] and group["dampening"]:
-            wrong = [f"a dampening of {group['dampening']}"]
-        if wrong:
-            raise ConfigError(
-                "CONFIG",
-                "the recipe's optimizer is fused, and torch's kernel does not support "
-                f"{wrong[0]}: pass fused=False",
-            )
+    for group in groups:
+        group["learning_rate_scale"] = float(group["lr"]) / float(groups[0]["lr"])

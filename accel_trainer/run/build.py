@@ -26,7 +26,14 @@ from ..checks.agreement import (
     describe_schedule,
 )
 from ..checks.boundaries import BoundaryChecks
+from ..checks.endless import refuse_epochs
 from ..checks.first_reading import FirstReadings
+from ..checks.modes import (
+    KEPT_IN_EVALUATION,
+    describe_switched,
+    refuse_older_rule,
+    warn_of_untrained_norms,
+)
 from ..checks.parts import (
     check_coupling,
     check_model,
@@ -69,12 +76,12 @@ from .config import decisive_values
 from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, fingerprint_of
 from .extra_callbacks import Observer, extra_callbacks
 from .folder import record_start
+from .modes import kept_in_evaluation, put_into_training
 from .optimization import (
     BuildOptimizer,
     Optimization,
     describe_length,
     plan_optimization,
-    refuse_epochs,
 )
 from .provenance import defaults_of, describe_environment
 from .restore import restore_checkpoint
@@ -157,7 +164,7 @@ def build_trainer(
     data = build(run, train_set, eval_sets, test_set, options)
     readings = FirstReadings(data.loaders, run.accelerator)
     try_reader(data.train, run.accelerator)
-    refuse_epochs(run.config, data.plan)
+    refuse_epochs(run.config.trainer, run.config.schedule, data.plan)
     check_coupling(task, data.plan)
     run.activity.couples_batch = getattr(task, "couples_batch", False)
     metrics_of = choose_metrics(metrics, task, data)
@@ -171,11 +178,15 @@ def build_trainer(
     else:
         order = run.checkpoint.pieces.get("model", ())
     take_order(model, order)
+    # First of all: what a module computes in evaluation mode is not to be mixed with other weights.
+    given = put_into_training(model)
     origin = _load_weights(run, model, export_config.get("class_names", ()))
     onnx = _copy_for_onnx(run, model, task, data)
 
     # 3. Everything built from here on refers to the tensors on the device.
     model = strategy.place(model, run.config.runtime)
+    kept = kept_in_evaluation(model, run.config.optimizer.freeze, given)
+    refuse_older_rule(run.checkpoint, model, kept)
     if run.config.runtime.compile:
         compile_model(model, run.activity.compilation)
 
@@ -191,6 +202,7 @@ def build_trainer(
 
     # 6. What checkpointer and callbacks open is closed with the run.
     header = {**identity, **_describe_training(run, data.plan, task), "origin": origin}
+    header[KEPT_IN_EVALUATION] = [*kept]
     history = None
     if run.accelerator.is_main_process:
         history = run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl")))
@@ -204,7 +216,8 @@ def build_trainer(
         data = data.limited()
     all_callbacks = build_callbacks(
         run,
-        banner=_banner(run, data.train, model, optimization, header),
+        banner=_banner(run, data.train, model, optimization, header)
+        + describe_switched(given, kept),
         history=history,
         num_eval_samples=sum(each.num_samples for each in data.eval_loaders[:1]),
         export_config=export_config,
@@ -222,6 +235,7 @@ def build_trainer(
         task=task,
         checkpointer=checkpointer,
         activity=run.activity,
+        kept_in_evaluation=kept.values(),
         states=states,
     )
     subject = Subject(
@@ -255,6 +269,7 @@ def build_trainer(
         inspector=inspector,
     )
     trainer.metadata |= noted
+    assembly.set_training_mode()  # of the checks at the start, too
 
     # 8. A trial shows that a checkpoint can be stored and has room on the disk.
     prepare_checkpoints(trainer, checkpointer)
@@ -264,6 +279,7 @@ def build_trainer(
     # 9. The checkpoint is restored: everything that it is loaded into is complete.
     _restore(run, trainer, header, history)
     checkpointer.marks = marks_of(trainer.state_dict()["model"], _frozen_so_far(run, trainer))
+    warn_of_untrained_norms(kept, run.accelerator)
 
     # 10. Nothing is refused any more: the folder gets the config that its run now has.
     run_on_main(partial(_record_start, run), run.accelerator)

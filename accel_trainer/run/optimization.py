@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..checks.own_optimizers import check_own_optimizers
 from ..core.batch_plan import BatchPlan
 from ..core.config import config_to_dict, diff_config
 from ..core.errors import ConfigError
@@ -16,7 +18,7 @@ from ..core.parameters import Optimizers
 from ..core.wording import counted
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig, build_schedule, checked_schedule
-from ..optim.optimizers import build_optimizer, build_own_optimizers
+from ..optim.optimizers import build_optimizer, keep_ratios
 from .config import RecipeConfig, with_defaults
 
 BuildOptimizer = Callable[[nn.Module], Optimizer]
@@ -68,6 +70,27 @@ def plan_optimization(
     return Optimization(optimizers, schedule, description, num_steps, decay)
 
 
+def build_own_optimizers(builders: Mapping[str, BuildOptimizer], model: nn.Module) -> Optimizers:
+    """Return the optimizers that a recipe builds for `model`, by name. Raises ConfigError."""
+    optimizers = {name: _build_own(build, model) for name, build in builders.items()}
+    check_own_optimizers(optimizers, model)
+    keep_ratios(optimizers)
+    return optimizers
+
+
+def _build_own(build: BuildOptimizer, model: nn.Module) -> Optimizer:
+    is_function = callable(build) and build not in vars(torch.optim).values()
+    optimizer = build(model) if is_function else build
+    if not is_function or not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            "CONFIG",
+            f"optimizer= {'returns' if is_function else 'is'} an object of type "
+            f"{type(optimizer).__name__}: "
+            "pass a function that takes the model and returns a torch optimizer",
+        )
+    return optimizer
+
+
 def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
     """Raise ConfigError for settings of an optimizer or schedule that the recipe builds itself."""
     default = config
@@ -83,24 +106,6 @@ def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> 
             f"{unused[0][0]} has no effect: the recipe sets {built} itself: "
             "leave it out, or change the recipe",
         )
-
-
-def refuse_epochs(config: RecipeConfig, plan: BatchPlan) -> None:
-    """Raise ConfigError for settings in epochs if the data is a stream without a length."""
-    every = config.trainer.evaluate_every or ""
-    in_epochs = {
-        "--epochs is {}: set --steps, such as --steps 20000": config.trainer.num_epochs,
-        "--evaluate-every is {}: set it in steps, such as 500steps": "epoch" in every and every,
-        "--schedule.warmup-epochs is {}: set --schedule.warmup-steps": (
-            config.schedule.warmup_epochs
-        ),
-    }
-    for problem, value in in_epochs.items():
-        if plan.is_endless and value:
-            raise ConfigError(
-                "DATA_STREAM",
-                f"a stream without a length has no epochs, and {problem.format(value)}",
-            )
 
 
 def plan_learning_rate(

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..checkpoint.format import LoadedCheckpoint
 from ..checkpoint.frozen import complete_frozen
+from ..checks.changes import warn_of_changes
 from ..core.errors import CheckpointError
 from ..core.user_code import describe_error
 from ..data.fingerprint import is_same_data
@@ -55,7 +56,7 @@ def restore_checkpoint(
             "teacher: restore it, or choose a different --output-dir",
         )
     if trainer.accelerator.is_main_process:
-        _warn_of_changes(checkpoint.name, stored, header)
+        warn_of_changes(checkpoint.name, stored, header)
         if EVALUATION in changes:
             _logger.warning(
                 "the evaluation data may be other than at %s, so its numbers cannot be compared: "
@@ -97,20 +98,3 @@ def _is_evaluated_alike(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bo
     sizes = [each.get("num_samples", [])[1:] for each in (stored, now)]
     known = now.get("eval_fingerprint")
     return bool(known) and stored.get("eval_fingerprint") == known and sizes[0] == sizes[1]
-
-
-def _warn_of_changes(checkpoint: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Warn if libraries, threads or processes have changed: the last bits may differ."""
-    names = [*now["versions"], "num_processes", "num_threads"]
-    if now["reduce"] == "exact":
-        names.remove("num_processes")
-    after = {**now, **now["versions"]}
-    before = {**after, **stored, **stored["versions"]}
-    if changed := [
-        f"{name} {before[name]} -> {after[name]}" for name in names if before[name] != after[name]
-    ]:
-        _logger.warning(
-            "changed since %s was saved: %s; the results may differ in the last bits",
-            checkpoint,
-            ", ".join(changed),
-        )

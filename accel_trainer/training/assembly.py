@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,9 +27,20 @@ class Assembly(NamedTuple):
 
     step: OptimizerStep
     average: Ema | None
+    kept_in_evaluation: Collection[nn.Module]
+    """The modules that no training mode reaches."""
     states: Registry
     """The parts of a checkpoint that belong to the model and its optimizers."""
     checkpointer: Checkpointer
+
+    def set_training_mode(self) -> None:
+        """Call `train` of the model, and `eval` of what is kept in evaluation mode.
+
+        Nothing follows from `requires_grad`: a momentum encoder is frozen, and its norms train.
+        """
+        self.step.wrapped_model.train()
+        for module in self.kept_in_evaluation:
+            module.eval()
 
 
 def assemble(
@@ -41,6 +52,7 @@ def assemble(
     task: Task,
     checkpointer: Checkpointer,
     activity: Activity,
+    kept_in_evaluation: Collection[nn.Module] = (),
     states: Mapping[str, Any] = MappingProxyType({}),
 ) -> Assembly:
     """Return the parts that train `model`, placed by `strategy`, and store it. **Collective.**
@@ -80,4 +92,4 @@ def assemble(
         check_every_n_steps=config.check_every_n_steps,
     )
     trained = training_state(model, optimizers, copied, strategy.accelerator.scaler, states)
-    return Assembly(step, average, trained, checkpointer)
+    return Assembly(step, average, kept_in_evaluation, trained, checkpointer)

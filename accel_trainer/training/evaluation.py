@@ -14,7 +14,7 @@ from ..core.buffers import BufferCopy, buffer_places
 from ..core.errors import ConfigError
 from ..core.history import check_name, is_number
 from ..core.rng import preserved_generators, seed_evaluation
-from ..core.training_mode import set_training_mode
+from ..core.training_mode import evaluation_mode
 from ..core.types import START, Position
 from ..core.user_code import PartFailed
 from ..distributed.collectives import broadcast_from_main, run_on_main
@@ -89,20 +89,16 @@ def run_evaluation(
     # Running statistics differ between processes where norms are not synchronised.
     broadcast_from_main([*model.buffers()], accelerator)
     buffers = BufferCopy(buffer_places(model))
-    was_training = model.training
-    model.eval()
     # Not inference mode: tensors that a forward caches there, or FSDP gathers, cannot be trained on
     # (torch 2.13).
     try:
-        with preserved_generators(accelerator.device), torch.no_grad():
+        with evaluation_mode(model), preserved_generators(accelerator.device), torch.no_grad():
             seed_evaluation(seed, 0, accelerator.device)
             found = evaluation.run(model, position, stop_flag, **limited)
     finally:
         # A forward may change buffers in evaluation, too, even into tensors that cannot be trained.
         # After an error, the run is saved without these changes.
         buffers.put_back()
-        if was_training:
-            set_training_mode(model)
     values = plain_values(found, f"run of {type(evaluation).__name__}")
     single = {name: value for name, value in values.items() if not is_detail(value)}
     return {**values, **run_on_main(lambda: single, accelerator)}

@@ -66,14 +66,17 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self.monitors: dict[str, bool] = {}
+        num_samples = self.loader.num_samples
+        metrics = []
         for metric in self.metrics:
             check_directions(metric, "higher_is_better")
             join(self.monitors, metric.higher_is_better)
-        num_samples = self.loader.num_samples
-        self.metrics = [
-            metric.for_samples(num_samples) if hasattr(metric, "for_samples") else metric
-            for metric in self.metrics
-        ]
+            if hasattr(metric, "for_samples"):
+                metric = metric.for_samples(num_samples)
+            if hasattr(metric, "for_task"):
+                metric = metric.for_task(self.task)
+            metrics.append(metric)
+        self.metrics = metrics
         self._sums_device = sums_device(self.accelerator.device)
         num_processes = self.accelerator.num_processes
         self._blocks = parts_of_process(

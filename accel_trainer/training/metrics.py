@@ -8,21 +8,22 @@ Legend: B batch, K classes, N samples of the evaluation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..core.config import AT_LEAST_ONE
 from ..core.errors import ConfigError
-from ..core.types import Batch, StepOutput
+from ..core.types import Batch, StepOutput, Task, eval_step_of
 from ..core.wording import describe_tensor
 from .targets import trust_labels
 
 _MAX_DENSE_CLASSES = 256
 _LABELS = (torch.int64, torch.uint8)  # of torch's cross-entropy
+_Step = TypeVar("_Step", bound=Callable[..., StepOutput])
 _INTEGERS = (*_LABELS, torch.int32, torch.int16, torch.int8)
 
 
@@ -180,7 +181,7 @@ class ConfusionMatrix:
         return {"confusion_matrix": matrix, **per_class}
 
 
-# --- shapes and dtypes ---
+# --- shapes, dtypes and kinds ---
 
 
 def check_logits(logits: Any, targets: Any, *, in_loss: bool) -> None:
@@ -235,6 +236,17 @@ def _misfit(logits: Any, targets: Any, *, in_loss: bool) -> str | None:
     if in_loss and targets.shape == logits.shape and targets.is_floating_point():
         return None
     return "give labels int64 [B]" + ", or float weights [B, K] of the classes" * in_loss
+
+
+def returns_logits(step: _Step) -> _Step:
+    """Mark a `step` or `eval_step` whose `outputs` are logits; an override has to say so itself."""
+    step.returns_logits = True  # type: ignore[attr-defined]  # a function can have attributes
+    return step
+
+
+def are_logits(task: Task) -> bool:
+    """Return whether the outputs of `task` in evaluation are known to be logits."""
+    return getattr(eval_step_of(task), "returns_logits", False)
 
 
 def sums_device(device: torch.device) -> torch.device:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..core.errors import DivergedError
 from ..core.json_files import write_json
 from ..core.train_state import TrainState
-from ..core.training_mode import set_training_mode
+from ..core.training_mode import evaluation_mode
 from ..core.types import Batch, StepBatch, Task, eval_step_of
 from ..distributed.collectives import gather_rows
 from .strategy.base import Strategy
@@ -127,12 +127,16 @@ class NonfiniteReport:
         suspect = torch.zeros_like(batch.sample_ids)
         if self.strategy.has_collective_forward:
             return suspect
-        self.model.eval()  # in training mode, batch norms mix the samples
-        with suppress(Exception), torch.no_grad(), self.strategy.accelerator.autocast():
+        # In training mode, batch norms mix the samples.
+        with (
+            evaluation_mode(self.model),
+            suppress(Exception),
+            torch.no_grad(),
+            self.strategy.accelerator.autocast(),
+        ):
             output = eval_step_of(self.task)(self.model, batch)
             # The mean of a micro-batch blames nobody.
             suspect = ~torch.isfinite(output.losses).expand(len(batch)) & output.is_per_sample
-        set_training_mode(self.model)
         return suspect
 
 

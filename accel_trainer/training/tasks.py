@@ -16,7 +16,7 @@ from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
 from ..core.wording import describe_tensor
 from ..data.fingerprint import hash_value
-from .metrics import MeanLoss, TopKAccuracy, check_logits, misfit_of
+from .metrics import MeanLoss, TopKAccuracy, check_logits, misfit_of, returns_logits
 from .targets import are_classes, rows_of, trust, trust_labels
 
 _NO_LABEL = torch.iinfo(torch.int64).min  # is ignored, and no label has it
@@ -114,6 +114,7 @@ class ClassificationTask:
         hits = is_right if output.num_items is None else is_right * output.num_items
         return output._replace(numbers={"accuracy": hits})
 
+    @returns_logits
     def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the cross-entropies [B] and the logits [B, K]. Raises as `step`."""
         return self._output(call_model(model, batch), batch)
@@ -196,6 +197,11 @@ class MultiLabelTask(_ElementwiseTask):
 
     def __init__(self, *, pos_weight: Tensor | Sequence[float] | None = None) -> None:
         self._pos_weight = _checked_weights("pos_weight", pos_weight)
+
+    @returns_logits
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the mean losses [B] and the logits. Raises as that of RegressionTask."""
+        return super().step(model, batch)
 
     def fingerprint(self) -> str:
         """Return a hash of the weights; empty without any."""

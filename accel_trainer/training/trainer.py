@@ -19,7 +19,6 @@ from ..core.log import Log
 from ..core.parameters import preserved_weights, unstepped_parameters
 from ..core.registry import Pieces
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
-from ..core.training_mode import set_training_mode
 from ..core.types import Gradients, Loader, Position, StepBatch, StepReport
 from ..core.user_code import PartFailed
 from ..core.wording import describe_tensor
@@ -91,6 +90,7 @@ class Trainer:
         self.optimizers = step.optimizers
         self.task = step.task
         self._average = assembly.average
+        self._set_training_mode = assembly.set_training_mode
         self._trained = assembly.states
         self._inspector = inspector or Inspector()
         self._checkpointer = assembly.checkpointer
@@ -170,7 +170,7 @@ class Trainer:
 
     def _train_epoch(self) -> Generator[StepReport]:
         """Train to the end of the epoch, or to a boundary in it that no step follows."""
-        set_training_mode(self._step.wrapped_model)
+        self._set_training_mode()
         state = self.state
         step_batches = self.loader.step_batches(state.epoch, state.step_in_epoch)
         for step_batch in self._step.data_wait.around(step_batches):
@@ -315,7 +315,7 @@ class Trainer:
 
     def _measure(self, *names: str) -> dict[str, Any]:
         """Return what the evaluations `names` measure of the model, and perhaps of its average."""
-        models = [each for each in (self.model, self.average_model) if each is not None]
+        models = [each.model for each in (self._step, self._average) if each is not None]
         metrics: dict[str, Any] = {}
         for name in names:
             evaluation = self._evaluations[name]
@@ -451,8 +451,12 @@ class Trainer:
 
     @property
     def average_model(self) -> nn.Module | None:
-        """The model with the averaged weights, in evaluation mode; None without `--ema`."""
-        return None if self._average is None else self._average.model
+        """The model with the averaged weights, in evaluation mode; None without `--ema`.
+
+        What its modules compute from the weights is of the weights as they are now: ask for it in
+        each hook.
+        """
+        return None if self._average is None else self._average.evaluated()
 
     @property
     def data_wait_s(self) -> float:

@@ -16,6 +16,7 @@ from ..core.config import short_flag
 from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
 from ..core.wording import describe_tensor
+from ..training.metrics import returns_logits
 from ..training.targets import trust
 from ..training.tasks import ClassificationConfig, ClassificationTask, call_model, logits_of
 from .data.eval_transform import Views, views_of
@@ -52,6 +53,7 @@ class ImageClassificationTask(ClassificationTask):
         )
         self._tta: Views = "none" if config is None else config.tta
 
+    @returns_logits
     def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the cross-entropies [B] and the mean logits [B, K].
 
@@ -97,6 +99,7 @@ class SegmentationTask:
     def __init__(self, *, ignored: int = 255) -> None:
         self._ignored = ignored
 
+    @returns_logits
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return each sample's loss and number of labelled pixels [B], and the logits.
 

@@ -24,7 +24,7 @@ from accel_trainer import (
 )
 from accel_trainer.checks.batch_norms import has_lone_sample, lone_samples_refused
 from accel_trainer.core.batch_plan import BatchPlan
-from accel_trainer.core.training_mode import set_training_mode
+from accel_trainer.core.training_mode import evaluation_mode
 
 from .. import processes
 
@@ -45,8 +45,12 @@ def of_sequences() -> nn.Module:
 
 
 def frozen() -> nn.Module:
+    return of_vectors().requires_grad_(False)
+
+
+def in_evaluation() -> nn.Module:
     model = of_vectors()
-    model[1].requires_grad_(False)  # type: ignore[index]
+    model[1].eval()  # type: ignore[index]
     return model
 
 
@@ -58,7 +62,8 @@ MODELS: dict[Callable[[], nn.Module], bool] = {
     of_vectors: True,
     of_pooled_pixels: True,
     of_sequences: False,
-    frozen: False,
+    frozen: True,
+    in_evaluation: False,
     without_norms: False,
 }
 
@@ -92,14 +97,13 @@ def test_what_torch_would_refuse_is_known_before_the_first_step() -> None:
         for make, is_at_risk in MODELS.items():
             model = make()
             try:
-                with lone_samples_refused(model, plan, config):
-                    model.eval()(torch.randn(5, 6))
+                with lone_samples_refused(model, plan, config), evaluation_mode(model):
+                    model(torch.randn(5, 6))
                 is_refused = False
             except ConfigError as error:
                 is_refused = True
                 assert error.code == "BATCH_SIZE"  # noqa: PT017
                 assert not drop_last or "drop-last" not in error.message  # noqa: PT017
-            set_training_mode(model)
             assert is_refused == fails(model, plan), (plan, make)
             assert not is_refused or (is_at_risk and has_lone_sample(plan))
             assert not [hook for each in model.modules() for hook in each._forward_pre_hooks]

@@ -1,30 +1,44 @@
+"""What modules compute from their weights when their mode changes is never of other weights."""
+
 from __future__ import annotations
 
+import pytest
+import torch
 from torch import nn
 
-from accel_trainer.core.training_mode import set_training_mode
+from accel_trainer.core.training_mode import evaluation_mode
+
+from ..modules_with_modes import ZOO, MakeModule, fresh_output, inputs
 
 
-def block(*, affine: bool = True) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, affine=affine), nn.Dropout())
+@pytest.mark.parametrize("make", ZOO)
+@pytest.mark.parametrize("is_training", [True, False])
+def test_an_evaluation_is_of_the_weights_as_they_are(make: MakeModule, is_training: bool) -> None:
+    model = make().train(is_training)
+    for _ in range(3):
+        model.train()
+        for parameter in model.parameters():
+            parameter.data.mul_(0.9).add_(0.01)
+        expected = fresh_output(make, model)
+        model.train(is_training)
+        with evaluation_mode(model):
+            assert not any(each.training for each in model.modules())
+            torch.testing.assert_close(model(inputs()), expected)
+        assert model.training == is_training
 
 
-def test_training_mode_reaches_every_module_of_a_trained_model() -> None:
-    model = nn.Sequential(block(), block()).eval()
-    set_training_mode(model)
-    assert all(module.training for module in model.modules())
-
-
-def test_a_frozen_norm_stays_in_evaluation_mode_and_dropout_does_not() -> None:
-    model = nn.Sequential(block(), block())
-    model[0].requires_grad_(False)
-    set_training_mode(model)
-    assert [module.training for module in model[0]] == [True, False, True]
-    assert all(module.training for module in model[1])
-
-
-def test_a_norm_without_parameters_is_frozen_with_the_layer_before_it() -> None:
-    model = nn.Sequential(block(affine=False), block(affine=False))
-    model[0][0].requires_grad_(False)
-    set_training_mode(model)
-    assert (model[0][1].training, model[1][1].training) == (False, True)
+@pytest.mark.parametrize("make", ZOO)
+@pytest.mark.parametrize("is_training", [True, False])
+def test_an_evaluation_leaves_bits_and_modes(make: MakeModule, is_training: bool) -> None:
+    model = nn.Sequential(make(), nn.Sequential(nn.Dropout()))
+    model[1].train(is_training)
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] = -0.0
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with evaluation_mode(model):
+        model(inputs())
+    for name, each in model.state_dict().items():
+        assert torch.equal(each, before[name]), name
+        assert torch.equal(each.signbit(), before[name].signbit()), name
+    assert [model.training, model[0].training] == [True, True]
+    assert {each.training for each in model[1].modules()} == {is_training}

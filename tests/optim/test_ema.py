@@ -12,6 +12,7 @@ from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.tensor_memory import address_of, copy_model
 from accel_trainer.optim.ema import Ema
 
+from ..modules_with_modes import ZOO, MakeModule, fresh_output, inputs
 from ..workload import SmallNet
 
 
@@ -232,3 +233,24 @@ def test_buffers_that_begin_with_infinity_are_copied_and_not_averaged() -> None:
     source.highest.fill_(3.0)
     ema.update({"": 2})
     assert ema.model.highest.item() == 3
+
+
+@pytest.mark.parametrize("make", ZOO)
+def test_an_average_is_of_weights_alone_whatever_is_evaluated(make: MakeModule) -> None:
+    source = make().train()
+    trained = [each for each in source.parameters() if each.requires_grad]
+    optimizers = {"": SGD(trained, lr=0.1)}
+    averages = [Ema(source, copy_model(source), decay=0.9, optimizers=optimizers) for _ in range(2)]
+    used = averages[0]
+    for number in range(1, 5):
+        source(inputs()).square().sum().backward()
+        optimizers[""].step()
+        optimizers[""].zero_grad()
+        for average in averages:
+            average.update({"": number})
+        evaluated = used.evaluated()
+        assert not evaluated.training
+        torch.testing.assert_close(evaluated(inputs()), fresh_output(make, averages[1].model))
+    used.settle()
+    for name, each in used.model.state_dict().items():
+        torch.testing.assert_close(each, averages[1].model.state_dict()[name])

@@ -20,7 +20,8 @@ from accel_trainer.checkpoint.state_dict import load_weights
 from accel_trainer.core.tensor_memory import is_dense, make_dense
 from accel_trainer.distributed.placement import place_model
 from accel_trainer.optim.config import UNSUITABLE
-from accel_trainer.optim.optimizers import build_optimizer, build_own_optimizers, fill_momentum
+from accel_trainer.optim.optimizers import build_optimizer, fill_momentum
+from accel_trainer.run.optimization import build_own_optimizers
 
 from .. import processes, workload
 from ..training.test_exactness import final_files

@@ -25,7 +25,8 @@ from accel_trainer import (
     schedule_from_torch,
 )
 from accel_trainer.core.errors import CheckpointError
-from accel_trainer.optim.optimizers import build_optimizer, build_own_optimizers
+from accel_trainer.optim.optimizers import build_optimizer
+from accel_trainer.run.optimization import build_own_optimizers
 from recipes.distill import DistillationTask
 
 from .. import processes, workload
