@@ -18,6 +18,7 @@ REMOVED = {
     "accel_trainer.vision.PhotoLoader": "accel_trainer.vision.AugmentedPhotoReader",
     "accel_trainer.vision.PhotoEvalLoader": "accel_trainer.vision.PhotoReader",
     "accel-trainer audit": "accel-trainer rerun",
+    "accel-trainer compare --page": "--json",
     "accel-trainer diff --effect": "accel-trainer compare",
     "accel-trainer plan --hours": "--within; or --hours with --schedule.shape trunk",
     "accel-trainer plan --start": "--hours of the recipe, with --schedule.shape trunk",

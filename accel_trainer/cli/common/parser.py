@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ...core.errors import ConfigError
+from ...removed import refuse_removed_command
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -40,6 +41,9 @@ class CommandParser(argparse.ArgumentParser):
         """Return the options, the recipe in front of them (None: it is missing), and its flags."""
         recipe = Path(argv[0]) if argv and not argv[0].startswith("-") else None
         options, flags = self.parse_known_args(argv[recipe is not None :])
+        # A recipe has its own --hours.
+        gone = [flag for flag in flags if flag.partition("=")[0] != "--hours"]
+        refuse_removed_command(self.prog.split()[1], gone)
         return options, recipe, flags
 
     def add_path(self, flag: str, metavar: str, text: str) -> None:
