@@ -20,6 +20,7 @@ REMOVED = {
     "accel-trainer audit": "accel-trainer rerun",
     "accel-trainer compare --page": "--json",
     "accel-trainer diff --effect": "accel-trainer compare",
+    "accel-trainer why --page": "--json; accel-trainer report draws the curves",
     "accel-trainer plan --hours": "--within; or --hours with --schedule.shape trunk",
     "accel-trainer plan --start": "--hours of the recipe, with --schedule.shape trunk",
 }

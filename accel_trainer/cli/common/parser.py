@@ -43,7 +43,7 @@ class CommandParser(argparse.ArgumentParser):
         options, flags = self.parse_known_args(argv[recipe is not None :])
         # A recipe has its own --hours.
         gone = [flag for flag in flags if flag.partition("=")[0] != "--hours"]
-        refuse_removed_command(self.prog.split()[1], gone)
+        refuse_removed_command(" ".join(self.prog.split()[1:2]), gone)
         return options, recipe, flags
 
     def add_path(self, flag: str, metavar: str, text: str) -> None:
@@ -106,6 +106,7 @@ class CommandParser(argparse.ArgumentParser):
         """Raise ConfigError with the message and its fix."""
         known = list(self._option_string_actions)
         unknown = [flag for flag in re.findall(r"--?[\w-]+", message) if flag not in known]
+        refuse_removed_command(" ".join(self.prog.split()[1:2]), unknown)
         near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5) if unknown else []
         fix = (
             f"did you mean {near[0]}?" if near else f"see {' '.join(self.prog.split()[:2])} --help"

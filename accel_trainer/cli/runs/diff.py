@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...removed import refuse_removed_command
 from ..common.output import format_number, show, tell
 from ..common.parser import CommandParser
 from .changes import Change, compare_runs
@@ -19,7 +18,6 @@ _EXAMPLE = "example: accel-trainer diff runs/first runs/second"
 
 def main(argv: Sequence[str]) -> int:
     """Print the differences by group, without empty groups."""
-    refuse_removed_command("diff", argv)
     parser = CommandParser(__doc__, _EXAMPLE)
     add = parser.add_argument
     add("run", type=Path, metavar="RUN_A", help="a run folder")

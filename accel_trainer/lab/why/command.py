@@ -9,12 +9,9 @@ from pathlib import Path
 
 from accel_trainer.commands import (
     CommandParser,
-    read_run,
     reading,
-    refuse_other_file,
     say_unless,
     tell,
-    write_own_file,
 )
 
 _EXAMPLE = "example: accel-trainer why runs/first runs/second"
@@ -42,13 +39,10 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_number("--until", "the last step to compare", lowest=1, metavar="STEP")
     parser.add_path("--keep", "FOLDER", "keep the replays in this new folder")
-    parser.add_path("--page", "FILE", "also write an HTML page, which works offline")
     parser.add_argument("--json", action="store_true", help="print the finding as JSON")
     options = parser.parse_args(argv)
     if len(options.run) > 2:
         parser.error(f"{len(options.run)} runs are given, but only two can be compared")
-    if options.page is not None:
-        refuse_other_file(options.page, "--page")
 
     from .why import why  # imports torch
 
@@ -60,11 +54,6 @@ def main(argv: Sequence[str]) -> int:
             keep=options.keep,
             say=say_unless(options.json),
         )
-    if options.page is not None:
-        from .page import draw_page
-
-        page = draw_page(found, [read_run(folder) for folder in options.run])
-        write_own_file(options.page, page.encode(), "--page")
     if options.json:
         tell(json.dumps(asdict(found)))
     return 0 if found.is_equal else _DIFFERENT
