@@ -64,7 +64,6 @@ class Checkpointer:
         self.num_failed_saves = 0
         # Digests of the parameters that nothing has changed since the run began.
         self.marks: dict[str, str] = {}
-        self._unstepped: Collection[str] = ()
         # The commit marks of the checkpoints that retention may delete: those that the run had at
         # its start or saved itself, not those that somebody puts beside them.
         self._own: set[bytes | None] = set()
@@ -92,14 +91,13 @@ class Checkpointer:
             filesystem.make_directory(self.directory)
             filesystem.sweep(self.directory)
             self._own = set(map(commit_mark, list_checkpoints(self.directory)))
-        self._unstepped = unstepped
-        self.check_room(pieces)
+        self.check_room(pieces, unstepped)
 
-    def check_room(self, pieces: Pieces) -> None:
+    def check_room(self, pieces: Pieces, unstepped: Collection[str] = ()) -> None:
         """Raise CheckpointError if `pieces` cannot be stored, or the disk lacks room for them.
 
         Two checkpoints must fit, as an old one is deleted after a new one is written; one more is
-        enough if the directory has one already. What no optimizer steps is stored once.
+        enough if the directory has one already. The `unstepped` parameters are stored once.
         """
         with writes_to(self.directory):
             free = free_bytes(self.directory)
@@ -108,7 +106,7 @@ class Checkpointer:
         frozen = {}
         for name, value in pieces.items():
             for key, tensor in encode(value, name=name).tensors.items():
-                if name in WEIGHTS and key in self._unstepped:
+                if name in WEIGHTS and key in unstepped:
                     frozen[key] = tensor.nbytes
                 else:
                     needed += num_missing * tensor.nbytes

@@ -28,7 +28,12 @@ from ..core.activity import Activity
 from ..core.callback import Callback, TrainerView
 from ..core.digest import digest_of
 from ..core.errors import listed
-from ..core.parameters import named_parts, parameters_of, preserved_parameters
+from ..core.parameters import (
+    named_parts,
+    parameters_of,
+    preserved_parameters,
+    unstepped_parameters,
+)
 from ..core.registry import Pieces
 from ..core.shards import local_part
 from ..core.tensor_memory import sum_of_bits
@@ -278,7 +283,8 @@ class Rehearsal(Inspector):
             name, fresh = self._fresh.popitem()
             if fresh is not None:
                 self._check_optimizer(name, fresh, state[name])
-        run_on_main(lambda: self.checkpointer.check_room(state), accelerator)
+        unstepped = unstepped_parameters(self.subject.model, self.subject.optimizers)
+        run_on_main(lambda: self.checkpointer.check_room(state, unstepped), accelerator)
         self._marks.append(self._mark())
         return self
 

@@ -164,7 +164,7 @@ class Trainer:
             self._end_epoch()
         elif self._is_evaluation_due:  # perhaps a stop came before it, or during it
             self._evaluate_within_epoch()
-        elif self._goes_on and self._is_save_due:
+        elif self._is_save_due and self._goes_on:
             self._save()
         return self._goes_on
 
