@@ -104,7 +104,8 @@ class Trainer:
         self.log = Log(self._run_folder, step.activity, self.accelerator.is_main_process)
         loop = LoopState(self._progress, step.nonfinite, self._callback_runner, self.log)
         self._states = self._trained.extended({"trainer": loop})
-        self._saved_position: TrainState | None = None
+        # The one that was saved last; the one that a run begins with is never due.
+        self._saved_position = self.state
         self.metadata: dict[str, Any] = {}
         """Plain JSON values that every checkpoint stores; those of the main process count."""
         self.result: RunResult | None = None
