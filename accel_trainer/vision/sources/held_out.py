@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import DataError, listed
+from ...core.wording import counted
 from .layouts import TABLES, TRAIN_NAMES, VAL_NAMES, first_of
 from .links import first_rows
 from .listing import BROKEN_LINK
@@ -41,8 +42,9 @@ def train_and_val(data: Opened, name: str) -> tuple[Split, Split | None]:
         (train,) = data.splits.values()
     if train is None:
         tables = [each.path for each in data.left_out if each.path.endswith(_STORED)]
-        beside = f", and {listed(tables)} of no split" if tables else ""
-        fact = f"{name} has the splits {', '.join(data.splits) or '(none)'}{beside}"
+        beside = f"; {listed(tables)} of none" if tables else ""
+        splits = counted(len(data.splits), "split")
+        fact = f"{name} has {splits} ({', '.join(data.splits)}{beside})"
         raise DataError("DATA_NO_TRAIN", f"{fact}: rename what to train on to train")
     return train, first_of(VAL_NAMES, data.splits)
 

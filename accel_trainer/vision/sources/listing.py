@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,6 +78,11 @@ class Listing:
     inodes: list[int] = field(default_factory=list)
     metadata: list[Path] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+
+    @cached_property
+    def folders(self) -> set[str]:
+        """The paths of the folders that the photos are in."""
+        return set(map(os.path.dirname, self.photos))
 
 
 def list_photos(folder: Path, *, described_by: Sequence[str] = METADATA) -> Listing:

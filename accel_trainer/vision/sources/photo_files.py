@@ -5,6 +5,7 @@ On disk they are in folders, parquet files, tars, or what `save_to_disk` wrote.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -18,7 +19,6 @@ from .listing import METADATA
 from .metadata import read_metadata
 from .photo_folders import (
     SplitFolders,
-    class_of,
     describe_shared_classes,
     everything_left_out,
     find_classes,
@@ -160,7 +160,7 @@ def _open_metadata(found: SplitFolders, name: str, label_column: str | None) -> 
         splits[split], unread = read_metadata(listing, found.root, name)
         left_out += unread
         if label_column is None:
-            folders = {class_of(path) for path in listing.photos}
+            folders = set(map(os.path.basename, listing.folders))
             for part, table in zip(splits[split], listing.metadata, strict=True):
                 refuse_unnamed_labels(part.dataset.features, str(table), folders)
     return Opened(splits=splits, left_out=left_out)

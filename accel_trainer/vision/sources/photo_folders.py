@@ -95,11 +95,11 @@ def find_classes(found: SplitFolders) -> tuple[str, ...]:
     for listing in found.splits.values():
         _refuse_unread_classes(listing)
     for listing in found.splits.values():
-        refuse_inner_splits(listing.folder, {os.path.dirname(path) for path in listing.photos})
-    names = sorted({class_of(path) for path in paths})
+        refuse_inner_splits(listing.folder, listing.folders)
+    folders = [folder for listing in found.splits.values() for folder in listing.folders]
+    names = sorted(set(map(os.path.basename, folders)))
     if len(names) == 1:
-        folder = os.path.relpath(os.path.dirname(paths[0]), root)
-        _refuse_single_class(found, folder, len(paths))
+        _refuse_single_class(found, os.path.relpath(folders[0], root), len(paths))
     if {name.lower() for name in names} <= {*TRAIN_NAMES, *VAL_NAMES}:
         fact = f"{root} has no class folders: {' and '.join(names)} hold photos themselves"
         raise DataError("DATA_NO_CLASSES", f"{fact}: expected {EXPECTED}")
@@ -141,7 +141,7 @@ def describe_shared_classes(found: SplitFolders) -> list[str]:
     """Return a line for each class with photos of several folders, such as cat/adult, dog/adult."""
     folders = defaultdict[str, set[str]](set)
     for listing in found.splits.values():
-        for place in {os.path.dirname(path) for path in listing.photos}:
+        for place in listing.folders:
             folders[os.path.basename(place)].add(os.path.relpath(place, listing.folder))
     return [
         f"class {name} combines several folders: {listed(places)}"
@@ -211,7 +211,7 @@ def _refuse_unread_classes(listing: Listing) -> None:
     if not listing.photos:
         return
     root = str(listing.folder)
-    read = {os.path.dirname(path) for path in listing.photos}
+    read = listing.folders
     depth = next(iter(read)).count(os.sep)
     unread = defaultdict[str, list[LeftOut]](list)
     for each in listing.left_out:

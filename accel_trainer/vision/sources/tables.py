@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import DataError, reason_of
 from ...core.filesystem import read_file
 from .layouts import EXPECTED, refuse_tables_of_splits
-from .listing import METADATA, LeftOut, reason_to_skip
+from .listing import METADATA, LeftOut, reason_to_skip, subfolders
 from .parquet_files import have_same_types, read_parts
 from .raw import Opened, Part, Split
 from .stamps import cache_of
@@ -36,8 +37,12 @@ _TEXT_MEMBERS = ("txt", "text", "transcript")
 
 def has_tables(root: Path) -> bool:
     """Return whether there are parquet files or tars in the folder or in one of its folders."""
-    patterns = ("*.parquet", "*.tar", "*/*.parquet", "*/*.tar")
-    return any(path.name not in METADATA for pattern in patterns for path in root.glob(pattern))
+    return any(
+        name.endswith(tuple(READERS)) and name not in METADATA
+        for folder in (root, *subfolders(root))
+        for _, _, files in islice(os.walk(folder), 1)
+        for name in files
+    )
 
 
 def is_saved(root: Path) -> bool:

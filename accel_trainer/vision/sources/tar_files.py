@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...core.errors import DataError, listed
+from .class_names import numbers_in
 from .layouts import TRAIN_NAMES, VAL_NAMES, first_of
 from .listing import LITTER, LeftOut, Listing, is_litter, reason_to_skip, skipped
 from .photo_folders import SplitFolders, class_of, everything_left_out, find_classes
@@ -156,7 +157,9 @@ def read_class_tars(
     features = Features({"image": Image(decode=False), "label": ClassLabel(names=list(names))})
     parts = {}
     for split, listing in found.splits.items():
-        rows = [(path, *members[path], names.index(class_of(path))) for path in listing.photos]
+        labels = numbers_in(names, list(map(class_of, listing.photos))).tolist()
+        labelled = zip(listing.photos, labels, strict=True)
+        rows = [(path, *members[path], label) for path, label in labelled]
         dataset = Dataset.from_generator(
             _rows,
             features=features,
