@@ -1567,7 +1567,7 @@ MUTANTS = [
     Mutant(
         "the learning rate of a group is not scaled",
         "accel_trainer/core/learning_rate.py",
-        'learning_rate * group.get("learning_rate_scale", 1.0)',
+        "learning_rate * group.get(RATIO, 1.0)",
         "learning_rate",
         ("tests/core/test_learning_rate.py",),
     ),

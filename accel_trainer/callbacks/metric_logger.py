@@ -21,6 +21,7 @@ from ..core.run_dir import writes_to
 from ..core.types import StepReport
 from ..distributed.machine import peak_memory_bytes
 from ..training.metrics import sums_device
+from .learning_rates import learning_rates
 from .metrics_file import MetricsFile, Row
 from .samples_so_far import SamplesSoFar
 
@@ -108,12 +109,7 @@ class MetricLogger(Callback):
         now_s = self._read_clocks(trainer)
         spent_s = {name: seconds - self._before_s[name] for name, seconds in now_s.items()}
         training_s = spent_s["all"] - spent_s["compile"] - spent_s["evaluation"]
-        values["optim/learning_rate"] = trainer.learning_rate_at(step - 1)
-        values |= {
-            f"optim/{name}/learning_rate": float(optimizer.param_groups[0]["lr"])
-            for name, optimizer in trainer.optimizers.items()
-            if name
-        }
+        values |= learning_rates(trainer.optimizers)
         if trainer.accelerator.scaler is not None:
             values["optim/loss_scale"] = trainer.accelerator.scaler.get_scale()
         if self._timed_samples:  # 0 if this attempt only evaluates what an earlier one trained

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError
+from ..core.learning_rate import RATIO, SCALE
 from ..core.parameters import parameters_of
 from ..core.registry import Stateful
 from .sharded import StoredTensor, load_all, load_like
@@ -152,6 +153,8 @@ class OptimizerState(Stateful):
         kept. All other settings are taken from the checkpoint, since some optimizers change them as
         they train.
         """
+        if any(SCALE in group and RATIO not in group for group in initial):
+            stored, initial = _with_ratios(stored, initial), _with_ratios(initial, initial)
         theirs = {tuple(group["params"]): group for group in stored}
         before = {tuple(group["params"]): group for group in initial}
         numbered = self._optimizer.state_dict()["param_groups"]
@@ -165,8 +168,7 @@ class OptimizerState(Stateful):
                 "start a new run from its weights with --init-from"
             )
         has_rates = len({float(group["lr"]) for group in initial}) > 1
-        before_scale = theirs[keys[0]].get("learning_rate_scale")
-        if has_rates and before_scale != 1 == numbered[0].get("learning_rate_scale"):
+        if has_rates and theirs[keys[0]].get(RATIO) != 1 == numbered[0].get(RATIO):
             raise _misfit(f"has learning rates relative to its first group, {_KEEP_ORDER}")
         groups = []
         shared: dict[int, Any] = {}  # the tensors that groups have in common, as they do by default
@@ -184,6 +186,20 @@ class OptimizerState(Stateful):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `validated` returned."""
         self._optimizer.load_state_dict(state)
+
+
+def _with_ratios(stored: Sequence[Group], initial: Sequence[Group]) -> list[Group]:
+    """Return the groups of an older version, whose `SCALE` was their ratio times a user's factor.
+
+    In the `initial` groups, it was the ratio alone.
+    """
+    ratios = {tuple(group["params"]): group.get(SCALE, 1.0) for group in initial}
+    found: list[Group] = []
+    for group in stored:
+        ratio = ratios.get(tuple(group["params"]), 1.0)
+        factor = group.get(SCALE, 1.0) / (ratio or 1.0)
+        found.append({**group, RATIO: ratio, SCALE: factor})
+    return found
 
 
 def _misfit(fact: str) -> CheckpointError:

@@ -170,7 +170,7 @@ class Callback:
         """Called before the weights change, with the gradients of the whole step, not yet clipped.
 
         They are to be read only; override `train_step` of the trainer to change them. A group's
-        `learning_rate_scale`, by which the optimizer's learning rate is multiplied, may be set.
+        `learning_rate_scale` may be set, by which its learning rate is multiplied.
         """
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:

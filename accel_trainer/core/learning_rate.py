@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.optim import Optimizer
 
+RATIO = "learning_rate_ratio"
+"""The key of a parameter group for its rate relative to the schedule's; the engine sets it."""
+SCALE = "learning_rate_scale"
+"""The key of a parameter group for a further factor, which only the user sets."""
+
 Schedule = Callable[[int], float]
 """Maps the completed optimizer steps (0 before the first) to the learning rate of the next one."""
 
@@ -28,12 +33,12 @@ class Decay:
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of every group, times the group's `learning_rate_scale` if it has one.
+    """Set the learning rate of every group: `learning_rate` times the factors of the group.
 
     A learning rate that is a tensor is set in place.
     """
     for group in optimizer.param_groups:
-        value = learning_rate * group.get("learning_rate_scale", 1.0)
+        value = learning_rate * group.get(RATIO, 1.0) * group.get(SCALE, 1.0)
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(value)
         else:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from ..core.errors import ConfigError, reason_of
+from ..core.learning_rate import RATIO
 from ..core.parameters import Optimizers
 from ..core.tensor_memory import is_dense
 from ..distributed.streams import has_streams
@@ -104,4 +105,4 @@ def keep_ratios(optimizers: Optimizers) -> None:
     """
     groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
     for group in groups:
-        group["learning_rate_scale"] = float(group["lr"]) / float(groups[0]["lr"])
+        group[RATIO] = float(group["lr"]) / float(groups[0]["lr"])

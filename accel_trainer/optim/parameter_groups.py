@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..core.errors import ConfigError
+from ..core.learning_rate import RATIO
 from .config import OptimizerConfig, pattern_values
 
 _BLOCK = re.compile(r"(?:[^.]+\.)*?\d+(?=\.)")  # up to the first part of the name that is a number
@@ -32,7 +33,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
             height = max(depths.values()) - depths[name]
             scales[name] = scales.get(name, 1.0) * config.layer_decay**height
         if name in scales:
-            settings["learning_rate_scale"] = scales[name]
+            settings[RATIO] = scales[name]
         settings["weight_decay"] = decays.get(name, settings["weight_decay"])
         group = groups.setdefault(
             tuple(settings.items()), {"params": [], "param_names": [], **settings}
@@ -72,7 +73,7 @@ def _settings(num_dimensions: int, config: OptimizerConfig) -> dict[str, Any]:
             "filter_momentum": config.filter_momentum,
         }
     decays = num_dimensions > 1 or config.decay_norms_and_biases
-    return {"weight_decay": config.weight_decay if decays else 0.0, "learning_rate_scale": 1.0}
+    return {"weight_decay": config.weight_decay if decays else 0.0, RATIO: 1.0}
 
 
 def layer_depths(names: Iterable[str]) -> dict[str, int]:

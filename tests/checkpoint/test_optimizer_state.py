@@ -19,6 +19,7 @@ from accel_trainer.checkpoint.optimizer_state import OptimizerState
 from accel_trainer.checkpoint.serialization import decode, encode
 from accel_trainer.core.digest import digest_of
 from accel_trainer.core.errors import CheckpointError
+from accel_trainer.core.learning_rate import RATIO, SCALE, set_learning_rate
 from accel_trainer.optim.muon import Muon
 
 Groups = list[dict[str, Any]]
@@ -290,7 +291,7 @@ def with_rates(order: Sequence[int], rates: Sequence[float]) -> Start:
     start = Start(BY_NAME["AdamW"], [parts[index] for index in order])
     for index, group in zip(order, start.optimizer.param_groups, strict=True):
         group["lr"] = rates[index]
-        group["learning_rate_scale"] = rates[index] / rates[order[0]]
+        group[RATIO] = rates[index] / rates[order[0]]
     start.state = OptimizerState(start.optimizer, start.net)
     return start
 
@@ -299,10 +300,59 @@ def test_rates_that_follow_another_first_group_are_refused() -> None:
     before = with_rates([0, 1, 2], [0.1, 0.01, 0.1]).train(range(1))
     for order in ([0, 2, 1], [2, 1, 0], [2, 0, 1]):
         resumed = with_rates(order, [0.1, 0.01, 0.1]).resumed(before)
-        scales = [group["learning_rate_scale"] for group in resumed.optimizer.param_groups]
+        scales = [group[RATIO] for group in resumed.optimizer.param_groups]
         assert scales == pytest.approx([[1.0, 0.1, 1.0][index] for index in order])
     with pytest.raises(CheckpointError, match="learning rates relative to its first group"):
         with_rates([1, 0, 2], [0.1, 0.01, 0.1]).resumed(before)
+
+
+def of_older_version(piece: dict[str, Any], factors: Sequence[float]) -> dict[str, Any]:
+    """Return a piece as before ratios had a key of their own: one number held all factors."""
+    piece = copy.deepcopy(piece)
+    for groups in (piece["initial_groups"], piece["param_groups"]):
+        for group in groups:
+            if RATIO in group:
+                group[SCALE] = group.pop(RATIO)
+    for group, factor in zip(piece["param_groups"], factors, strict=True):
+        if factor != 1:
+            group[SCALE] = group.get(SCALE, 1.0) * factor
+    return piece
+
+
+@pytest.mark.parametrize("rates", [[0.1, 0.1, 0.1], [0.1, 0.02, 0.3], [0.1, 0.0, 0.1]])
+@pytest.mark.parametrize("factors", [[1, 1, 1], [0.25, 1, 0.5], [3, 3, 3]])
+@pytest.mark.parametrize("has_ratios", [True, False])
+def test_an_older_checkpoint_keeps_the_rates_and_the_factors_of_its_user(
+    rates: list[float], factors: list[float], has_ratios: bool
+) -> None:
+    def make() -> Start:
+        start = with_rates([0, 1, 2], rates if has_ratios else [0.1] * 3)
+        for group in start.optimizer.param_groups:
+            if not has_ratios:
+                del group[RATIO]
+        start.state = OptimizerState(start.optimizer, start.net)
+        return start
+
+    before = make().train(range(2))
+    piece = of_older_version(before.state.state_dict(), factors)
+    for _ in range(2):  # the checkpoint that the new version saves is loaded as well
+        after = make()
+        after.state.load_state_dict(after.state.validated(piece))
+        set_learning_rate(after.optimizer, 0.7)
+        ratios = [rate / rates[0] if has_ratios else 1.0 for rate in rates]
+        for number, group in enumerate(after.optimizer.param_groups):
+            assert group.get(RATIO, 1.0) == ratios[number]
+            factor = factors[sorted_place(piece, after, number)]
+            assert group["lr"] == pytest.approx(0.7 * ratios[number] * factor)
+            assert group.get(SCALE, 1.0) == pytest.approx(factor * (ratios[number] != 0))
+        piece = after.state.state_dict()
+
+
+def sorted_place(piece: dict[str, Any], start: Start, number: int) -> int:
+    """Return the place of a group of the optimizer in a piece, which sorts them by names."""
+    names = {each: name for name, each in start.net.named_parameters()}
+    mine = sorted(names[each] for each in start.optimizer.param_groups[number]["params"])
+    return [group["params"] for group in piece["param_groups"]].index(mine)
 
 
 def test_groups_without_parameters_change_nothing() -> None:

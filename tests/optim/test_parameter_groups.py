@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.learning_rate import RATIO
 from accel_trainer.optim.config import OptimizerConfig
 from accel_trainer.optim.parameter_groups import (
     describe_parameters,
@@ -69,9 +70,7 @@ def test_layer_decay_gives_each_block_its_learning_rate() -> None:
         "head.bias": 3,
     }
     groups = parameter_groups(model, OptimizerConfig(layer_decay=0.5))
-    scales = {
-        name: group["learning_rate_scale"] for group in groups for name in group["param_names"]
-    }
+    scales = {name: group[RATIO] for group in groups for name in group["param_names"]}
     assert sorted(scales) == sorted(names)
     blocks = sorted({int(name.split(".")[1]) for name in names})
     for name in names:
@@ -84,9 +83,7 @@ def test_a_pattern_sets_the_learning_rate_and_decay_of_what_it_finds() -> None:
     scales, decays = (r"^layers\.9\.=10", r"^layers\.9\.bias=0.5"), ("bias=0.25",)
     config = OptimizerConfig(weight_decay=0.1, learning_rate_scales=scales, weight_decays=decays)
     groups = parameter_groups(model, config)
-    found = {
-        n: (g["learning_rate_scale"], g["weight_decay"]) for g in groups for n in g["param_names"]
-    }
+    found = {n: (g[RATIO], g["weight_decay"]) for g in groups for n in g["param_names"]}
     assert found["layers.9.weight"] == (10, 0.1)
     assert found["layers.9.bias"] == (0.5, 0.25), "the last pattern counts"
     assert found["layers.0.weight"] == (1, 0.1)

@@ -25,6 +25,7 @@ from accel_trainer import (
     schedule_from_torch,
 )
 from accel_trainer.core.errors import CheckpointError
+from accel_trainer.core.learning_rate import RATIO
 from accel_trainer.optim.optimizers import build_optimizer
 from accel_trainer.run.optimization import build_own_optimizers
 from recipes.distill import DistillationTask
@@ -200,7 +201,7 @@ def test_a_group_without_a_learning_rate_is_refused_in_a_line(place: int) -> Non
         build_own_optimizers({"": with_rates(0.0, 0.1)}, nn.Linear(2, 2))
     builders = {"": with_rates(torch.tensor(0.1), 0)}
     fine = build_own_optimizers(builders, nn.Linear(2, 2))[""]
-    assert [group["learning_rate_scale"] for group in fine.param_groups] == [1, 0]
+    assert [group[RATIO] for group in fine.param_groups] == [1, 0]
 
 
 SCHEDULERS: list[Callable[[Optimizer], Any]] = [
