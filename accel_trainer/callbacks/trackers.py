@@ -126,7 +126,7 @@ class Trackers(Callback):
             if found != self._noted.get(name):
                 self._noted[name] = found
                 with self._dropped_on_error(name):
-                    write_json(_note_of(folder), {"files": found})
+                    write_json(folder.with_suffix(".json"), {"files": found})
 
     @contextmanager
     def _dropped_on_error(self, name: str) -> Iterator[None]:
@@ -177,14 +177,10 @@ def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:
     return tracker
 
 
-def _note_of(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.json")
-
-
 def _files_of_before(folder: Path) -> set[str]:
     """Return the names of the files that the tracker had made in `folder` before this start."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return {*read_json_object(_note_of(folder))["files"]}
+        return {*read_json_object(folder.with_suffix(".json"))["files"]}
     return set()
 
 

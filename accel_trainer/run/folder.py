@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -39,6 +40,8 @@ from .resume import Source, find_source
 MOVED_FOLDERS = "ACCEL_TRAINER_MOVED_FOLDERS"
 """A variable by which a command has a program write elsewhere: new folders by the program's own."""
 
+# Of a path below which those of checkpoints and of a tracker's files still fit, on Linux.
+_MAX_BYTES = 4096 - 256
 _NUM_REMOVALS = 5
 _REMOVAL_S = 0.1
 
@@ -59,7 +62,10 @@ def open_folder(
     """
     check_trackers(run.track)
     wanted = choose()
-    is_new = not os.path.exists(wanted)
+    with writes_to(wanted):
+        is_new = not os.path.exists(wanted)
+        if len(os.fsencode(os.path.realpath(wanted))) > _MAX_BYTES:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     folder = prepare_directory(wanted)
     refuse_strange_entries(folder)
     path = folder / "run.lock"

@@ -573,7 +573,7 @@ class Trainer:
             elif unusable:
                 _logger.warning(
                     "[METRIC] %s decides the best checkpoint and is NaN or inf at step %d: this "
-                    "evaluation is never the best, and uses up --trainer.patience",
+                    "evaluation is never the best, and no improvement",
                     unusable,
                     position.optimizer_step,
                 )

@@ -93,6 +93,19 @@ def test_a_run_on_digits_comes_out_the_same_again(
     assert before["recipe_defaults"] == after["recipe_defaults"]
 
 
+def test_a_rerun_that_a_signal_kills_ends_as_a_shell_tells_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sklearn")
+    recipe = tmp_path / "mine.py"
+    recipe.write_text((ROOT / "recipes" / "minimal.py").read_text())
+    start(recipe, "--output-dir", tmp_path / "first", "--epochs", "1")
+    recipe.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run_command(capsys, ["rerun", "first", "--output-dir", "again"])
+    assert (code, "nothing can be compared" in err) == (143, True)
+
+
 def test_a_rerun_that_differs_says_so_after_what_is_not_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

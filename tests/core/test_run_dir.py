@@ -95,6 +95,16 @@ def test_impossible_names_are_refused_before_anything_is_made(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("num_bytes", [3900, 4033])
+def test_a_path_with_no_room_for_the_names_of_checkpoints_is_refused(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    below = "/".join(["a" * 100] * 40)[: num_bytes - len(str(tmp_path)) - 1].rstrip("/")
+    with pytest.raises(OutputError, match="OUT_DIR_NOT_WRITABLE.*File name too long"):
+        train(make_config(tmp_path / below))
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize("below", ["", "deeper/still"])
 def test_a_file_in_the_way_is_named(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").touch()

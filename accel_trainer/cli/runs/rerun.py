@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         code = process.wait()
     if code:
         tell(f"the rerun ended with exit code {code}: nothing can be compared", file=sys.stderr)
-        return code
+        return code if code > 0 else 128 - code  # as a shell tells of a signal
     again = read_run(folder)
     _warn(run, again, "data")
     return _compare_weights(run, final, again)
