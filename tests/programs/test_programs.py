@@ -17,12 +17,28 @@ from .program import Program, draw
 
 SECONDS_OF_A_DAY = 86_400
 NUM_A_DAY = 12
+# The fewest parts with which each of these once fell.
+FELL = [
+    Program(step="SAM", observers=("counts",)),
+    Program(model="folding", settings=("average",), faults=(Fault("update", 8),)),
+    Program(model="frozen base", states=("anchor", "frozen"), faults=(Fault("update", 8),)),
+    Program(model="momentum encoder", faults=(Fault("update", 5, "TERM"),)),
+    Program(settings=("average", "shards"), processes=(2,)),
+]
 
 
 @pytest.mark.parametrize("seed", slow_but([5, 71], [*range(30), 71]))
 def test_a_killed_program_leaves_the_bytes_of_an_unkilled_one(seed: int, tmp_path: Path) -> None:
     outcome = tried(draw(seed), tmp_path / "program")
     assert not outcome.wrong, f"{outcome} {outcome.program}"
+
+
+@pytest.mark.parametrize("program", slow_but(FELL[:4], FELL), ids=str)
+def test_a_program_that_once_fell_leaves_the_bytes_of_an_unkilled_one(
+    program: Program, tmp_path: Path
+) -> None:
+    outcome = tried(program, tmp_path / "program")
+    assert not outcome.wrong, str(outcome)
 
 
 @pytest.mark.slow
