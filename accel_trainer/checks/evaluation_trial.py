@@ -17,6 +17,7 @@ from ..core.user_code import describe_error
 from ..fault_tolerance.preemption import StopFlag
 from ..training.evaluation import EvaluationFailed, EvaluationRefused
 from ..training.evaluator import Evaluator, check_counted, compute, join
+from .additive import check_additive
 from .coupling import warn_if_coupled
 from .trial_copy import trial_copy
 
@@ -48,7 +49,8 @@ class EvaluationTrial:
         is no error here: some need a trained model, and some metrics need many samples.
 
         Raises:
-            ConfigError: the sums of a metric are not float64, or it cannot measure a batch.
+            ConfigError: the sums of a metric are not float64 or do not add up, or it cannot measure
+                a batch.
             DataError: a label cannot be used.
             EvaluationFailed: the update of a metric raised an error.
         """
@@ -80,6 +82,7 @@ class EvaluationTrial:
                     "add to them in place, as sums.add_(x) does",
                     type(metric).__name__,
                 )
+            check_additive(metric, batches, measured.output)
             join(results, _compute_of_few(metric, sums.cpu()))
         if measured.output is not None and isinstance(measured.output.outputs, Tensor):
             for loader in (self.train_loader, evaluator.loader):

@@ -187,7 +187,7 @@ class Evaluator:
                 seen.append(batch.sample_ids)
                 block_sums.begin_batch(first_sample)
                 first_sample += len(batch)
-                batch, output = _without_ignored(batch, output)
+                batch, output = without_ignored(batch, output)
                 num_counted += len(batch)
                 if not len(batch):
                     continue
@@ -215,7 +215,7 @@ class Evaluator:
         return [each.view(tensor.shape) for each, tensor in zip(merged, tensors, strict=True)]
 
 
-def _without_ignored(batch: Batch, output: StepOutput) -> tuple[Batch, StepOutput]:
+def without_ignored(batch: Batch, output: StepOutput) -> tuple[Batch, StepOutput]:
     """Leave out the samples of which no item counts. **Host sync** if the task counts items."""
     items = output.num_items
     if items is None or not output.is_per_sample or items.all():
