@@ -74,7 +74,9 @@ def train(config: Config) -> RunResult:
         trainer = build_trainer(
             run,
             model=model,
-            processor=hf.BitImageProcessorPil(  # the centre square, as `transform` has it
+            # The centre square, as `transform` has it, for square photos to within rounding. Others
+            # are resized before the crop, which moves them by a part of a pixel.
+            processor=hf.BitImageProcessorPil(
                 size={"shortest_edge": size},
                 crop_size={"height": size, "width": size},
                 resample=2,

@@ -48,13 +48,13 @@ def train(recipe: Any, place: Path, *flags: str) -> Path:
     return place / "run"
 
 
-def photos_of(place: Path) -> list[tuple[Path, str]]:
+def photos_of(place: Path, *, are_square: bool = False) -> list[tuple[Path, str]]:
     """Write photos that are bright at their left, right or bottom; return what a run sets aside."""
     noise = np.random.default_rng(0)
     for number in range(60):
         folder = place / "photos" / ("ant", "bee", "cow")[number % 3]
         folder.mkdir(parents=True, exist_ok=True)
-        pixels = noise.integers(0, 130, (50, 60 + number, 3), np.uint8)
+        pixels = noise.integers(0, 130, (50, 50 if are_square else 60 + number, 3), np.uint8)
         bright = (np.s_[:, :25], np.s_[:, -25:], np.s_[-20:])[number % 3]
         pixels[bright] += 120
         (folder / f"{number}.jpg").write_bytes(encoded(Image.fromarray(pixels)))
@@ -218,15 +218,17 @@ def test_each_export_gives_the_classes_of_evaluate(
 @pytest.mark.slow
 def test_what_transformers_loads_gives_the_classes_of_evaluate(place: Path, capsys: Shown) -> None:
     hf = pytest.importorskip("transformers")
-    labelled = photos_of(place)
+    labelled = photos_of(place, are_square=True)
     data = [
         "--dataset",
         str(place / "photos"),
         "--val-fraction",
         "0.5",
         "--photos.image-size",
-        "24",
+        "32",
     ]
+    # Others are resized by transformers before they are cropped, and at 24 pixels, our
+    # transform decodes these JPEGs at half their size.
     run = train(vit, place, *data, "--onnx")
     files = [path for path, _ in labelled]
     folder = run / "export" / "pretrained"
@@ -239,10 +241,9 @@ def test_what_transformers_loads_gives_the_classes_of_evaluate(place: Path, caps
     found = by_predict(run, files, capsys)
     assert found == by_onnx(run / "export", files)
     right = [label == given for (_, label), given in zip(labelled, found, strict=True)]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    accuracy = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row][-1]
-    assert sum(right) / len(right) == pytest.approx(accuracy)
-    assert sum(a != b for a, b in zip(found, by_name, strict=True)) <= 1, "another resize"
+    best = json.loads((run / "result.json").read_text())["best"]
+    assert sum(right) / len(right) == pytest.approx(best["value"])
+    assert found == by_name
 
 
 @pytest.mark.slow
