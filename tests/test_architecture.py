@@ -589,6 +589,7 @@ RULES = {
             "cli.recipe.exit",
             "cli.recipe.start",
             "checks.preflight",
+            "checks.boundaries",  # whether steps change it
             "run.provenance",  # records it
             "run.folder",  # which a command may replace
             "run.known_recipes",  # where the list of starts lies
@@ -796,7 +797,7 @@ def test_the_engine_can_be_read_in_an_afternoon() -> None:
 
 
 def test_the_checks_are_smaller_than_what_they_watch() -> None:
-    assert count_tokens_in("checks") <= 16_000
+    assert count_tokens_in("checks") <= 16_500
 
 
 def modules_after(statement: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -35,7 +36,7 @@ from .subject import (
     refuse_changes,
 )
 from .unchanged import left_unchanged
-from .unsaved_state import is_of_user
+from .unsaved_state import defaults_of, is_of_user
 
 _ALIGNMENT = 64  # bytes, of the memory of a new tensor
 IN_STEPS = {"before_micro_batch", "on_micro_batch", "before_update", "on_step_end"}
@@ -65,13 +66,21 @@ class BoundaryChecks(Inspector):
         attributes: Callable[[], Mapping[str, object]],
     ) -> None:
         """Note where to find what changes later."""
+        self._trainer = trainer
         self._read_state = read_state
         self._attributes = attributes
 
     def parts(self) -> dict[str, object]:
         """Return the parts that no checkpoint holds as a whole, by name."""
-        kept = {f"trainer.{name}": each for name, each in self._attributes().items()}
-        return self._subject.unstored | kept
+        kind = type(self._trainer)
+        unneeded = getattr(kind, "unsaved_attributes", ())
+        kept = {
+            f"trainer.{name}": each
+            for name, each in {**defaults_of(kind), **self._attributes()}.items()
+            if name not in unneeded
+        }
+        elsewhere = {"trainer": kind, "os.environ": dict(os.environ)}
+        return self._subject.unstored | kept | elsewhere
 
     def measuring(self, name: str, model: nn.Module) -> AbstractContextManager[None]:
         """Refuse what the first evaluations of this name leave changed in a model."""

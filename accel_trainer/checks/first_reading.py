@@ -15,11 +15,10 @@ from accelerate import Accelerator
 
 from ..core.errors import ConfigError
 from ..core.rng import preserved_generators, seed_generators
-from ..data.fingerprint import hash_value
 from ..data.loader import EvalLoader, TrainLoader
 from ..data.stream import StreamReader
 from ..distributed.collectives import differing_lines, gather_rows
-from .used_up import start_again
+from .used_up import hash_of, start_again
 
 _NUM_COMPARED = 16  # samples
 
@@ -104,7 +103,7 @@ class _FirstReading:
         for position, sample in samples:
             if not self.hashes:
                 self.position = position
-            self.hashes.append(_hash(sample))
+            self.hashes.append(hash_of(sample))
             yield position, sample
 
     def read_again(self, number: int) -> list[bytes]:
@@ -112,14 +111,7 @@ class _FirstReading:
         with preserved_generators(torch.device("cpu")):
             seed_generators(0)
             samples = self.reader.samples_from(self._epoch, 0)
-            return [_hash(sample) for _, sample in islice(samples, number)]
-
-
-def _hash(sample: Any) -> bytes:
-    try:
-        return hash_value(sample)
-    except Exception:  # of what cannot be pickled
-        return b""
+            return [hash_of(sample) for _, sample in islice(samples, number)]
 
 
 def _replace_once(owner: Any, method: str, first: Callable[..., Any]) -> None:

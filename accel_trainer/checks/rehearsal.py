@@ -89,6 +89,7 @@ class Rehearsal(Inspector):
         self._optimizers = named_parts(self.subject.optimizers)
         self._fresh = {name: _copy_optimizer(each) for name, each in self._optimizers.items()}
         self._watching = ExitStack()
+        self._reading = ExitStack()
         is_main = self.subject.accelerator.is_main_process
         self._arguments = HookArguments(self.subject.model, is_main=is_main)
         self._uses: list[StepUse] = []
@@ -99,6 +100,7 @@ class Rehearsal(Inspector):
     def close(self) -> None:
         """Stop looking at a step that has failed."""
         self._watching.close()
+        self._reading.close()
 
     # --- before the first step ---
 
@@ -116,8 +118,9 @@ class Rehearsal(Inspector):
             Exception: an evaluation cannot work.
         """
         self._read_state = read_state
+        self._trainer = trainer
         self.boundaries.begin(trainer, read_state, attributes)
-        self._marks = [self._mark()]
+        self._marks = [self._mark(is_first=True)]
         plan = trainer.loader.plan
         # A resume on other processes may split a step otherwise.
         is_tried = trainer.state.optimizer_step == 0 or has_lone_sample(plan)
@@ -126,8 +129,8 @@ class Rehearsal(Inspector):
             with self.activity.during("evaluation"), watched:
                 self._try_evaluations(trainer.loader)
 
-    def _mark(self) -> Marks:
-        return self.subject.mark(self.boundaries.parts())
+    def _mark(self, *, is_first: bool = False) -> Marks:
+        return self.subject.mark(self.boundaries.parts(), is_first=is_first)
 
     def _try_evaluations(self, train_loader: object) -> None:
         """Call each `run` that has a `limit`, and warn of what it changes and no checkpoint holds.
@@ -215,15 +218,20 @@ class Rehearsal(Inspector):
         return {name: digest_of(state.state_dict()) for name, state in self.subject.states.items()}
 
     def _watch_reads(self) -> None:
-        """Watch the attributes that the first step has set: does the second one read them?"""
+        """Watch the attributes that the first step has set: does the second one read them?
+
+        Or one of its hooks.
+        """
         first, second = self._marks
+        owners = {**self.boundaries.parts(), "trainer": self._trainer}
         for name, (kind, _) in second.items():
             if first.get(name, (NoneType,))[0] is NoneType is not kind:
                 part, *path = name.split(".")
-                with suppress(LookupError, AttributeError, TypeError):  # of a class or a file
-                    owner = reduce(getattr, path[:-1], self.boundaries.parts()[part])
-                    watched = watched_read(owner, path[-1], name, self._read)
-                    self._watching.enter_context(watched)
+                if part not in owners:  # of a class, or a file
+                    continue
+                with suppress(AttributeError, TypeError):  # what an optimizer or a hook holds
+                    owner = reduce(getattr, path[:-1], owners[part])
+                    self._reading.enter_context(watched_read(owner, path[-1], name, self._read))
 
     # --- between steps ---
 
@@ -266,6 +274,7 @@ class Rehearsal(Inspector):
             CheckpointError: a resume could not load the checkpoint, or would differ from the live
                 state of some process, or there is no room for a checkpoint.
         """
+        self._reading.close()
         if report.was_skipped:
             return self
         with left_unchanged("a state_dict", self.subject.model):

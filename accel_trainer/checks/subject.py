@@ -47,9 +47,13 @@ class Subject:
         """The parts whose state is not in a checkpoint, or not as a whole."""
         self._named: set[str] = set()
 
-    def mark(self, parts: Mapping[str, object]) -> Marks:
-        """Return marks of the values that `parts` keep where no checkpoint has them."""
-        return mark_unsaved(parts, model=self.model, stored=self._stored())
+    def mark(self, parts: Mapping[str, object], *, is_first: bool = False) -> Marks:
+        """Return marks of the values that `parts` keep where no checkpoint has them.
+
+        The first ones have the defaults of classes, too, which later values are compared with.
+        """
+        stored = self._stored()
+        return mark_unsaved(parts, model=self.model, stored=stored, has_defaults=is_first)
 
     def _stored(self) -> list[object]:
         """Return the user's states, and their tensors, which other parts may hold, too.
@@ -65,7 +69,7 @@ class Subject:
     @contextmanager
     def watching(self, parts: Mapping[str, object], what: str, fix: str) -> Iterator[None]:
         """Warn of what `what`, which runs in the block, changes in `parts` and nothing stores."""
-        before = self.mark(parts)
+        before = self.mark(parts, is_first=True)
         yield
         fix = f"{fix}, or if no result depends on it, {NOT_NEEDED}"
         self.warn(f"{what} changes", changed(before, self.mark(parts)), fix)

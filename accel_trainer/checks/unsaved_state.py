@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
+import array
+import ctypes
+import gc
 import inspect
+import io
 import itertools
+import operator
+import queue
 import random
 import sys
 import sysconfig
+import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import cache, partial
+from multiprocessing.sharedctypes import SynchronizedBase
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,11 +39,21 @@ from .model_watch import hooks_of
 _MAX_ITEMS = 1000
 _MAX_BYTES = 2**16
 _MAX_SUMMED_BYTES = 2**24
-# Types whose `repr`, or whose `__reduce__`, shows their value.
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
-_REDUCED = (itertools.count, random.Random, np.random.Generator)
+QUEUES = (queue.Queue, queue.SimpleQueue)
+_IN_BYTES = (bytearray, array.array, ctypes.c_int.__mro__[2])
+# What shows the value of an object, by its type.
+_CONTENT: dict[tuple[type, ...], Callable[[Any], object]] = {
+    (type(None), bool, int, float, complex, str, bytes, np.generic): repr,
+    (random.Random,): lambda each: repr(each.__reduce__()),
+    (np.random.Generator,): lambda each: repr(each.bit_generator.__reduce__()),
+    _IN_BYTES: bytes,
+    QUEUES: lambda each: each.qsize(),
+}
+# Objects of which another one shows the value.
+_HOLDING = (SynchronizedBase, ContextVar, SimpleNamespace, argparse.Namespace, threading.local)
 _INSTALLED = {"site-packages", "dist-packages"}
-_CODE = (type, ModuleType, property, classmethod, staticmethod)
+_CACHED = type(cache(int))
+_CODE = (FunctionType, MethodType, ModuleType, type, _CACHED)
 
 Mark = tuple[Any, object]
 """Shows whether a value has changed: its type (of a tensor with dtype and shape), and its
@@ -53,7 +73,11 @@ def _set_by_libraries() -> frozenset[str]:
 
 
 def mark_unsaved(
-    parts: Mapping[str, object], *, model: nn.Module, stored: Sequence[object] = ()
+    parts: Mapping[str, object],
+    *,
+    model: nn.Module,
+    stored: Sequence[object] = (),
+    has_defaults: bool = False,
 ) -> dict[str, Mark]:
     """Return marks, by name, of the values that `parts` keep where no checkpoint has them.
 
@@ -62,16 +86,18 @@ def mark_unsaved(
     These values are:
 
     - attributes of the parts, and of torch's modules and objects of the user's classes in them,
+      which a class may have as a default (with `has_defaults`),
     - whether parameters are trained,
     - attributes of their classes, and the state of optimizers inside of them,
     - what functions among them, and the hooks of modules, close over,
-    - globals of the files that define these classes and functions.
+    - globals of the files that define these classes and functions, and of the user's files and
+      classes that these name.
 
     Left out are the model's tensors, what is `stored` otherwise, attributes that libraries set,
     tensors that autograd has computed, arrays that are files, and names in the
     `unsaved_attributes` of an object, class or file, which no resume needs.
     """
-    walk = _Walk(model, parts, stored)
+    walk = _Walk(model, parts, stored, has_defaults=has_defaults)
     for name, part in parts.items():
         walk.visit(name, part)
     for function in walk.functions:  # a part that one closes over has its own name
@@ -81,9 +107,15 @@ def mark_unsaved(
 
 class _Walk:
     def __init__(
-        self, model: nn.Module, parts: Mapping[str, object], stored: Sequence[object]
+        self,
+        model: nn.Module,
+        parts: Mapping[str, object],
+        stored: Sequence[object],
+        *,
+        has_defaults: bool,
     ) -> None:
         self._parts = parts.values()
+        self._has_defaults = has_defaults
         self.marks: dict[str, Mark] = {}
         self.functions: list[FunctionType] = []
         known = itertools.chain(model.parameters(), model.buffers(), stored)
@@ -95,13 +127,11 @@ class _Walk:
             called = {"func": value.func, "args": value.args, **value.keywords}
             self._visit_all(name, value, called)
             return
-        if isinstance(value, MethodType):
-            self.visit(name, value.__self__)
-            value = value.__func__
-        if isinstance(value, FunctionType):
-            self.functions.append(value)
+        if isinstance(value, _CODE):
+            self._visit_code(name, value)
             return
-        is_users = is_of_user(type(value))
+        # A ctypes array belongs to the file that first names its length.
+        is_users = is_of_user(type(value)) and not isinstance(value, _IN_BYTES)
         has_attributes = hasattr(value, "__dict__") or bool(getattr(value, "__slots__", ()))
         if isinstance(value, nn.Module | Optimizer) or (is_users and has_attributes):
             if id(value) not in self._seen:
@@ -110,7 +140,24 @@ class _Walk:
             return
         with suppress(Exception):
             if (mark := self._mark(value)) is not None:
-                self.marks[name] = mark
+                # A callback has the name of its class, whose values it may have replaced.
+                self.marks.setdefault(name, mark)
+
+    def _visit_code(self, name: str, value: Any) -> None:
+        """Visit what a function, a method, a class or a file of the user's has."""
+        if isinstance(value, MethodType):
+            self.visit(name, value.__self__)
+            value = value.__func__
+        if isinstance(value, _CACHED):
+            if _draws(value.__wrapped__):
+                self.marks[f"{name}.cache_info"] = type(value), value.cache_info()
+            value = value.__wrapped__
+        if isinstance(value, FunctionType):
+            self.functions.append(value)
+        elif isinstance(value, type):
+            self.visit_code(value)
+        elif isinstance(value, ModuleType) and _is_users(value.__name__):
+            self._visit_owner(value.__name__, value)
 
     def _visit_object(self, name: str, value: Any, *, is_users: bool) -> None:
         if isinstance(value, nn.Module):
@@ -127,10 +174,14 @@ class _Walk:
                 self.visit(f"{name}.hook", hook)
             if type(value).get_extra_state is not nn.Module.get_extra_state:
                 return  # it stores its attributes itself
+        if isinstance(value, Iterator):
+            self.marks[name] = type(value), None
         if isinstance(value, Optimizer) and not any(value is part for part in self._parts):
             self.visit(f"{name}.state", value.state)
         if is_users or type(value).__module__.startswith("torch.nn."):  # as `p` of a dropout
             values = _values_in(value)
+            if self._has_defaults:
+                values = defaults_of(type(value)) | values
             own = {key: each for key, each in values.items() if key not in _set_by_libraries()}
             self._visit_all(name, value, own)
         self.visit_code(*type(value).__mro__)
@@ -140,8 +191,7 @@ class _Walk:
         for key, value in list(values.items()):
             if key.startswith("__") or key in unneeded:
                 continue
-            is_code = inspect.isroutine(value) or isinstance(value, _CODE)
-            if not is_code or isinstance(value, FunctionType | MethodType):
+            if not _is_code(value) or isinstance(value, _CODE):
                 self.visit(f"{name}.{key}", value)
 
     def visit_code(self, *found: type | FunctionType) -> None:
@@ -149,10 +199,14 @@ class _Walk:
         for code in found:
             if is_of_user(code):
                 module = sys.modules.get(code.__module__)
-                for name, owner in ((code.__qualname__, code), (code.__module__, module)):
-                    if owner is not None and id(owner) not in self._seen:
-                        self._seen.add(id(owner))
-                        self._visit_all(name, owner, _values_in(owner))
+                self._visit_owner(code.__qualname__, code)
+                if module is not None:
+                    self._visit_owner(code.__module__, module)
+
+    def _visit_owner(self, name: str, owner: Any) -> None:
+        if id(owner) not in self._seen:
+            self._seen.add(id(owner))
+            self._visit_all(name, owner, _values_in(owner))
 
     def _mark(self, value: Any) -> Mark | None:
         if isinstance(value, torch.Generator):
@@ -165,16 +219,39 @@ class _Walk:
             if value.nbytes > _MAX_SUMMED_BYTES:  # such as data in memory: a sum takes seconds
                 value = local_part(value).reshape(-1)[:: value.nbytes // _MAX_BYTES]
             return mark_tensor(value)
-        if isinstance(value, _PLAIN):
-            return type(value), repr(value)
-        if isinstance(value, _REDUCED):
-            return type(value), repr(getattr(value, "bit_generator", value).__reduce__())
+        for kinds, read in _CONTENT.items():
+            if isinstance(value, kinds):
+                return type(value), read(value)
+        if isinstance(value, _HOLDING):
+            return type(value), self._mark(_held_by(value))
+        if isinstance(value, Iterator):
+            return type(value), self._place_of(value)
+        return self._mark_items(value)
+
+    def _mark_items(self, value: Any) -> Mark | None:
         if not isinstance(value, list | tuple | set | frozenset | deque | Mapping):
             return None
         if len(value) > _MAX_ITEMS:
             return type(value), len(value)
         items = value.items() if isinstance(value, Mapping) else value
         return type(value), [self._mark(item) for item in items]
+
+    def _place_of(self, value: Any) -> object:
+        """Return what shows how far an iterator, or a file that is read, has come."""
+        if isinstance(value, io.IOBase):
+            return None if value.writable() else getattr(value, "buffer", value).tell()
+        if isinstance(value, GeneratorType):
+            if (frame := value.gi_frame) is None:
+                return None
+            # A loop keeps its iterator on the stack.
+            inner = [each for each in gc.get_referents(value) if isinstance(each, Iterator)]
+            held = [self._mark(each) for each in (*frame.f_locals.values(), *inner)]
+            return frame.f_lasti, held
+        if type(value).__module__ not in ("builtins", "itertools"):
+            return getattr(value, "_num_yielded", None)  # of torch's loaders
+        held = [self._mark(each) for each in gc.get_referents(value)]
+        number = repr(value) if isinstance(value, itertools.count) else None
+        return operator.length_hint(value), number, held
 
 
 def mark_tensor(tensor: Tensor) -> Mark:
@@ -188,10 +265,38 @@ def mark_tensor(tensor: Tensor) -> Mark:
     return kind, (int(sum_of_bits(flat)), bytes_of(sample).numpy().tobytes())
 
 
+def _held_by(value: Any) -> object:
+    if isinstance(value, SynchronizedBase):
+        return value.get_obj()
+    return value.get(None) if isinstance(value, ContextVar) else vars(value)
+
+
+def _is_code(value: object) -> bool:
+    kinds = (type, ModuleType, property, classmethod, staticmethod)
+    return inspect.isroutine(value) or isinstance(value, kinds)
+
+
+def _draws(function: Any) -> bool:
+    """Return whether a function seems to draw random numbers, which a cache then keeps."""
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    return any("rand" in name or name in ("normal", "uniform", "shuffle") for name in names)
+
+
+def defaults_of(kind: type) -> dict[str, Any]:
+    """Return what an object of the user's class has before it sets an attribute of its own."""
+    classes = [each for each in reversed(kind.__mro__) if is_of_user(each)]
+    found = {name: value for each in classes for name, value in vars(each).items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if not name.startswith("__") and not _is_code(value)
+    }
+
+
 def _values_in(owner: Any) -> dict[str, Any]:
     """Return the attributes of an object, and what a function closes over."""
     if isinstance(owner, FunctionType):
-        closed = dict[str, Any](defaults=owner.__defaults__)
+        closed = {"defaults": owner.__defaults__, **(owner.__kwdefaults__ or {})}
         with suppress(ValueError):  # of a cell that is still empty
             closed |= inspect.getclosurevars(owner).nonlocals
         return {**vars(owner), **closed}

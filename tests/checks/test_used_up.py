@@ -41,7 +41,7 @@ SAMPLES = [
     for number, each in enumerate(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)))
 ]
 LINES = "".join(f"{number}\n" for number in range(64))
-ONCE: Iterator[Any] = iter(())  # each case makes a new one
+ONCE: Any = None  # each case makes a new one
 
 
 class Held:
@@ -153,6 +153,7 @@ def test_what_a_first_reading_uses_up_is_refused_by_name(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(sys.modules[__name__], "ONCE", None)
     with pytest.raises(ConfigError, match="train_set cannot be read from its start") as refused:
         start_again("train_set", used_up(name, tmp_path), 0)
     assert refused.value.code == "DATA_STREAM"
