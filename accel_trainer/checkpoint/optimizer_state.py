@@ -194,12 +194,11 @@ def _with_ratios(stored: Sequence[Group], initial: Sequence[Group]) -> list[Grou
     In the `initial` groups, it was the ratio alone.
     """
     ratios = {tuple(group["params"]): group.get(SCALE, 1.0) for group in initial}
-    found: list[Group] = []
-    for group in stored:
-        ratio = ratios.get(tuple(group["params"]), 1.0)
-        factor = group.get(SCALE, 1.0) / (ratio or 1.0)
-        found.append({**group, RATIO: ratio, SCALE: factor})
-    return found
+    return [
+        {**group, RATIO: ratio, SCALE: group.get(SCALE, 1.0) / (ratio or 1.0)}
+        for group in stored
+        for ratio in (ratios.get(tuple(group["params"]), 1.0),)
+    ]
 
 
 def _misfit(fact: str) -> CheckpointError:

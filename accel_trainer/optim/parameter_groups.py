@@ -22,6 +22,13 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     """
     groups: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
     depths = layer_depths(name for name, _ in model.named_parameters())
+    if config.layer_decay and len({*depths.values()}) < 3:
+        raise ConfigError(
+            "CONFIG",
+            "--optimizer.layer-decay goes by numbered blocks such as blocks.0, and the names "
+            f"({', '.join(depths)[:80]}) have fewer than two beside a stem or a head: leave it "
+            "out, set --optimizer.learning-rate-scales, or pass the net without its wrapper",
+        )
     trained = {
         name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
     }

@@ -42,6 +42,7 @@ from ..checks.parts import (
     check_parts,
     check_states,
 )
+from ..checks.rates import describe_rates
 from ..checks.reader_trial import try_reader
 from ..checks.rehearsal import Rehearsal
 from ..checks.schedules import describe_misfit
@@ -217,7 +218,8 @@ def build_trainer(
     all_callbacks = build_callbacks(
         run,
         banner=_banner(run, data.train, model, optimization, header)
-        + describe_switched(given, kept),
+        + describe_switched(given, kept)
+        + describe_rates(optimization.optimizers),
         history=history,
         num_eval_samples=sum(each.num_samples for each in data.eval_loaders[:1]),
         export_config=export_config,

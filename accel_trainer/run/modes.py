@@ -33,8 +33,11 @@ def kept_in_evaluation(
         return {}
     kept = {}
     for name, module in model.named_modules():
-        if hasattr(module, "running_mean") or name in given:
-            tensors = [*dict(module.named_parameters())] or [*dict(module.named_buffers())]
-            if tensors and all(re.search(pattern, f"{name}.{each}") for each in tensors):
-                kept[name] = module
+        tensors = dict(module.named_parameters()) or dict(module.named_buffers())
+        if (
+            tensors
+            and (hasattr(module, "running_mean") or name in given)
+            and all(re.search(pattern, f"{name}.{each}") for each in tensors)
+        ):
+            kept[name] = module
     return kept

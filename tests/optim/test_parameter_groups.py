@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 
 import pytest
 from torch import nn
+from torch.optim import SGD
 
+from accel_trainer.checks.rates import describe_rates
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.learning_rate import RATIO
 from accel_trainer.optim.config import OptimizerConfig
@@ -129,3 +133,44 @@ def test_a_pattern_that_freezes_all_parameters_or_none_is_refused(pattern: str, 
         ConfigError, match=f"matches {which} of the 8 parameters .*: it must match some, not all"
     ):
         freeze(make_net(), pattern)
+
+
+class Net(nn.Module):
+    """A stem, blocks and a head, which may be registered in another order than they are called."""
+
+    def __init__(self, *, head_first: bool = False) -> None:
+        super().__init__()
+        if head_first:
+            self.head = nn.Linear(4, 2)
+        self.stem = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+        if not head_first:
+            self.head = nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Identity(), Net()),
+        lambda: nn.Sequential(Net(), nn.Linear(2, 2)),
+        lambda: nn.Linear(4, 2),
+        lambda: nn.ModuleDict({"one": nn.Linear(4, 4), "other": nn.Linear(4, 4)}),
+    ],
+)
+def test_a_layer_decay_that_finds_no_ladder_is_refused(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(ConfigError, match=r"CONFIG.*layer-decay"):
+        parameter_groups(make(), OptimizerConfig(layer_decay=0.5))
+
+
+@pytest.mark.parametrize("head_first", [False, True])
+def test_the_ladder_of_learning_rates_is_told_by_name(head_first: bool) -> None:
+    model = Net(head_first=head_first)
+    groups = parameter_groups(model, OptimizerConfig(layer_decay=0.5))
+    line = describe_rates({"": SGD(groups, lr=0.1)})
+    told = ("head.weight x 0.125", "blocks.0.weight x 0.25", "blocks.2.weight x 1")
+    if not head_first:
+        told = ("stem.weight x 0.0625", "blocks.0.weight x 0.125", "head.weight x 1")
+    for part in told:
+        assert re.search(rf"{re.escape(part)}(,|$)", line), line
+    plain = parameter_groups(model, OptimizerConfig())
+    assert describe_rates({"": SGD(plain, lr=0.1)}) == ""
