@@ -32,6 +32,8 @@ _PLACEHOLDER = re.compile(r"[A-Z][A-Z/_]*|\.\.\.")  # placeholders for the reade
 # Flags of docker, sbatch, mypy, pytest, timm, trackers and benchmarks, and the doctor's `--json`.
 OF_OTHERS = {
     "--part",
+    "--number",
+    "--simplify",
     "--shm-size",
     "--ipc",
     "--signal",

@@ -61,7 +61,8 @@ def make_run(folder: Path, recipe: object, name: object = ID, sha256: str | None
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text("seed: 1\n")
     code = {"recipe": str(recipe), "sha256": sha256, "git_commit": None}
-    (folder / "environment.json").write_text(json.dumps({"id": name, "code": code}))
+    recorded = {"id": name, "code": code, "command": {"arguments": [str(recipe)]}}
+    (folder / "environment.json").write_text(json.dumps(recorded))
     return folder
 
 
