@@ -18,7 +18,6 @@ REMOVED = {
     "accel_trainer.vision.PhotoLoader": "accel_trainer.vision.AugmentedPhotoReader",
     "accel_trainer.vision.PhotoEvalLoader": "accel_trainer.vision.PhotoReader",
     "accel-trainer audit": "accel-trainer rerun",
-    "accel-trainer compare --page": "--json",
     "accel-trainer diff --effect": "accel-trainer compare",
     "accel-trainer why --page": "--json; accel-trainer report draws the curves",
     "accel-trainer plan --hours": "--within; or --hours with --schedule.shape trunk",

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from ...core.errors import ConfigError
-from ...removed import refuse_removed_command
 
 
 class CommandParser(argparse.ArgumentParser):

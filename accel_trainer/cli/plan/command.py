@@ -61,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
     _check(options)
     can_measure = options.num_processes <= _num_devices()
     config_class = RecipeConfig if recipe is None else find_config_class(recipe)
+    refuse_removed_command("plan", [flag for flag in flags if flag.partition("=")[0] != "--hours"])
     config = parse_config(config_class, flags, description=__doc__)
     hours = config.trainer.hours
     if hours is not None:
