@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ...core.errors import ConfigError
+from ...removed import refuse_removed_command
 
 
 class CommandParser(argparse.ArgumentParser):
