@@ -42,13 +42,9 @@ class MetricsFile:
 
     def append(self, row: Row) -> None:
         """Write a row. NaN and inf are written as strings: JSON has neither."""
-        values = {
-            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in row.items()
-        }
         with self._lock:
             is_first = not self._unwritten
-            self._unwritten += json.dumps(values, allow_nan=False).encode() + b"\n"
+            self._unwritten += json.dumps(without_nan(row), allow_nan=False).encode() + b"\n"
             try:
                 self._write()
             except OSError as error:
@@ -86,3 +82,12 @@ class MetricsFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def without_nan(value: Any) -> Any:
+    """Return NaN and inf in nested values as texts: JSON has neither."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [*map(without_nan, value)]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

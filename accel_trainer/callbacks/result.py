@@ -21,7 +21,7 @@ from ..core.run_dir import writes_to
 from ..distributed.machine import peak_memory_bytes
 from ..training.evaluation_file import EVALUATION_FILE, as_tensor_if_long
 from .metric_logger import MetricLogger
-from .metrics_file import MetricsFile, Row
+from .metrics_file import MetricsFile, Row, without_nan
 
 _MAX_RESULT_BYTES = 2**26
 
@@ -90,7 +90,7 @@ def write_result(
         "optimizer_step": result.position.optimizer_step,
         "epoch": result.position.epoch,
         "samples_seen": result.position.samples_seen,
-        "metrics": _listed(result.metrics),
+        "metrics": without_nan(_listed(result.metrics)),
         "best": result.best and vars(result.best),
         **more,
     }
@@ -99,7 +99,7 @@ def write_result(
     with suppress(OSError, ValueError):  # there is no result yet, or no whole one
         known = read_json_object(path, max_bytes=_MAX_RESULT_BYTES)
     if known != known | json.loads(json.dumps(outcome)):
-        data = json.dumps({**outcome, **measured}, indent=1).encode()
+        data = json.dumps({**outcome, **measured}, indent=1, allow_nan=False).encode()
         with writes_to(folder):
             filesystem.write_file_atomic(path, data)
 

@@ -180,10 +180,13 @@ def _write_or_link(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, 
             return entry
     filesystem.create_file(path, chunks)
     for other in () if is_intact else others:
-        with suppress(CheckpointError):
+        with suppress(CheckpointError, OSError):
             listed = read_manifest(other)[1]["files"].get(path.name)
             if listed == entry and not _has(other / path.name, entry):
-                _mend(other / path.name, path, chunks)
+                with suppress(FileNotFoundError):
+                    filesystem.disk.remove(other / path.name)
+                filesystem.disk.link(other / path.name, path)
+                _logger.warning("%s/%s was damaged: it is written again", other.name, path.name)
     return entry
 
 
@@ -191,17 +194,6 @@ def _has(path: Path, entry: Mapping[str, object]) -> bool:
     with suppress(OSError):
         return filesystem.sha256_of(path) == entry["sha256"]
     return False
-
-
-def _mend(path: Path, intact: Path, chunks: Sequence[filesystem.Chunk]) -> None:
-    with suppress(FileNotFoundError):
-        filesystem.disk.remove(path)
-    try:
-        filesystem.disk.link(path, intact)
-    except OSError:
-        filesystem.create_file(path, chunks)
-    filesystem.disk.sync_directory(path.parent)
-    _logger.warning("%s/%s was damaged: it is written again", path.parent.name, path.name)
 
 
 def entry_of(chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:

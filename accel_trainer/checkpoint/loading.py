@@ -44,12 +44,9 @@ def load_checkpoint(
         return loaded
 
     names = candidates(directory, name)
-    found = first_valid(names, load, level=logging.WARNING if name is None else logging.DEBUG)
-    if found is None and name is not None:
-        return load(name)  # raises what is damaged
-    if found is None and has_checkpoints(directory):
-        raise none_valid(directory)
-    return found
+    if not names and not has_checkpoints(directory):
+        return None
+    return first_valid(directory, name, names, load)
 
 
 def candidates(directory: Path, name: str | None = None) -> list[str]:
@@ -69,26 +66,31 @@ def candidates(directory: Path, name: str | None = None) -> list[str]:
 
 
 def first_valid(
-    names: Sequence[str], load: Callable[..., LoadedCheckpoint], *, level: int = logging.WARNING
-) -> LoadedCheckpoint | None:
-    """Return what `load` returns for the first checkpoint that is not damaged; None: all are.
+    directory: Path,
+    name: str | None,
+    names: Sequence[str],
+    load: Callable[..., LoadedCheckpoint],
+    *,
+    level: int = logging.WARNING,
+) -> LoadedCheckpoint:
+    """Return what `load` returns for the first checkpoint that is not damaged.
 
     If all are, it is the first that `load` accepts `without` FROZEN_FILE, which they may share. A
-    damaged one is reported at `level` and passed over; the next save quarantines it.
+    damaged one is reported at `level` and passed over; the next save quarantines it. `name` is the
+    one that was asked for, None for any.
+
+    Raises CheckpointError if there is none.
     """
     for without in ("", FROZEN_FILE):
-        for name in names:
+        for each in names:
             try:
-                return load(name, without=without)
+                return load(each, without=without)
             except DamagedError as error:
-                if not without:
-                    _logger.log(level, "%s is passed over: %s", name, error)
-    return None
-
-
-def none_valid(directory: Path) -> CheckpointError:
-    """Return the error of a run whose checkpoints are all damaged, or gone."""
-    return CheckpointError(
+                if not (without or name):
+                    _logger.log(level, "%s is passed over: %s", each, error)
+    if name is not None:
+        return load(name)  # raises what is damaged
+    raise CheckpointError(
         "CKPT_NONE_VALID",
         f"{directory} has no valid checkpoint: restore one, or move the damaged ones away to train "
         "from scratch",

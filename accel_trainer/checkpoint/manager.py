@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ..core import filesystem
-from ..core.errors import CheckpointError, DivergedError
+from ..core.errors import CheckpointError, ConfigError, DivergedError
+from ..core.json_files import dump_json, parse_json
 from ..core.registry import WEIGHTS, Pieces
 from ..core.run_dir import free_bytes, writes_to
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
@@ -25,7 +26,7 @@ from .config import CheckpointConfig
 from .format import FROZEN, commit_mark, is_committed, list_checkpoints, write_checkpoint
 from .frozen import marks_of, split_frozen
 from .read_back import check_readable
-from .serialization import Encoded, copy_metadata, encode, first_nonfinite
+from .serialization import Encoded, encode, first_nonfinite
 from .sharded import local_slices
 from .staging import Snapshot
 
@@ -287,3 +288,17 @@ class Checkpointer:
         finally:
             self.is_closed = True
             self._executor.shutdown()
+
+
+def copy_metadata(metadata: Mapping[str, Any] | None, name: str = "metadata") -> dict[str, Any]:
+    """Return what a user notes in checkpoints, as it comes back from JSON: a tuple as a list.
+
+    Raises ConfigError for what JSON cannot hold.
+    """
+    try:
+        return dict(parse_json(dump_json({**(metadata or {})})))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            "METADATA",
+            f"{name} is not JSON ({error}): give a dict of texts, numbers, lists and dicts",
+        ) from None

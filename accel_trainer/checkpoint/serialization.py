@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import starmap
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core.digest import bytes_of
-from ..core.errors import CheckpointError, ConfigError
+from ..core.errors import CheckpointError
 from ..core.filesystem import Chunk
 from ..core.json_files import dump_json, parse_json
 
@@ -26,6 +26,7 @@ DTYPES = {
     "U64": torch.uint64,
     "I64": torch.int64,
     "F64": torch.float64,
+    "C64": torch.complex64,
     "F32": torch.float32,
     "U32": torch.uint32,
     "I32": torch.int32,
@@ -39,20 +40,6 @@ DTYPES = {
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_SIZE = struct.Struct("<Q")
-
-
-def copy_metadata(metadata: Mapping[str, Any] | None, name: str = "metadata") -> dict[str, Any]:
-    """Return what a user notes in checkpoints, as it comes back from JSON: a tuple as a list.
-
-    Raises ConfigError for what JSON cannot hold.
-    """
-    try:
-        return dict(parse_json(dump_json({**(metadata or {})})))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            "METADATA",
-            f"{name} is not JSON ({error}): give a dict of texts, numbers, lists and dicts",
-        ) from None
 
 
 # --- tensors as a safetensors file ---
@@ -155,7 +142,7 @@ def first_nonfinite(tensors: Mapping[str, Tensor], masks: Collection[str] = ()) 
         # The sum is 90 times as fast as isfinite, which is only needed where the sum overflows.
         if (
             name not in masks
-            and tensor.is_floating_point()
+            and (tensor.is_floating_point() or tensor.is_complex())
             and not tensor.sum().isfinite()
             and not tensor.isfinite().all()
         ):
@@ -225,7 +212,7 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Return the JSON for `value`, and add its tensors to `tensors`.
 
     Types must match exactly: a subclass would be loaded as its base class. `{"$tag": ...}` stands
-    for what JSON lacks: tensors, tuples, NaN and keys that are not text.
+    for what JSON lacks: tensors, tuples, NaN, counters and keys that are not text.
     """
     kind = type(value)
     if kind is float and not math.isfinite(value):
@@ -235,6 +222,8 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if kind in (list, tuple):
         items = [_encode(item, f"{path}[{index}]", tensors) for index, item in enumerate(value)]
         return items if kind is list else {"$tuple": items}
+    if kind is Counter:  # of a MultiStepLR
+        return {"$counter": _encode(dict(value), path, tensors)}
     if kind in (dict, OrderedDict):
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {key: _encode(item, f"{path}.{key}", tensors) for key, item in value.items()}
@@ -267,6 +256,8 @@ def _decode(value: dict[str, Any], tensors: Mapping[str, Any]) -> Any:
             return float(text)
         case {"$dict": pairs}:
             return dict(pairs)
+        case {"$counter": counts}:
+            return Counter(counts)
         case _ if any(key.startswith("$") for key in value):
             raise ValueError(f"unknown tag {next(iter(value))[:20]!r}")
     return value

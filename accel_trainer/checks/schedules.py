@@ -17,14 +17,25 @@ _MAX_JUDGED = 10_000
 def describe_misfit(schedule: Schedule | None, *, num_steps: int) -> str | None:
     """Return a warning if a scheduler of torch was probably not made for the `num_steps` here.
 
+    So it is if it changes more than the learning rate.
+
     One that is meant to step once an epoch soon reaches 0, or rises and falls too often, other than
     by restarts: jumps in one step after a fall of several. Of a long run, the first steps are
     looked at.
     """
-    if not isinstance(schedule, TorchSchedule) or isinstance(schedule.scheduler, _CYCLIC):
+    if not isinstance(schedule, TorchSchedule):
         return None
     num_steps = min(num_steps, _MAX_JUDGED)
     rates = [schedule(step) for step in range(num_steps)]
+    (group,) = schedule.stand_in.param_groups
+    before = {**schedule.stand_in.defaults, "lr": group["lr"]}
+    if lost := [name for name, value in before.items() if group[name] != value]:
+        return (
+            f"{type(schedule.scheduler).__name__} also changes {', '.join(lost)}, "
+            "which a schedule does not: set cycle_momentum=False, or change it in before_update"
+        )
+    if isinstance(schedule.scheduler, _CYCLIC):
+        return None
     peak = max(rates, default=0.0) or 1.0
     shape = [round(rate / peak, 9) for rate in rates]
     fact = "the learning rate changes after each step, not after each epoch, and"

@@ -155,17 +155,18 @@ class TorchSchedule:
     def __init__(
         self, factory: Callable[[Optimizer], LRScheduler], *, learning_rate: float
     ) -> None:
-        self._stand_in = SGD([torch.zeros(1, requires_grad=True)], lr=learning_rate, momentum=0.9)
-        self.scheduler = factory(self._stand_in)
+        # No scheduler of torch sets this momentum: if it has another one later, it was changed.
+        self.stand_in = SGD([torch.zeros(1, requires_grad=True)], lr=learning_rate, momentum=0.123)
+        self.scheduler = factory(self.stand_in)
         self._rates: list[float] = []
 
     def __call__(self, optimizer_step: int) -> float:
         """Return the learning rate of the next step."""
         while len(self._rates) <= optimizer_step:
             if self._rates:
-                self._stand_in.step()
+                self.stand_in.step()
                 self.scheduler.step()
-            self._rates.append(float(self._stand_in.param_groups[0]["lr"]))
+            self._rates.append(float(self.stand_in.param_groups[0]["lr"]))
         return self._rates[optimizer_step]
 
 

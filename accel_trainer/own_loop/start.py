@@ -19,8 +19,7 @@ from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.result import record_attempt, write_result
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.format import LoadedCheckpoint
-from ..checkpoint.manager import Checkpointer
-from ..checkpoint.serialization import copy_metadata
+from ..checkpoint.manager import Checkpointer, copy_metadata
 from ..checks.parts import check_states
 from ..core.callback import RunResult
 from ..core.console import say

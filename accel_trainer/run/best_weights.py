@@ -19,12 +19,11 @@ def load_best_weights(run: Run, trainer: Trainer) -> str:
     """
 
     def load(name: str) -> Any:
-        loaded = load_for_all(
+        loaded: Any = load_for_all(
             Source(str(run.folder), name),
             run.accelerator,
             timeout_s=run.config.runtime.timeout_s,
         )
-        assert loaded is not None
         complete_frozen(loaded, trainer.model)
         return loaded
 

@@ -17,8 +17,7 @@ from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.onnx import OnnxExport
 from ..checkpoint.frozen import marks_of
 from ..checkpoint.initial_weights import load_initial_weights
-from ..checkpoint.manager import Checkpointer
-from ..checkpoint.serialization import copy_metadata
+from ..checkpoint.manager import Checkpointer, copy_metadata
 from ..checks.agreement import (
     check_same_everywhere,
     describe_model,

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+from ..callbacks.metrics_file import without_nan
 from ..checkpoint.config import CheckpointConfig
 from ..core.batch_plan import BatchConfig
 from ..core.config import (
@@ -197,6 +198,13 @@ def check_allowed_changes(config: RecipeConfig) -> None:
             raise ConfigError(
                 "CONFIG", f"--allow-change {name}: there is no such setting: choose from {choices}"
             )
+
+
+def check_finite(config: RecipeConfig) -> None:
+    """Raise ConfigError for NaN or inf in a setting that checkpoints store."""
+    for name, value in decisive_values(config).items():
+        if without_nan(value) != value:
+            raise ConfigError("CONFIG", f"{name} is {value}: set it to a finite number, or None")
 
 
 def decisive_values(config: RecipeConfig) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from ..checkpoint.loading import (
     candidates,
     first_valid,
     has_checkpoints,
-    none_valid,
     read_patiently,
 )
 from ..checkpoint.sharded import keep_slices
@@ -189,13 +188,8 @@ def load_for_all(
 
     name = source.checkpoint
     names = run_on_main(lambda: candidates(directory, name), accelerator)
-    is_told = accelerator.is_main_process and name is None
-    loaded = first_valid(names, load, level=logging.WARNING if is_told else logging.DEBUG)
-    if loaded is None and name is not None:
-        return load(name)  # raises what is damaged
-    if loaded is None:
-        raise none_valid(directory)
-    return loaded
+    level = logging.WARNING if accelerator.is_main_process else logging.DEBUG
+    return first_valid(directory, name, names, load, level=level)
 
 
 def continued(

@@ -23,7 +23,13 @@ from ..distributed.accelerator import start_accelerator
 from ..distributed.collectives import shutdown
 from ..distributed.determinism import is_too_late_for_cublas, nondeterminism_named
 from ..fault_tolerance.preemption import StopFlag
-from .config import RecipeConfig, check_allowed_changes, describe_shared, with_defaults
+from .config import (
+    RecipeConfig,
+    check_allowed_changes,
+    check_finite,
+    describe_shared,
+    with_defaults,
+)
 from .folder import open_folder
 from .joining import joined_run
 from .resume import choose_folder, continued, load_for_all
@@ -70,6 +76,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     if not isinstance(config, RecipeConfig):
         raise ConfigError("CONFIG", f"start_run was given {config!r:.60}: give a RecipeConfig")
     check_types(config, RecipeConfig)
+    check_finite(config)
     config = with_defaults(config)
     check_allowed_changes(config)
     refuse_launch(config.runtime)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from accel_trainer import RunResult
+from accel_trainer.callbacks.result import write_result
+from accel_trainer.core.train_state import TrainState
 
 from .. import processes, workload
 
@@ -52,3 +59,12 @@ def test_two_processes_write_one_row_each_time(tmp_path: Path) -> None:
     processes.run(attempt, tmp_path / "run", 2, num_processes=2, folder=tmp_path / "logs")
     assert [row["event"] for row in rows(tmp_path / "run")] == ["start", "end"]
     assert rows(tmp_path / "run")[0]["num_processes"] == 2
+
+
+def test_the_result_is_json_without_nan_and_inf(tmp_path: Path) -> None:
+    metrics = {"eval/a": float("nan"), "eval/b": [1.0, float("inf")], "eval/c": {"d": -math.inf}}
+    result = RunResult("done", "", TrainState(), metrics, None, folder=tmp_path)
+    write_result(tmp_path, result, {}, {})
+    text = (tmp_path / "result.json").read_text()
+    found = json.loads(text, parse_constant=pytest.fail)["metrics"]
+    assert found == {"eval/a": "nan", "eval/b": [1.0, "inf"], "eval/c": {"d": "-inf"}}

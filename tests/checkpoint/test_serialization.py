@@ -129,8 +129,8 @@ def test_a_state_dict_needs_no_skeleton_and_keeps_its_order() -> None:
         (defaultdict(int), "defaultdict"),
         (torch.Size([1]), "Size"),
         (
-            {"c": torch.zeros(1, dtype=torch.complex64), "x": 1},
-            r"\.c is a tensor of torch\.complex64",
+            {"c": torch.zeros(1, dtype=torch.complex128), "x": 1},
+            r"\.c is a tensor of torch\.complex128",
         ),
         ({"c": torch.zeros(1, device="meta")}, r"optimizer\.c is not a dense tensor"),
         ({"c": torch.zeros(2).to_sparse()}, "not a dense"),

@@ -45,12 +45,18 @@ def test_a_scheduler_made_for_epochs_is_named_with_the_fix() -> None:
         assert "below a millionth of its peak in" in found
 
 
+def one_cycle(optimizer: Optimizer, num_steps: int, *, three_phase: bool = False) -> LRScheduler:
+    return lrs.OneCycleLR(
+        optimizer, 0.1, total_steps=num_steps, three_phase=three_phase, cycle_momentum=False
+    )
+
+
 def test_a_scheduler_made_for_steps_and_restarts_are_fine() -> None:
     for num_steps in (1, 2, 10, 97):
         fine: list[Callable[[Optimizer], LRScheduler]] = [
             lambda o, n=num_steps: lrs.CosineAnnealingLR(o, T_max=n),
-            lambda o, n=num_steps: lrs.OneCycleLR(o, max_lr=0.1, total_steps=n + 2),
-            lambda o, n=num_steps: lrs.OneCycleLR(o, 0.1, total_steps=n + 2, three_phase=True),
+            lambda o, n=num_steps: one_cycle(o, n + 2),
+            lambda o, n=num_steps: one_cycle(o, n + 2, three_phase=True),
             lambda o, n=num_steps: lrs.StepLR(o, max(1, n // 3)),
             lambda o, n=num_steps: lrs.PolynomialLR(o, n, power=2),
             lambda o, n=num_steps: lrs.LinearLR(o, 0.01, 1, total_iters=n),
@@ -82,3 +88,16 @@ def test_a_run_warns_of_such_a_scheduler_once(
     (line,) = [record.message for record in caplog.records if "[SCHEDULE]" in record.message]
     assert "rises and falls" in line
     assert "in 16 steps: set the lengths" in line
+
+
+@pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR"])
+def test_a_momentum_that_a_schedule_does_not_change_is_named(name: str) -> None:
+    length = {"OneCycleLR": {"total_steps": 20}, "CyclicLR": {"base_lr": 0.01}}[name]
+    for cycles in (True, False):
+        found = judged(
+            lambda o, cycles=cycles: getattr(lrs, name)(
+                o, max_lr=0.1, cycle_momentum=cycles, **length
+            ),
+            20,
+        )
+        assert (found is not None and f"{name} also changes momentum" in found) is cycles

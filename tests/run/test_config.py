@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,10 +16,12 @@ from accel_trainer import (
     RuntimeConfig,
     TrainerConfig,
 )
-from accel_trainer.core.config import config_to_dict
+from accel_trainer.core.config import config_to_dict, config_values
 from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.json_files import dump_json
 from accel_trainer.run.config import (
     check_allowed_changes,
+    check_finite,
     decisive_values,
     describe_shared,
     training_changes,
@@ -147,3 +150,27 @@ def test_a_path_of_the_config_may_begin_with_a_tilde(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert RunConfig(output_dir=Path("~/run")).output_dir == tmp_path / "run"
+
+
+def float_settings() -> list[str]:
+    return [name for name, value in config_values(CONFIG).items() if isinstance(value, float)] + [
+        "trainer.max_grad_norm",
+        "trainer.ema_decay",
+    ]
+
+
+def is_refused(name: str, value: float) -> bool:
+    group, _, field_name = name.rpartition(".")
+    try:
+        part = replace(getattr(CONFIG, group), **{field_name: value})
+        config = replace(CONFIG, **{group: part})
+        check_finite(config)
+    except ConfigError:
+        return True
+    dump_json(decisive_values(config))
+    return False
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_number_that_no_checkpoint_holds_is_refused(value: float) -> None:
+    assert [name for name in float_settings() if not is_refused(name, value)] == []
