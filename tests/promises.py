@@ -370,10 +370,15 @@ PROMISES = [
         TOLD,
         "is_same_data",
         "return True",
-        "tests/data/test_fingerprint.py tests/run/test_restore.py",
+        "tests/data/test_fingerprint.py tests/run/test_resume.py",
     ),
     Promise(TOLD, "training_changes", "return []", "tests/run/test_config.py"),
-    Promise(TOLD, "check_changes", "pass", "tests/run/test_session.py tests/run/test_resume.py"),
+    Promise(
+        TOLD,
+        "Resume.compare_settings",
+        "pass",
+        "tests/run/test_session.py tests/run/test_resume.py",
+    ),
     Promise(TOLD, "CallbackRunner.warn_of_lost", "pass", "tests/training/test_callback_runner.py"),
 ]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.filesystem import AppendFile
+from ..core.filesystem import AppendFile, read_chunks
 
 _logger = logging.getLogger(__name__)
 
@@ -72,6 +72,11 @@ class MetricsFile:
         else:
             self._file.truncate(size)
             self._file.drop_half_line()  # if somebody has edited the rows, one may be cut in half
+
+    def copy_rows(self, path: Path) -> None:
+        """Append the rows of the file `path`. Raises OSError."""
+        for chunk in read_chunks(path):
+            self._file.append(chunk)
 
     def sync(self) -> None:
         """Make all rows durable (fsync). Raises OSError."""

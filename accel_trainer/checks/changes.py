@@ -12,7 +12,7 @@ _logger = logging.getLogger(__name__)
 def warn_of_changes(checkpoint: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Warn if libraries, threads or processes have changed: the last bits may differ."""
     names = [*now["versions"], "num_processes", "num_threads"]
-    if now["reduce"] == "exact":
+    if now.get("reduce") == "exact":
         names.remove("num_processes")
     after = {**now, **now["versions"]}
     before = {**after, **stored, **stored["versions"]}

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
 from ..core.config import diff_config
-from ..core.errors import CheckpointError, ConfigError
-from ..data.fingerprint import is_same_data
+from ..core.errors import ConfigError
 from ..data.workers import SampleReader
 from ..distributed.accelerator import library_versions
 from ..distributed.collectives import run_on_main
+from ..run.resume import Resume, Source
 from .loader import OrderedLoader
 
 # A loop decides itself what it makes of these, so nothing is promised once one has changed.
@@ -44,30 +44,28 @@ def identify(
     }
 
 
-def check_same_run(
-    stored: Mapping[str, Any], now: Mapping[str, Any], folder: object, allowed: Collection[str]
-) -> None:
-    """Raise ConfigError or CheckpointError if the run in `folder` is not that of this start."""
+def load_resume(
+    source: Source | None, allowed: Collection[str], accelerator: Accelerator, *, timeout_s: float
+) -> Resume | None:
+    """Return the resume of a loop; None if the run is new. **Collective.**
+
+    Raises CheckpointError.
+    """
+
+    def advise(run: str, names: Sequence[str]) -> str:
+        named = tuple(name for name in names if name not in _FIXED)
+        purpose = f"choose a different folder, or continue on purpose with allow_change={named}"
+        return purpose if named else "or choose a different folder"
+
+    return Resume.load(source, {*allowed} - {*_FIXED}, advise, accelerator, timeout_s=timeout_s)
+
+
+def check_same_run(resume: Resume, now: Mapping[str, Any]) -> None:
+    """Raise ConfigError or CheckpointError if the run is not that of this start."""
+    stored = resume.checkpoint.manifest
     if stored.get("loop") != "own":
-        raise ConfigError("LOOP", f"{folder} holds the run of a recipe: choose a different folder")
-    changes = diff_config(stored["settings"], now["settings"])
-    refused = [each for each in changes if each[0] not in allowed]
-    refused += [(name, stored[name], now[name]) for name in _FIXED if stored[name] != now[name]]
-    if refused:
-        shown = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
-        names = tuple(name for name, *_ in refused if name not in _FIXED)
-        fix = f", or continue on purpose with allow_change={names}" if names else ""
-        raise ConfigError(
-            "CONFIG_CHANGED",
-            f"{folder} was made with different settings ({shown}): set them back, choose a "
-            f"different folder{fix}",
-        )
-    is_same = stored["num_samples"] == now["num_samples"] and is_same_data(
-        stored["data_fingerprint"], now["data_fingerprint"]
-    )
-    if not is_same and "data" not in allowed:
-        raise CheckpointError(
-            "DATA_CHANGED",
-            f"the run in {folder} was trained on different data: restore it, choose a different "
-            "folder, or continue on purpose with allow_change=('data',)",
-        )
+        fact = f"{resume.source.run} holds the run of a recipe"
+        raise ConfigError("LOOP", f"{fact}: choose a different folder")
+    fixed = [(name, stored[name], now[name]) for name in _FIXED if stored[name] != now[name]]
+    resume.compare_settings([*diff_config(stored["settings"], now["settings"]), *fixed])
+    resume.compare(now)

@@ -18,18 +18,16 @@ from torch.optim import Optimizer
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.result import record_attempt, write_result
 from ..checkpoint.config import CheckpointConfig
-from ..checkpoint.format import LoadedCheckpoint
 from ..checkpoint.manager import Checkpointer, copy_metadata
 from ..checks.parts import check_states
 from ..core.callback import RunResult
 from ..core.console import say
 from ..core.digest import digest_of
-from ..core.errors import CheckpointError, ConfigError
+from ..core.errors import ConfigError
 from ..core.parameters import unstepped_parameters
-from ..core.registry import Registry
+from ..core.registry import Pieces
 from ..core.rng import preserved_generators
 from ..core.train_state import TrainState
-from ..core.user_code import describe_error
 from ..distributed.collectives import run_on_main
 from ..distributed.determinism import choose_kernels, is_too_late_for_cublas
 from ..distributed.machine import peak_memory_bytes
@@ -37,8 +35,8 @@ from ..run.config import RunConfig
 from ..run.folder import moved_folder, open_folder, record_start
 from ..run.joining import JoinedRun, joined_run
 from ..run.provenance import describe_environment
-from ..run.resume import load_for_all
-from .identity import check_same_run, identify
+from ..run.resume import begin_history
+from .identity import check_same_run, identify, load_resume
 from .loader import OrderedLoader
 from .loop import ExactRun
 from .parts import Parts
@@ -109,18 +107,18 @@ def exact_run(
     with joined as run:
         # The order matters.
         # 1. What the run continues from is read, and the order of the data is asked for.
-        checkpoint = load_for_all(run.source, accelerator, timeout_s=timeout_s)
+        resume = load_resume(run.source, allow_change, accelerator, timeout_s=timeout_s)
         ordered = OrderedLoader(loader, seed=seed, process_index=accelerator.process_index)
         run.resources.callback(ordered.close)
         with preserved_generators(accelerator.device):
             position = TrainState()
-            if checkpoint is not None:
-                position = TrainState.from_dict(checkpoint.manifest)
+            if resume is not None:
+                position = TrainState.from_dict(resume.checkpoint.manifest)
             ordered.begin(position.epoch)
             _check_equal_rounds(accelerator, ordered)
             header = identify(accelerator, ordered, settings, seed)
-        if checkpoint is not None:
-            check_same_run(checkpoint.manifest, header, run.folder, allow_change)
+        if resume is not None:
+            check_same_run(resume, header)
         # 2. What watches and saves is closed with the run.
         updates = Updates(parts.given["optimizers"])
         run.resources.callback(updates.close)
@@ -167,10 +165,14 @@ def exact_run(
         # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.
         pieces = stateful.state_dict()
         run_on_main(lambda: checkpointer.prepare(pieces, unstepped), accelerator)
-        if checkpoint is not None:
-            _restore(stateful, loop, checkpoint, position)
-        elif history is not None:
-            history.truncate(0)  # of an attempt that died before its first checkpoint
+        run_on_main(lambda: begin_history(history, run.folder, resume), accelerator)
+        if resume is not None:
+
+            def load(pieces: Pieces) -> None:
+                stateful.load_state_dict(pieces)
+                loop.go_on_from(position, pieces["loop"]["orders"])
+
+            resume.apply(load, parts.module)
         # 4. Nothing is refused any more.
         config = {
             "loop": "own",
@@ -209,22 +211,6 @@ def _check_equal_rounds(accelerator: Accelerator, loader: OrderedLoader) -> None
             f"the processes have {', '.join(map(str, numbers))} batches in an epoch, and one would "
             "wait for the others for ever: use DataLoaderConfiguration(even_batches=True)",
         )
-
-
-def _restore(
-    stateful: Registry, loop: ExactRun, checkpoint: LoadedCheckpoint, position: TrainState
-) -> None:
-    """Load the checkpoint. Raises CheckpointError if it does not fit what the loop has."""
-    try:
-        stateful.load_state_dict(checkpoint.pieces)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            "CKPT_STATE",
-            f"{checkpoint.name} contains state that this run cannot load "
-            f"({describe_error(error)}): use another checkpoint",
-        ) from error
-    loop.go_on_from(position, checkpoint.pieces["loop"]["orders"])
-    checkpoint.pieces.clear()  # the tensors may be large
 
 
 def _record(run: JoinedRun, config: dict[str, Any]) -> None:

@@ -84,7 +84,7 @@ from .optimization import (
     plan_optimization,
 )
 from .provenance import defaults_of, describe_environment
-from .restore import restore_checkpoint
+from .resume import begin_history
 from .session import Run
 
 _logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def build_trainer(
     run.activity.couples_batch = getattr(task, "couples_batch", False)
     metrics_of = choose_metrics(metrics, task, data)
     strategy = _choose_strategy(run, data.plan, optimizer, task)
-    identity = data.identify(run, data_fingerprint)
+    identity = _identify(run, data, data_fingerprint, task)
 
     # 2. The model gets the order of its checkpoint, or of the main process's model. Initial weights
     # are loaded, parameters are frozen, and it is copied for the ONNX export, all on the CPU.
@@ -201,8 +201,7 @@ def build_trainer(
     _check_same_parts(run, model, optimization, task, [*chain(*metrics_of.values()), *own])
 
     # 6. What checkpointer and callbacks open is closed with the run.
-    header = {**identity, **_describe_training(run, data.plan, task), "origin": origin}
-    header[KEPT_IN_EVALUATION] = [*kept]
+    header = {**identity, "origin": origin, KEPT_IN_EVALUATION: [*kept]}
     history = None
     if run.accelerator.is_main_process:
         history = run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl")))
@@ -277,8 +276,8 @@ def build_trainer(
     if run.accelerator.is_main_process:
         run.resources.enter_context(guarded_folder(checkpointer.directory))
 
-    # 9. The checkpoint is restored: everything that it is loaded into is complete.
-    _restore(run, trainer, header, history)
+    # 9. The checkpoint is applied: everything that it is loaded into is complete.
+    _continue(run, trainer, history)
     checkpointer.marks = marks_of(trainer.state_dict()["model"], _frozen_so_far(run, trainer))
     warn_of_untrained_norms(kept, run.accelerator)
 
@@ -402,17 +401,24 @@ def _check_same_parts(
 # --- 6. checkpoints and callbacks ---
 
 
-def _describe_training(run: Run, plan: BatchPlan, task: Task) -> dict[str, Any]:
-    """Return what the manifest of a checkpoint has of the training, besides its data."""
-    return {
+def _identify(run: Run, data: RunData, fingerprint: str | None, task: Task) -> dict[str, Any]:
+    """Return what manifests have of the data and the training, the same as those of a resume.
+
+    **Collective.** Raises CheckpointError if the run has begun with others.
+    """
+    now = {
+        **data.identify(run, fingerprint),
         "settings": decisive_values(run.config),
         "task_fingerprint": fingerprint_of(task),
         "num_processes": run.accelerator.num_processes,
         "num_threads": torch.get_num_threads(),
-        "reduce": plan.reduce,
-        "global_batch_size": plan.global_batch_size,
+        "reduce": data.plan.reduce,
+        "global_batch_size": data.plan.global_batch_size,
         "versions": library_versions(),
     }
+    if run.resume is not None:
+        run.resume.compare(now)
+    return now
 
 
 def _open_checkpointer(
@@ -509,19 +515,12 @@ def _frozen_so_far(run: Run, trainer: Trainer) -> set[str]:
     return unstepped if run.checkpoint is None else unstepped & {*run.checkpoint.frozen}
 
 
-def _restore(
-    run: Run,
-    trainer: Trainer,
-    header: Mapping[str, Any],
-    history: MetricsFile | None,
-) -> None:
-    """Restore the checkpoint that `start_run` has loaded, or begin a new run. **Collective.**"""
-    if run.checkpoint is not None:
-        # `MetricLogger` also cuts the history to what it was at the checkpoint.
-        restore_checkpoint(trainer, run.checkpoint, header=header, config=run.config)
-        return
-    if history is not None:
-        history.truncate(0)  # of an attempt that died before its first checkpoint
+def _continue(run: Run, trainer: Trainer, history: MetricsFile | None) -> None:
+    """Apply what the run continues from, or begin a new run. **Collective.**"""
+    run_on_main(lambda: begin_history(history, run.folder, run.resume), run.accelerator)
+    if run.resume is not None:
+        run.resume.apply(partial(trainer.restore, changes=run.resume.changes), trainer.model)
+        trainer.metadata.update(run.resume.checkpoint.manifest.get("metadata", {}))
 
 
 def _record_start(run: Run) -> None:

@@ -16,7 +16,6 @@ from ..checkpoint.loading import has_checkpoints
 from ..checks.own_sources import describe_edits
 from ..core import filesystem
 from ..core.errors import (
-    CheckpointError,
     DivergedError,
     OutOfMemoryError,
     ProcessError,
@@ -76,10 +75,7 @@ def open_folder(
         resources.enter_context(_removed_if_refused(folder, stop_flag))
     resources.enter_context(guarded(folder, path, descriptor))
     _sweep(folder)
-    source = find_source(folder, run)
-    if source is not None and Path(source.run) != folder:
-        _copy_history(Path(source.run), folder)
-    return str(folder), source
+    return str(folder), find_source(folder, run)
 
 
 def moved_folder(folder: Path) -> Path:
@@ -120,15 +116,6 @@ def _sweep(folder: Path) -> None:
     for part in (folder, folder / "logs", folder / "export", folder / "pictures"):
         if part.is_dir():
             filesystem.sweep(part)
-
-
-def _copy_history(run: Path, folder: Path) -> None:
-    """Copy the rows of the run that this one branches off from."""
-    path = run / "metrics.jsonl"
-    if path.is_symlink() or not path.is_file():
-        raise CheckpointError("RUN_HISTORY", f"{path} is not a file: restore it")
-    with writes_to(folder):
-        filesystem.replace_file(folder / "metrics.jsonl", filesystem.read_chunks(path))
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""What a run continues from: chooses the folder, reads the checkpoint and compares the settings.
+"""A resume: finds what a run continues from, loads it, compares it with this start and applies it.
 
-These functions are called in the order in which they stand here. On the main process alone,
-`open_folder` chooses the folder and finds the source. On all processes, `start_run` then loads the
-checkpoint and compares its settings with the new ones, and `build_trainer` restores it
-(`restore.py`).
+The main process alone chooses the folder and finds the source (`open_folder`). On all processes,
+`start_run` then loads the checkpoint and compares the settings. `build_trainer` compares data and
+task before it changes anything, and applies the checkpoint once all that it is loaded into is
+complete. A start that is refused before that has changed neither rows nor config of the folder.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from accelerate import Accelerator
+from torch import nn
 
+from ..callbacks.metrics_file import MetricsFile
 from ..checkpoint.format import (
     LoadedCheckpoint,
     decode_files,
     list_checkpoints,
     read_manifest,
 )
+from ..checkpoint.frozen import complete_frozen
 from ..checkpoint.loading import (
     candidates,
     first_valid,
@@ -34,14 +37,25 @@ from ..checkpoint.loading import (
     read_patiently,
 )
 from ..checkpoint.sharded import keep_slices
+from ..checks.changes import warn_of_changes
 from ..core.errors import CheckpointError, ConfigError, OutputError
 from ..core.json_files import read_json_object
-from ..core.run_dir import expand_home, is_locked
+from ..core.registry import Pieces
+from ..core.run_dir import expand_home, is_locked, writes_to
+from ..core.user_code import describe_error
 from ..core.yaml_files import read_yaml
+from ..data.fingerprint import is_same_data
 from ..distributed.collectives import broadcast_files, join_peers, run_on_main
+from ..training.progress import EVALUATION
 from .config import RecipeConfig, RunConfig, training_changes
 
 R = TypeVar("R", bound=RecipeConfig)
+_logger = logging.getLogger(__name__)
+
+Change = tuple[str, Any, Any]
+"""The name of a setting, its value when the checkpoint was saved, and its value now."""
+Advise = Callable[[str, Sequence[str]], str]
+"""Returns what to do about changes of some names since a run, other than to undo them."""
 
 
 class Source(NamedTuple):
@@ -51,6 +65,9 @@ class Source(NamedTuple):
     """The folder of the run that made the checkpoint."""
     checkpoint: str | None = None
     """The name of the checkpoint; None: the newest valid one."""
+
+
+# --- find ---
 
 
 def choose_folder(config: RecipeConfig, recipe: str) -> Path:
@@ -89,7 +106,9 @@ def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     source = Source(str(folder))
     try:
         stored = stored_settings(source)
-        check_changes(stored, with_global_batch_size(config, stored, num_processes=1), source)
+        now = with_global_batch_size(config, stored, num_processes=1)
+        if _refused(training_changes(stored, now), allowed_names(config.run)):
+            return False
         if not stored or is_locked(folder / "run.lock"):
             return False
         result = folder / "result.json"
@@ -155,6 +174,9 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
     )
 
 
+# --- load ---
+
+
 def load_for_all(
     source: Source | None, accelerator: Accelerator, *, timeout_s: float
 ) -> LoadedCheckpoint | None:
@@ -192,9 +214,106 @@ def load_for_all(
     return first_valid(directory, name, names, load, level=level)
 
 
-def continued(
-    config: R, checkpoint: LoadedCheckpoint | None, source: Source | None, *, num_processes: int
-) -> R:
+# --- compare and apply ---
+
+
+@dataclass
+class Resume:
+    """A checkpoint that a run continues from, and what was changed on purpose since its save."""
+
+    source: Source
+    checkpoint: LoadedCheckpoint
+    is_main: bool
+    """Whether this process tells what it finds."""
+    allowed: Collection[str]
+    """Settings, or `data`, that its user lets differ."""
+    advise: Advise
+    changes: list[str] = field(default_factory=list)
+    """What was found to differ: settings, `data`, and `EVALUATION`."""
+
+    @classmethod
+    def load(
+        cls,
+        source: Source | None,
+        allowed: Collection[str],
+        advise: Advise,
+        accelerator: Accelerator,
+        *,
+        timeout_s: float,
+    ) -> Resume | None:
+        """Load what `load_for_all` does; None if the run is new. **Collective.**"""
+        checkpoint = load_for_all(source, accelerator, timeout_s=timeout_s)
+        if source is None or checkpoint is None:
+            return None
+        return cls(source, checkpoint, accelerator.is_main_process, allowed, advise)
+
+    def compare_settings(self, changes: Sequence[Change]) -> None:
+        """Note the `changes`. Raises ConfigError if one is not allowed."""
+        if refused := _refused(changes, self.allowed):
+            listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
+            raise ConfigError(
+                "CONFIG_CHANGED",
+                f"{self.source.run} was made with different settings ({listed}): set them back, "
+                f"{self.advise(self.source.run, [name for name, _, _ in refused])}",
+            )
+        self.changes += [name for name, _, _ in changes]
+
+    def compare(self, now: Mapping[str, Any]) -> None:
+        """Compare data, task and machine with `now`, which this start would store in manifests.
+
+        Raises CheckpointError if the data has changed, unless that is allowed, or the task has.
+        """
+        stored = {**now, **self.checkpoint.manifest}  # those of older versions have less
+        if change := _change_of_data(stored, now, self.changes):
+            if "data" not in self.allowed:
+                raise CheckpointError(
+                    "DATA_CHANGED",
+                    f"{self.source.run} was trained on different data ({change}): restore it, "
+                    f"{self.advise(self.source.run, ['data'])}",
+                )
+            self.changes.append("data")
+            if "eval_fingerprint" in now and not _is_evaluated_alike(self.checkpoint.manifest, now):
+                self.changes.append(EVALUATION)
+        if stored.get("task_fingerprint") != now.get("task_fingerprint"):
+            raise CheckpointError(
+                "TASK_CHANGED",
+                f"{self.source.run} was trained with a different task, such as its class weights "
+                "or its teacher: restore it, or choose a different folder",
+            )
+        if not self.is_main:
+            return
+        warn_of_changes(self.checkpoint.name, stored, now)
+        if EVALUATION in self.changes:
+            _logger.warning(
+                "the evaluation data may be other than at %s, so its numbers cannot be compared: "
+                "the best checkpoint and the patience start again",
+                self.checkpoint.name,
+            )
+
+    def apply(self, load: Callable[[Pieces], object], model: nn.Module) -> None:
+        """Pass the pieces to `load`, and free them. **Collective.**
+
+        Frozen parameters that could not be read are those of `model`.
+
+        Raises CheckpointError if they are not what the run has.
+        """
+        checkpoint = self.checkpoint
+        try:
+            level = logging.WARNING if self.is_main else logging.DEBUG
+            complete_frozen(checkpoint, model, level=level)
+            load(checkpoint.pieces)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                "CKPT_STATE",
+                f"{checkpoint.name} contains state that this run cannot load "
+                f"({describe_error(error)}): use another checkpoint",
+            ) from error
+        checkpoint.pieces.clear()  # the run keeps the checkpoint, whose tensors may be large
+        for each in checkpoint.slices:
+            each.kept = None  # verified for another process
+
+
+def continued(config: R, resume: Resume | None, *, num_processes: int) -> R:
     """Return `config` as the run has it, with the global batch size of its checkpoint.
 
     The settings are compared with those that the checkpoint was trained with.
@@ -202,13 +321,13 @@ def continued(
     Raises ConfigError if a setting has changed that `--allow-change` does not name, or if the
     processes cannot share the global batch.
     """
-    stored = {} if checkpoint is None else checkpoint.manifest.get("settings", {})
+    stored = {} if resume is None else resume.checkpoint.manifest.get("settings", {})
     config = with_global_batch_size(config, stored, num_processes=num_processes)
     # What does not depend on the data is refused before it is read.
     enough = num_processes * config.batch.resolved_global_batch_size(num_processes)
     config.batch.plan(enough, num_processes=num_processes)
-    if stored and source is not None:
-        check_changes(stored, config, source)
+    if resume is not None and stored:
+        resume.compare_settings(training_changes(stored, config))
     return config
 
 
@@ -226,17 +345,57 @@ def with_global_batch_size(config: R, stored: Mapping[str, Any], *, num_processe
     return replace(config, batch=replace(batch, global_batch_size=size))
 
 
-def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Source) -> None:
-    """Raise ConfigError if a setting has changed that `--allow-change` does not name."""
-    names = {name.replace("-", "_") for name in config.run.allow_change}
-    refused = [change for change in training_changes(stored, config) if change[0] not in names]
-    if refused:
-        listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
-        flags = " ".join(name for name, _, _ in refused)
-        raise ConfigError(
-            "CONFIG_CHANGED",
-            f"{source.run} was made with a different config ({listed}): set it back, choose a "
-            f"different --output-dir (--init-from {source.run} starts from these weights), or "
-            f"continue with --allow-change {flags}"
-            f"{', if the weights have the same shapes' * ('model.' in flags)}",
-        )
+def advise_flags(run: str, names: Sequence[str]) -> str:
+    """Return what the user of a recipe can do about changes of these `names` since `run`."""
+    return (
+        f"choose a different --output-dir (--init-from {run} starts from these weights), or "
+        f"continue on purpose with --allow-change {' '.join(names)}"
+        f"{', if the weights have the same shapes' * any('model.' in name for name in names)}"
+    )
+
+
+def allowed_names(run: RunConfig) -> set[str]:
+    """Return what `--allow-change` names."""
+    return {name.replace("-", "_") for name in run.allow_change}
+
+
+def begin_history(history: MetricsFile | None, folder: Path, resume: Resume | None) -> None:
+    """Give a new run no rows, and a branch those of the run that it leaves.
+
+    For the main process, which has the `history`. Rows of an attempt that died before its first
+    checkpoint are dropped. Raises CheckpointError or OutputError.
+    """
+    if history is None or (resume is not None and Path(resume.source.run) == folder):
+        return  # loading the checkpoint cuts the rows to its own
+    history.truncate(0)
+    if resume is None:
+        return
+    path = Path(resume.source.run, "metrics.jsonl")
+    if path.is_symlink() or not path.is_file():
+        raise CheckpointError("RUN_HISTORY", f"{path} is not a file: restore it")
+    with writes_to(folder):
+        history.copy_rows(path)
+
+
+def _refused(changes: Sequence[Change], allowed: Collection[str]) -> list[Change]:
+    return [change for change in changes if change[0] not in allowed]
+
+
+def _change_of_data(
+    stored: Mapping[str, Any], now: Mapping[str, Any], changes: Sequence[str]
+) -> str | None:
+    """Return how the data has changed, other than by one of the settings in `changes`."""
+    old = stored["data_fingerprint"]
+    new = now["data_fingerprint"]
+    if stored["num_samples"] != now["num_samples"]:
+        return f"{tuple(stored['num_samples'])} -> {tuple(now['num_samples'])} samples"
+    if stored["order"] != now["order"] and "batch.order" not in changes:
+        return "other samples are left out, or have other weights or labels"
+    return None if is_same_data(old, new) else f"{old[:16]} -> {new[:16]}"
+
+
+def _is_evaluated_alike(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether the evaluation sets of both are known to have the same samples."""
+    sizes = [each.get("num_samples", [])[1:] for each in (stored, now)]
+    known = now.get("eval_fingerprint")
+    return bool(known) and stored.get("eval_fingerprint") == known and sizes[0] == sizes[1]

@@ -32,7 +32,7 @@ from .config import (
 )
 from .folder import open_folder
 from .joining import joined_run
-from .resume import choose_folder, continued, load_for_all
+from .resume import Resume, advise_flags, allowed_names, choose_folder, continued
 
 _logger = logging.getLogger(__name__)
 
@@ -45,14 +45,19 @@ class Run:
     """With the global batch size filled in, which stays the same after a change of hardware."""
     accelerator: Accelerator
     folder: Path
-    checkpoint: LoadedCheckpoint | None
-    """What the run continues from; `build_trainer` restores it. None: the run is new."""
+    resume: Resume | None
+    """What the run continues from, which `build_trainer` applies. None: the run is new."""
     nondeterministic: set[str]
     """Operations without a deterministic kernel that this process has used so far."""
     activity: Activity
     stop_flag: StopFlag
     resources: ExitStack
     """Closed at the end of the run, also after an error."""
+
+    @property
+    def checkpoint(self) -> LoadedCheckpoint | None:
+        """The checkpoint that the run continues from; None: the run is new."""
+        return None if self.resume is None else self.resume.checkpoint
 
 
 @contextmanager
@@ -99,10 +104,14 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         seed_generators(config.seed % 2**32, accelerator.device)  # for the initial weights
         with nondeterminism_named(warns=accelerator.is_main_process) as operations:
             # 4. The checkpoint is loaded, and a change of settings is refused.
-            checkpoint = load_for_all(run.source, accelerator, timeout_s=timeout_s)
-            config = continued(
-                config, checkpoint, run.source, num_processes=accelerator.num_processes
+            resume = Resume.load(
+                run.source,
+                allowed_names(config.run),
+                advise_flags,
+                accelerator,
+                timeout_s=timeout_s,
             )
+            config = continued(config, resume, num_processes=accelerator.num_processes)
             if accelerator.is_main_process:
                 found = find_warnings(config, is_too_late_for_cublas=is_late)
                 for code, message in found.items():
@@ -113,7 +122,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
                     config=config,
                     accelerator=accelerator,
                     folder=run.folder,
-                    checkpoint=checkpoint,
+                    resume=resume,
                     nondeterministic=operations,
                     activity=run.activity,
                     stop_flag=run.stop_flag,

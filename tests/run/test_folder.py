@@ -69,11 +69,11 @@ def test_an_old_folder_keeps_its_config_while_it_is_opened(tmp_path: Path) -> No
     assert (tmp_path / "config.yaml").read_bytes() == before
 
 
-def test_a_folder_of_a_branch_begins_with_the_history_of_its_source(tmp_path: Path) -> None:
+def test_a_folder_of_a_branch_has_no_rows_until_the_start_is_accepted(tmp_path: Path) -> None:
     earlier_run(tmp_path / "run")
     _, source = opened(config_of(tmp_path / "branch", resume=str(tmp_path / "run")))
     assert source == Source(str(tmp_path / "run"))
-    assert (tmp_path / "branch" / "metrics.jsonl").read_text() == '{"optimizer_step": 3}\n'
+    assert [path.name for path in (tmp_path / "branch").iterdir()] == ["run.lock"]
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,38 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from accelerate import Accelerator
+from torch import nn
 
 from accel_trainer import BatchConfig, RecipeConfig, RunConfig
+from accel_trainer.callbacks.metrics_file import MetricsFile
 from accel_trainer.checkpoint.format import LoadedCheckpoint
 from accel_trainer.core.config import config_to_dict
 from accel_trainer.core.errors import CheckpointError, ConfigError, OutputError
 from accel_trainer.core.yaml_files import dump_yaml
-from accel_trainer.run.config import decisive_values
+from accel_trainer.run.config import decisive_values, training_changes
 from accel_trainer.run.resume import (
+    Resume,
     Source,
-    check_changes,
+    advise_flags,
+    allowed_names,
+    begin_history,
     choose_folder,
     continued,
     find_source,
     load_for_all,
     with_global_batch_size,
 )
+from accel_trainer.training.progress import EVALUATION
 from tests.faults.tiny_run import is_state_at, make, name_at, save
 
 
@@ -170,8 +179,13 @@ def test_a_run_does_not_resume_if_it_must_not_or_cannot(tmp_path: Path) -> None:
         find_source(tmp_path / "new", RunConfig(resume=str(tmp_path / "nothing")))
 
 
-def checkpoint_with(settings: dict[str, Any] | None) -> LoadedCheckpoint:
-    return LoadedCheckpoint("step-3", {} if settings is None else {"settings": settings}, {})
+def resume_with(
+    manifest: Mapping[str, Any], run: RunConfig | None = None, *, is_main: bool = True
+) -> Resume:
+    checkpoint = LoadedCheckpoint("step-3", manifest, {"model": {}})
+    return Resume(
+        Source("run"), checkpoint, is_main, allowed_names(run or RunConfig()), advise_flags
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,14 +208,13 @@ def test_a_resume_is_compared_with_what_its_checkpoint_was_trained_with() -> Non
     config = RecipeConfig(batch=BatchConfig(per_device_batch_size=8, accumulation_steps=4))
     size = {"batch.global_batch_size": 64}
     trained = decisive_values(with_global_batch_size(config, size, num_processes=1))
-    source = Source("run")
-    found = continued(config, checkpoint_with(trained), source, num_processes=2)
+    found = continued(config, resume_with({"settings": trained}), num_processes=2)
     assert found.batch.global_batch_size == 64
     with pytest.raises(ConfigError, match="CONFIG_CHANGED.*seed: 5 -> 0"):
-        continued(config, checkpoint_with({**trained, "seed": 5}), source, num_processes=2)
+        continued(config, resume_with({"settings": {**trained, "seed": 5}}), num_processes=2)
     for found in (
-        continued(config, checkpoint_with(None), source, num_processes=2),  # of an old version
-        continued(config, None, None, num_processes=2),
+        continued(config, resume_with({}), num_processes=2),  # of an old version
+        continued(config, None, num_processes=2),
     ):
         assert found.batch.global_batch_size == 64, "2 processes x 8 samples x 4 micro-batches"
 
@@ -209,7 +222,7 @@ def test_a_resume_is_compared_with_what_its_checkpoint_was_trained_with() -> Non
 def test_a_global_batch_that_the_processes_cannot_share_is_refused() -> None:
     config = RecipeConfig(batch=BatchConfig(per_device_batch_size=8, global_batch_size=24))
     with pytest.raises(ConfigError, match="BATCH_SIZE"):
-        continued(config, None, None, num_processes=5)
+        continued(config, None, num_processes=5)
 
 
 def test_changed_settings_end_the_resume_unless_each_is_allowed() -> None:
@@ -218,13 +231,16 @@ def test_changed_settings_end_the_resume_unless_each_is_allowed() -> None:
     config = RecipeConfig(
         seed=4, batch=batch, run=RunConfig(allow_change=("batch.global-batch-size",))
     )
+    manifest = {"settings": stored}
     with pytest.raises(
-        ConfigError, match=r"run was made with a different config \(seed: 0 -> 4\)"
+        ConfigError, match=r"run was made with different settings \(seed: 0 -> 4\)"
     ) as caught:
-        check_changes(stored, config, Source("run"))
+        continued(config, resume_with(manifest, config.run), num_processes=1)
     assert "--allow-change seed" in str(caught.value)
     allowed = replace(config, run=RunConfig(allow_change=("seed", "batch.global_batch_size")))
-    check_changes(stored, allowed, Source("run"))
+    resume = resume_with(manifest, allowed.run)
+    continued(allowed, resume, num_processes=1)
+    assert {*resume.changes} == {"seed", "batch.global_batch_size"}
 
 
 @pytest.mark.parametrize(("name", "step"), [(None, 2), (name_at(1), 1)])
@@ -245,3 +261,171 @@ def test_the_checkpoint_to_resume_from_is_the_newest_or_the_named_one(
 def test_a_checkpoint_that_is_gone_when_the_resume_reads_it_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no valid checkpoint: restore one"):
         load_for_all(Source(str(tmp_path)), Accelerator(cpu=True), timeout_s=1)
+
+
+# --- what a checkpoint is compared with, and applied to ---
+
+CONFIG = RecipeConfig(seed=3)
+NOW: Mapping[str, Any] = {
+    "num_samples": [72, 37],
+    "data_fingerprint": "sampled:" + "1" * 64,
+    "eval_fingerprint": "sampled:" + "5" * 64,
+    "order": "3" * 64,
+    "settings": decisive_values(CONFIG),
+    "task_fingerprint": "task",
+    "versions": {"torch": "2.13.0"},
+    "num_processes": 2,
+    "num_threads": 4,
+    "reduce": "float",
+}
+
+
+def compared(*, allowed: Sequence[str] = (), is_main: bool = True, **stored: Any) -> Sequence[str]:
+    """Return how a start of now differs from a manifest that differs in what was `stored`."""
+    manifest = {name: value for name, value in {**NOW, **stored}.items() if value is not None}
+    config = replace(CONFIG, run=RunConfig(allow_change=(*allowed, "seed", "batch.order")))
+    resume = resume_with(manifest, config.run, is_main=is_main)
+    if "settings" in manifest:
+        resume.compare_settings(training_changes(manifest["settings"], config))
+    resume.compare(NOW)
+    return resume.changes
+
+
+def test_a_checkpoint_of_the_same_data_is_restored_with_the_changes() -> None:
+    assert compared() == []
+    assert compared(settings={**NOW["settings"], "seed": 2}) == ["seed"]
+    older = {name: value for name, value in NOW["settings"].items() if name != "seed"}
+    assert compared(settings=older) == ["seed"], "its default was another"
+    unknown = dict.fromkeys(("settings", "num_samples", "order", "data_fingerprint"))
+    assert compared(**unknown, task_fingerprint=None) == [], "a manifest without them"
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        ({"num_samples": [71, 37]}, r"DATA_CHANGED.*\(71, 37\) -> \(72, 37\) samples"),
+        (
+            {"data_fingerprint": "sampled:" + "2" * 64},
+            "DATA_CHANGED.*sampled:22222222 -> sampled:11111111",
+        ),
+        ({"order": "4" * 64}, "DATA_CHANGED.*other samples are left out, or have other weights"),
+    ],
+)
+def test_a_checkpoint_of_other_data_is_restored_only_if_allowed(
+    stored: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        compared(**stored)
+    assert compared(allowed=["data"], **stored) == ["data"]
+
+
+@pytest.mark.parametrize(
+    "evaluated",
+    [
+        {"num_samples": [72, 36]},
+        {"num_samples": [72, 37, 5]},
+        {"eval_fingerprint": "sampled:" + "6" * 64},
+        {"eval_fingerprint": ""},
+        {"eval_fingerprint": None},  # of an older version
+    ],
+)
+def test_numbers_of_other_evaluation_data_do_not_count(evaluated: dict[str, Any]) -> None:
+    stored = {"data_fingerprint": "sampled:" + "2" * 64, **evaluated}
+    assert compared(allowed=["data"], **stored) == ["data", EVALUATION]
+
+
+def test_another_order_follows_from_its_setting_but_other_data_does_not() -> None:
+    settings = {**NOW["settings"], "batch.order": "balanced"}
+    balanced = {"settings": settings, "order": "4" * 64}
+    assert compared(**balanced) == ["batch.order"]
+    with pytest.raises(CheckpointError, match=r"DATA_CHANGED.*\(71, 37\) -> \(72, 37\) samples"):
+        compared(**balanced, num_samples=[71, 37])
+
+
+def test_a_checkpoint_of_another_task_is_not_restored() -> None:
+    with pytest.raises(CheckpointError, match="TASK_CHANGED"):
+        compared(task_fingerprint="other")
+
+
+@pytest.mark.parametrize(
+    ("stored", "warned"),
+    [
+        ({}, ""),
+        ({"num_processes": 1}, "num_processes 1 -> 2"),
+        ({"num_threads": 8}, "num_threads 8 -> 4"),
+        ({"num_threads": None}, ""),  # of a version that did not record them
+        (
+            {"versions": {"torch": "2.8.0"}, "num_processes": 1},
+            "torch 2.8.0 -> 2.13.0, num_processes 1 -> 2",
+        ),
+    ],
+)
+def test_a_checkpoint_of_other_versions_is_restored_with_a_warning(
+    stored: dict[str, Any], warned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        compared(**stored)
+        compared(**stored, is_main=False)  # the main process has said it
+    expected = [
+        f"changed since step-3 was saved: {warned}; the results may differ in the last bits"
+    ]
+    assert caplog.messages == (expected if warned else [])
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("momentum"), RuntimeError("mine"), CheckpointError("CKPT_STATE", "named")]
+)
+def test_a_checkpoint_that_cannot_be_restored_is_one_line(error: Exception) -> None:
+    def load(pieces: Mapping[str, Any]) -> None:
+        raise error
+
+    is_content = isinstance(error, KeyError)
+    with pytest.raises(CheckpointError if is_content else type(error)) as caught:
+        resume_with({}).apply(load, nn.Module())
+    if is_content:
+        said = "step-3 contains state that this run cannot load (KeyError: 'momentum', at "
+        assert str(caught.value).startswith(f"error[CKPT_STATE]: {said}")
+        assert str(caught.value).endswith("): use another checkpoint")
+    else:
+        assert caught.value is error
+
+
+def test_a_checkpoint_is_loaded_once_and_its_memory_is_freed() -> None:
+    resume = resume_with({})
+    loaded: list[dict[str, Any]] = []
+    resume.apply(lambda pieces: loaded.append({**pieces}), nn.Module())
+    assert loaded == [{"model": {}}]
+    assert resume.checkpoint.pieces == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "rows"),
+    [(None, ""), ("run", "left by an attempt\n"), ("other", "of the other\n")],
+)
+def test_a_run_begins_with_the_rows_of_what_it_continues(
+    tmp_path: Path, source: str | None, rows: str
+) -> None:
+    """They are written once nothing is refused any more, whatever was found in the folder."""
+    for name, text in (("run", "left by an attempt\n"), ("other", "of the other\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(text)
+    folder = tmp_path / "run"
+    resume = source and replace(resume_with({}), source=Source(str(tmp_path / source)))
+    with closing(MetricsFile(folder / "metrics.jsonl")) as history:
+        begin_history(history, folder, resume or None)
+    assert (folder / "metrics.jsonl").read_text() == rows
+
+
+@pytest.mark.parametrize("kind", ["missing", "link"])
+def test_a_branch_of_a_run_without_rows_is_one_line(tmp_path: Path, kind: str) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    if kind == "link":
+        (other / "metrics.jsonl").symlink_to(tmp_path / "rows")
+        (tmp_path / "rows").touch()
+    resume = replace(resume_with({}), source=Source(str(other)))
+    with (
+        closing(MetricsFile(tmp_path / "metrics.jsonl")) as history,
+        pytest.raises(CheckpointError, match="RUN_HISTORY"),
+    ):
+        begin_history(history, tmp_path, resume)
