@@ -418,6 +418,7 @@ RULES = {
             ".scaler.step",
         ),
         {
+            "training.backward",
             "training.nonfinite_check",  # applies an update, or does not
             "training.step",
             "training.step_check",

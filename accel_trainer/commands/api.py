@@ -3,6 +3,7 @@
 from ..checkpoint.format import LoadedCheckpoint
 from ..checks.subject import first_difference
 from ..checks.unsaved_state import mark_unsaved
+from ..cli.common.listing import files_with_status
 from ..cli.common.output import (
     Say,
     format_duration,
@@ -51,7 +52,6 @@ from ..core.digest import digest_of, flatten
 from ..core.errors import shortened
 from ..core.history import is_number
 from ..core.json_files import read_json_object
-from ..core.listing import files_with_status
 from ..core.parameters import named_parts
 from ..core.rng import epoch_permutation
 from ..core.run_dir import prepare_directory, run_lock, writes_to

@@ -71,7 +71,7 @@ class Batch:
 
     def at(self, position: Position, turn: Turn = "") -> Batch:
         """Return the same batch at `position`, in the `turn` that it is for."""
-        return replace(self, position=position, turn=turn)
+        return Batch(self.inputs, self.targets, self.sample_ids, position, turn)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; copies from pinned memory do not block the host.

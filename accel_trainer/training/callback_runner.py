@@ -38,9 +38,9 @@ class CallbackRunner:
             if hook.startswith(HOOKS)
         }
 
-    def has_listeners(self, *hooks: str) -> bool:
-        """Whether some callback overrides one of the `hooks`."""
-        return any(self._listeners[hook] for hook in hooks)
+    def has_listeners(self, hook: str) -> bool:
+        """Whether some callback overrides `hook`."""
+        return bool(self._listeners[hook])
 
     def notify(
         self, hook: str, trainer: TrainerView, *arguments: Any, watch: Watch | None = None

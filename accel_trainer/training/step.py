@@ -21,10 +21,10 @@ from ..core.timing import Stopwatch
 from ..core.train_state import TrainState
 from ..core.types import Batch, Gradients, Position, StepBatch, StepSums, Task
 from ..distributed.collectives import differing_lines
+from .backward import backward
 from .nonfinite_check import choose_check
 from .nonfinite_report import NonfiniteReport, PendingUpdate
 from .recomputation import Recomputation
-from .step_check import check_repeats
 from .strategy.base import Strategy
 from .task_output import check_output
 from .turns import in_turn, others_frozen, out_of_turn
@@ -133,11 +133,12 @@ class OptimizerStep:
 
     def _collect(self, step_batch: StepBatch, run: Callable[[], Forwards]) -> Gradients:
         """Return the gradients that `run` leaves in the parameters that have the turn."""
-        with others_frozen(self.optimizers, step_batch.turn):
+        turn = step_batch.turn
+        with others_frozen(self.optimizers, turn) if turn else _NO_CONTEXT:
             micro_sums, sample_ids = run()
             sums = self._reduce(micro_sums, step_batch)
         if self._accelerator.scaler is not None:
-            for optimizer in in_turn(self.optimizers, step_batch.turn).values():
+            for optimizer in in_turn(self.optimizers, turn).values():
                 # As accelerate's `unscale_gradients` does.
                 self._accelerator.scaler.unscale_(optimizer)
         gradients = self._take_gradients()
@@ -148,6 +149,8 @@ class OptimizerStep:
 
     def _run_checked(self, step_batch: StepBatch, notify: Notify | None) -> Forwards:
         """Run the micro-batches twice, and compare the bits. Observers see the second run."""
+        from .step_check import check_repeats  # few runs check
+
         self.check.settle()
         return check_repeats(
             partial(self._run, step_batch, None),
@@ -214,8 +217,9 @@ class OptimizerStep:
         del output  # so that the backward can use the memory of what only metrics read
         # Not kept for the next step: a hook on the losses may change it in place.
         gradient = torch.full_like(losses, factor)
-        with self._recomputation.undone():
-            accelerator.backward(losses, gradient=gradient)
+        recomputation = self._recomputation
+        with recomputation.undone() if recomputation.copies else _NO_CONTEXT:
+            backward(losses, gradient, accelerator)
         return sums
 
     def _reduce(self, micro_sums: list[StepSums], step_batch: StepBatch) -> StepSums:

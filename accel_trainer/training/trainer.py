@@ -115,7 +115,7 @@ class Trainer:
 
     def __setattr__(self, name: str, value: Any) -> None:
         is_property = isinstance(getattr(type(self), name, None), property)
-        if is_property or name in _READ_ONLY & vars(self).keys():
+        if is_property or (name in _READ_ONLY and name in vars(self)):
             raise ConfigError(
                 "TRAINER",
                 f"trainer.{name} cannot be assigned: use a different name for your own value, "
@@ -245,10 +245,12 @@ class Trainer:
                 f"compute_gradients got {describe_tensor(found)}: give it the step batch that "
                 "train_step got, or one with different micro-batches, in a list",
             )
-        is_observed = self._callback_runner.has_listeners("before_micro_batch", "on_micro_batch")
+        has_listeners = self._callback_runner.has_listeners
+        is_observed = has_listeners("before_micro_batch") or has_listeners("on_micro_batch")
         notify = self._notify if is_observed else None
-        turn = turn_at(self.position, self.task, self.optimizers, self.accelerator)
-        step_batch = step_batch._replace(position=self.position, turn=turn)
+        position = self.position
+        turn = turn_at(position, self.task, self.optimizers, self.accelerator)
+        step_batch = StepBatch(micro_batches, step_batch.num_samples, position, turn)
         self._inspector.computing()
         gradients = self._step.compute_gradients(step_batch, notify)
         self._inspector.computed()
@@ -618,5 +620,6 @@ class Trainer:
         return result
 
     def _notify(self, hook: str, *arguments: Any) -> None:
-        watch = self._inspector.hook(hook)
-        self._callback_runner.notify(hook, self, *arguments, watch=watch)
+        if self._callback_runner.has_listeners(hook):
+            watch = self._inspector.hook(hook)
+            self._callback_runner.notify(hook, self, *arguments, watch=watch)

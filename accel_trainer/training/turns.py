@@ -47,8 +47,10 @@ def turn_at(
 
 def in_turn(optimizers: Optimizers, turn: Turn) -> Optimizers:
     """Return the optimizers that have the turn."""
+    if not turn:
+        return optimizers
     names = turn if isinstance(turn, tuple) else (turn,)
-    return {name: each for name, each in optimizers.items() if name in names or not turn}
+    return {name: each for name, each in optimizers.items() if name in names}
 
 
 def out_of_turn(optimizers: Optimizers, turn: Turn) -> set[Tensor]:
