@@ -6,17 +6,25 @@ Shapes: N samples.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import DataError, listed
 from ...core.wording import counted
-from .layouts import TABLES, TRAIN_NAMES, VAL_NAMES, first_of
+from .label_columns import is_label_name
+from .layouts import (
+    TABLES,
+    TRAIN_NAMES,
+    VAL_NAMES,
+    first_of,
+    is_held_out,
+    is_of_training,
+    looks_held_out,
+)
 from .links import first_rows
 from .listing import BROKEN_LINK
 from .photo_columns import Columns
@@ -24,9 +32,8 @@ from .raw import Opened, PhotoSplit, Split
 
 T = TypeVar("T")
 
-_WORDS = re.compile(r"(?i:h[eo]ld[\W_]?out)|[A-Z]?[a-z]+|[A-Z]+")
-_STORED = (".parquet", ".tar", ".arrow")
-_SPLIT_COLUMNS = ("split", "subset", "set", "partition")
+_STORED = (".parquet", ".tar", ".arrow", ".zip", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
+_MAX_SPLITS = 10  # more values of a column are no splits
 _FLAG_COLUMNS = (
     "is_valid is_val is_validation is_dev is_test is_eval is_train fold folds fold_id kfold cv_fold"
 )
@@ -38,7 +45,7 @@ def train_and_val(data: Opened, name: str) -> tuple[Split, Split | None]:
     Raises DataError if none is there to train on: one that is called val or test alone is not.
     """
     train = first_of(TRAIN_NAMES, data.splits)
-    if train is None and len(data.splits) == 1 and not any(map(_looks_held_out, data.splits)):
+    if train is None and len(data.splits) == 1 and not any(map(looks_held_out, data.splits)):
         (train,) = data.splits.values()
     if train is None:
         tables = [each.path for each in data.left_out if each.path.endswith(_STORED)]
@@ -57,29 +64,30 @@ def may_be_held_out(data: Opened, train: Split) -> Iterator[str]:
     for path, reason, _, is_folder in data.left_out:
         stem, suffix = os.path.splitext(path)
         is_set = is_folder or reason == BROKEN_LINK or suffix.lower() in (*TABLES, *_STORED)
-        if is_set and _looks_held_out(os.path.basename(stem)):
+        if is_set and looks_held_out(os.path.basename(stem)):
             yield f"{path} ({reason})"
-    yield from (f"split {name}" for name in data.splits if _looks_held_out(name))
+    yield from (f"split {name}" for name in data.splits if looks_held_out(name))
     for dataset, name, _ in train:
         if not data.has_columns:
             names = dataset.features["label"].names
-            yield from (f"class {each} of {name}" for each in names if _is_held_out(each))
+            yield from (f"class {each} of {name}" for each in names if is_held_out(each))
         for column in dataset.features:
-            if column.lower() in (*_SPLIT_COLUMNS, *_FLAG_COLUMNS.split()):
+            is_flag = column.lower() in _FLAG_COLUMNS.split()
+            if is_flag or _may_name_splits(column, dataset.features[column]):
                 values = sorted(map(str, dataset.unique(column)))
-                is_split = column.lower() not in _SPLIT_COLUMNS or any(map(_is_held_out, values))
-                if is_split and len(values) > 1:
+                if len(values) > 1 and (is_flag or _are_splits(values)):
                     yield f"column {column} of {name} ({listed(values)})"
 
 
-def _looks_held_out(name: str) -> bool:
-    """Return whether a word of the name is that of a split to evaluate on, as in `val2`."""
-    return any(map(_is_held_out, _WORDS.findall(name)))
+def _may_name_splits(column: str, feature: Any) -> bool:
+    return getattr(feature, "dtype", "") in ("string", "large_string") and not is_label_name(column)
 
 
-def _is_held_out(name: str) -> bool:
-    plain = re.sub(r"[\W_]", "", name).lower()
-    return plain in (*VAL_NAMES, "holdout", "heldout")
+def _are_splits(values: Sequence[str]) -> bool:
+    """Return whether these are the names of one split to train on, and others."""
+    if len(values) > _MAX_SPLITS:
+        return False
+    return any(map(is_of_training, values)) and any(map(looks_held_out, values))
 
 
 def set_aside(columns: Columns, fraction: float) -> list[PhotoSplit]:

@@ -22,6 +22,7 @@ EXPECTED = (
 )
 """What a folder of photos may look like, for messages."""
 
+_WORDS = re.compile(r"(?i:h[eo]ld[\W_]?out)|[A-Z]?[a-z]+|[A-Z]+")
 _IMAGE_FOLDERS = "image images img imgs jpegimages photo photos picture pictures rgb"
 _MASK_FOLDERS = (
     "annotation annotations depth groundtruth gt label labels mask masks seg segmentation "
@@ -82,12 +83,30 @@ def refuse_inner_splits(root: Path, folders: Collection[str]) -> None:
 
 
 def refuse_tables_of_splits(root: Path, paths: Sequence[Path]) -> None:
-    """Raise DataError if `paths`, which are read as one split, have the names of two."""
-    names = {str(path.relative_to(root).with_suffix("")): path.name for path in paths}
-    for train, val in _split_pairs(list(names)):
-        fact = f"{root} has {names[train]} and {names[val]}; both would be read as one split"
+    """Raise DataError if one of `paths`, read as one split, is called like one to evaluate on."""
+    names = [path.relative_to(root) for path in paths]
+    held_out = [path for path in names if looks_held_out(str(path.with_suffix("")))]
+    others = sorted({*names} - {*held_out})
+    if held_out and others:
+        fact = f"{root} has {others[0]} and {held_out[0]}; both would be read as one split"
         fix = "start their names with train and test, in lower case"
         raise DataError("DATA_NOT_RECOGNISED", f"{fact}: {fix}")
+
+
+def looks_held_out(name: str) -> bool:
+    """Return whether a word of the name is that of a split to evaluate on, as in `val2`."""
+    return any(map(is_held_out, _WORDS.findall(name)))
+
+
+def is_held_out(name: str) -> bool:
+    """Return whether the name is that of a split to evaluate on."""
+    plain = re.sub(r"[\W_]", "", name).lower()
+    return plain in (*VAL_NAMES, "holdout", "heldout")
+
+
+def is_of_training(name: str) -> bool:
+    """Return whether a word of the name is that of a split to train on."""
+    return any(word.lower() in TRAIN_NAMES for word in _WORDS.findall(name))
 
 
 def _split_pairs(names: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -172,7 +172,7 @@ def _split_folders(root: Path, described_by: Sequence[str]) -> dict[str, Path]:
     train, val = (first_of(names, splits) for names in (TRAIN_NAMES, VAL_NAMES))
     if train is not None:
         return {"train": train} if val is None else {"train": train, "validation": val}
-    if val is not None and len(splits) == len(folders) and set(splits) <= set(VAL_NAMES):
+    if val is not None:
         raise DataError(
             "DATA_NOT_RECOGNISED", f"{root} has {val.name}/ but no train/: expected {EXPECTED}"
         )

@@ -76,6 +76,10 @@ PASSED_OVER: dict[str, tuple[str, list[Write]]] = {
     "fold": ("column fold", [table("train.parquet", fold=[0, 1, 2] * 4)]),
     "split": ("column Split", [table("train.parquet", Split=["train", "Test"] * 6)]),
     "a column of metadata": ("column is_test", [metadata("is_test", ["0", "1"])]),
+    "usage": ("column usage", [metadata("usage", ["Training", "PublicTest"])]),
+    "data_split": ("column data_split", [table("all.parquet", data_split=["train", "dev"] * 6)]),
+    "val.zip": ("val.zip", [classes("train"), text("val.zip")]),
+    "test.tar.gz": ("test.tar.gz", [classes("train"), text("test.tar.gz")]),
 }
 
 
@@ -99,6 +103,8 @@ def test_the_advice_to_set_photos_aside_names_what_lies_beside(kind: str, tmp_pa
         [classes("train"), text("README.txt"), text("train/ant/notes.txt")],
         [table("train.parquet", fold=[1] * 12, set=["a", "b"] * 6, origin=["test", "x"] * 6)],
         [metadata("size", ["0", "1"])],
+        [metadata("scene", ["train station", "beach"])],
+        [table("train.parquet", label=["train", "test tube"] * 6)],
         [classes("test tube", "train station")],
     ],
 )
@@ -111,6 +117,28 @@ def test_nothing_is_said_of_what_is_not_called_like_a_split(
     with pytest.raises(DataError, match="has no validation split: set one aside"):
         load_photos(root, cache_dir=tmp_path / "cache")
     assert not load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache").notes
+
+
+READ_AS_ONE: dict[str, list[Write]] = {
+    "val/ of classes": [classes("trn", "val")],
+    "Test/ of classes": [classes("images", "Test")],
+    "val/ beside classes": [classes("", "val")],
+    "holdout.parquet": [table("data.parquet"), table("holdout.parquet")],
+    "HeldOut-0.parquet": [table("a.parquet"), table("b.parquet"), table("HeldOut-0.parquet")],
+    "hold_out/": [table("data/a.parquet"), table("hold_out/a.parquet")],
+    "dataVal.parquet": [table("dataTrain.parquet"), table("dataVal.parquet")],
+}
+
+
+@pytest.mark.parametrize("kind", READ_AS_ONE)
+def test_photos_to_evaluate_on_are_not_read_with_the_others(kind: str, tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    for write in READ_AS_ONE[kind]:
+        write(root)
+    with pytest.raises(DataError) as error:
+        load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache")
+    assert error.value.code == "DATA_NOT_RECOGNISED"
+    assert kind.split()[0] in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["val", "test", "validation", "dev", "eval"])
