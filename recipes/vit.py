@@ -74,10 +74,9 @@ def train(config: Config) -> RunResult:
         trainer = build_trainer(
             run,
             model=model,
-            # The centre square, as `transform` has it, for square photos to within rounding. Others
-            # are resized before the crop, which moves them by a part of a pixel.
-            processor=hf.BitImageProcessorPil(
-                size={"shortest_edge": size},
+            # Of the image processors, Perceiver's crops before it resizes, as `transform` does.
+            processor=hf.PerceiverImageProcessorPil(
+                size={"height": size, "width": size},
                 crop_size={"height": size, "width": size},
                 resample=2,
                 image_mean=GRAY,

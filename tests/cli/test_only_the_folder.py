@@ -48,13 +48,13 @@ def train(recipe: Any, place: Path, *flags: str) -> Path:
     return place / "run"
 
 
-def photos_of(place: Path, *, are_square: bool = False) -> list[tuple[Path, str]]:
+def photos_of(place: Path) -> list[tuple[Path, str]]:
     """Write photos that are bright at their left, right or bottom; return what a run sets aside."""
     noise = np.random.default_rng(0)
     for number in range(60):
         folder = place / "photos" / ("ant", "bee", "cow")[number % 3]
         folder.mkdir(parents=True, exist_ok=True)
-        pixels = noise.integers(0, 130, (50, 50 if are_square else 60 + number, 3), np.uint8)
+        pixels = noise.integers(0, 130, (50, 60 + number, 3), np.uint8)
         bright = (np.s_[:, :25], np.s_[:, -25:], np.s_[-20:])[number % 3]
         pixels[bright] += 120
         (folder / f"{number}.jpg").write_bytes(encoded(Image.fromarray(pixels)))
@@ -218,7 +218,7 @@ def test_each_export_gives_the_classes_of_evaluate(
 @pytest.mark.slow
 def test_what_transformers_loads_gives_the_classes_of_evaluate(place: Path, capsys: Shown) -> None:
     hf = pytest.importorskip("transformers")
-    labelled = photos_of(place, are_square=True)
+    labelled = photos_of(place)
     data = [
         "--dataset",
         str(place / "photos"),
@@ -227,8 +227,7 @@ def test_what_transformers_loads_gives_the_classes_of_evaluate(place: Path, caps
         "--photos.image-size",
         "32",
     ]
-    # Others are resized by transformers before they are cropped, and at 24 pixels, our
-    # transform decodes these JPEGs at half their size.
+    # At 24 pixels, our transform would decode these JPEGs at half their size.
     run = train(vit, place, *data, "--onnx")
     files = [path for path, _ in labelled]
     folder = run / "export" / "pretrained"

@@ -65,6 +65,7 @@ def odd_pictures() -> Iterator[OddPicture]:
     yield from _see_through()
     yield from _colour_spaces()
     yield from _deep()
+    yield from _bands()
     yield from _unknown()
     yield from _several()
 
@@ -289,6 +290,56 @@ def _deep() -> Iterator[OddPicture]:
     start = f"P6 {WIDTH} {HEIGHT} 65535\n".encode()
     data = start + colour.astype(">u2").tobytes()
     yield OddPicture("colours of 16 bits.ppm", data, _as_pillow_reads(data))
+
+
+def band_tiff(
+    bands: NDArray[Any],
+    *,
+    extra: tuple[int, ...] = (),
+    in_planes: bool = False,
+    deflated: bool = False,
+) -> bytes:
+    """A TIFF of RGB and other bands [H, W, C]; `extra` is its tag of what the others are."""
+    bits, count = 8 * bands.dtype.itemsize, bands.shape[-1]
+    parts = (
+        [band.tobytes() for band in np.moveaxis(bands, -1, 0)] if in_planes else [bands.tobytes()]
+    )
+    parts = [zlib.compress(part) if deflated else part for part in parts]
+    places = np.cumsum([8, *map(len, parts)]).tolist()
+    tags = {256: [WIDTH], 257: [HEIGHT], 258: [bits] * count, 259: [8 if deflated else 1]}
+    tags |= {262: [2], 273: places[:-1], 277: [count], 278: [HEIGHT], 279: list(map(len, parts))}
+    tags |= {284: [2 if in_planes else 1]} | ({338: [*extra]} if extra else {})
+    end = places[-1] + 6 + 12 * len(tags)
+    entries, values = b"", b""
+    for number, found in tags.items():
+        stored = struct.pack(f"<{len(found)}I", *found)
+        place = end + len(values) if len(found) > 1 else found[0]
+        entries += struct.pack("<HHII", number, 4, len(found), place)
+        values += stored if len(found) > 1 else b""
+    start = b"II*\0" + struct.pack("<I", places[-1]) + b"".join(parts)
+    return start + struct.pack("<H", len(tags)) + entries + bytes(4) + values
+
+
+def _bands() -> Iterator[OddPicture]:
+    """A fourth band is transparency only where the file says so; else it is other light."""
+    deep = np.concatenate([colour16(), grey16()[::-1, ::-1, None], colour16()], axis=-1)
+    shown = _upper(colour16())
+    alpha = _upper(deep[..., 3:4]) / 255
+    on_white = np.rint(shown * alpha + 255 * (1 - alpha)).astype(np.uint8)
+    # Pillow misreads some planes.
+    misread = {(True, False, 3, 16), (True, False, 4, 16), (True, True, 4, 8), (True, True, 4, 16)}
+    for case in product((False, True), (False, True), (3, 4), (8, 16)):
+        in_planes, deflated, count, bits = case
+        bands = deep[..., :count] if bits == 16 else _upper(deep[..., :count])
+        data = band_tiff(bands, in_planes=in_planes, deflated=deflated)
+        yield OddPicture(f"bands {case}.tiff", data, None if case in misread else shown)
+    for count, deflated in product((4, 5), (False, True)):
+        bands = _upper(deep[..., :count])
+        data = band_tiff(bands, extra=(0,) * (count - 3), deflated=deflated)
+        yield OddPicture(f"{count} bands that say nothing, {deflated}.tiff", data, shown)
+    for in_planes, deflated in product((False, True), (False, True)):
+        data = band_tiff(_upper(deep[..., :4]), extra=(2,), in_planes=in_planes, deflated=deflated)
+        yield OddPicture(f"alpha band {in_planes, deflated}.tiff", data, on_white)
 
 
 def _unknown() -> Iterator[OddPicture]:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.queues import Queue
@@ -372,6 +373,27 @@ def test_a_chunk_that_a_power_loss_has_damaged_is_decoded_again(
             journal.write_bytes(journal.read_bytes().replace(b'"stop"', b'"\0\0\0\0"', 1))
         assert load(root).fingerprint == expected
         shutil.rmtree(root.parent / "cache")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
+@FORKS
+def test_users_wait_for_each_other_in_a_shared_cache(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with cache._writer_lock(tmp_path):
+        pass
+    (tmp_path / ".lock").chmod(0o444)  # as for another user
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.chdir(tmp_path)
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            with cache._writer_lock(Path(".")) as is_sole_writer:
+                code = 0 if is_sole_writer else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_without_locks_a_second_writer_is_tolerated(

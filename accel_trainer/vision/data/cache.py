@@ -150,7 +150,7 @@ def _writer_lock(cache_dir: Path) -> Iterator[bool]:
 
     Where files cannot be locked, yield false: several processes may write.
     """
-    descriptor = os.open(cache_dir / ".lock", os.O_RDWR | os.O_CREAT | platform.SAFELY, 0o600)
+    descriptor = _open_lock(cache_dir / ".lock")
     try:
         try:
             platform.wait_for_lock(descriptor)
@@ -166,6 +166,13 @@ def _writer_lock(cache_dir: Path) -> Iterator[bool]:
             yield True
     finally:
         os.close(descriptor)  # this also unlocks
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | platform.SAFELY, 0o644)
+    except PermissionError:  # another user's, which can be locked all the same
+        return os.open(path, os.O_RDONLY | platform.SAFELY)
 
 
 def _build(

@@ -48,8 +48,11 @@ _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how a file begins
 _BITS_PER_SAMPLE = 258  # tags of TIFF
 _PHOTOMETRIC = 262
 _NUM_BANDS = 277
+_PLANAR_CONFIGURATION = 284
+_EXTRA_SAMPLES = 338
 _SAMPLE_FORMAT = 339
 _WHITE_IS_ZERO = 0
+_IN_PLANES = 2
 _SIGNED = 2
 _LEAST_OF_16_BITS = 2**13  # of 0 to 65,535, an eighth
 # The chunks of a PNG that may have an orientation.
@@ -293,18 +296,34 @@ def _rgb(image: Any, data: bytes) -> NDArray[np.uint8]:
         raise _UnknownRangeError("floating-point pixels")
     if image.mode.startswith("I"):
         return _deep_grey(image, data)
-    if image.format == "TIFF" and _SIGNED in _tag(image, _SAMPLE_FORMAT):
-        raise _UnknownRangeError("signed pixels")
     if image.format == "PNG" and isinstance(image.info.get("transparency"), int | tuple):
         num_bits = _bits_of_channel(image, data)
         if image.mode == "RGB" and num_bits == 16:
             return _deep_colour(image, data)
         if image.mode == "L":  # Pillow scales the pixels to 8 bits, and not the transparent one
             image.info["transparency"] *= 255 // (2**num_bits - 1)
-    if image.has_transparency_data:
+    if _has_alpha(image, data):
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return np.array(image.convert("RGB"))
+
+
+def _has_alpha(image: Any, data: bytes) -> bool:
+    """Return whether pixels may be transparent: a fourth band of a TIFF may be other light.
+
+    Raises ValueError for a TIFF whose range is unknown, or that Pillow misreads.
+    """
+    if image.format != "TIFF":
+        return bool(image.has_transparency_data)
+    if _SIGNED in _tag(image, _SAMPLE_FORMAT):
+        raise _UnknownRangeError("signed pixels")
+    has_alpha = bool(_tag(image, _EXTRA_SAMPLES))
+    if _IN_PLANES in _tag(image, _PLANAR_CONFIGURATION):
+        is_raw = image.tile[0][0] == "raw"
+        is_deep = _bits_of_channel(image, data) > 8
+        if is_deep if is_raw else image.mode == "RGBA" and not has_alpha:
+            raise ValueError("Pillow misreads its planes")
+    return has_alpha and bool(image.has_transparency_data)
 
 
 def _deep_grey(image: Any, data: bytes) -> NDArray[np.uint8]:

@@ -82,6 +82,17 @@ def refuse_inner_splits(root: Path, folders: Collection[str]) -> None:
             raise DataError("DATA_NOT_RECOGNISED", f"{fact}, below a folder: {fix}")
 
 
+def refuse_described_splits(root: Path, folders: Collection[str]) -> None:
+    """Raise DataError if metadata in `root` makes one split of folders that look like several."""
+    places = sorted(os.path.relpath(folder, root) for folder in folders)
+    held_out = [place for place in places if any(map(is_held_out, place.split(os.sep)))]
+    others = [place for place in places if place not in held_out]
+    if held_out and others:
+        fact = f"{root} has metadata of {others[0]}/ and {held_out[0]}/, which look like splits"
+        fix = "put the rows of each split into a metadata file in its folder, train/ or val/"
+        raise DataError("DATA_NOT_RECOGNISED", f"{fact}: {fix}")
+
+
 def refuse_tables_of_splits(root: Path, paths: Sequence[Path]) -> None:
     """Raise DataError if one of `paths`, read as one split, is called like one to evaluate on."""
     names = [path.relative_to(root) for path in paths]

@@ -15,6 +15,7 @@ from typing import Any
 from ...core.errors import ConfigError, DataError, reason_of
 from ...core.run_dir import expand_home
 from .label_columns import FOLDER, refuse_unnamed_labels
+from .layouts import refuse_described_splits
 from .listing import METADATA
 from .metadata import read_metadata
 from .photo_folders import (
@@ -157,6 +158,7 @@ def _open_metadata(found: SplitFolders, name: str, label_column: str | None) -> 
             raise DataError(
                 "DATA_METADATA", f"{fact}: describe the photos of all splits, or of none"
             )
+        refuse_described_splits(listing.folder, listing.folders)
         splits[split], unread = read_metadata(listing, found.root, name)
         left_out += unread
         if label_column is None:

@@ -61,6 +61,18 @@ def metadata(column: str, values: list[str]) -> Write:
     return write
 
 
+def described(*folders: str) -> Write:
+    """Photos of several folders in one table."""
+
+    def write(root: Path) -> None:
+        names = [f"{folder}/{index}.jpg" for folder in folders for index in range(4)]
+        write_photos(root, names)
+        rows = [f"{name},{index % 2}" for index, name in enumerate(names)]
+        (root / "metadata.csv").write_text("\n".join(["file_name,label", *rows]))
+
+    return write
+
+
 PASSED_OVER: dict[str, tuple[str, list[Write]]] = {
     "holdout/": ("holdout", [classes("train", "holdout")]),
     "hold_out/": ("hold_out", [classes("train", "hold_out")]),
@@ -103,6 +115,7 @@ def test_the_advice_to_set_photos_aside_names_what_lies_beside(kind: str, tmp_pa
         [classes("train"), text("README.txt"), text("train/ant/notes.txt")],
         [table("train.parquet", fold=[1] * 12, set=["a", "b"] * 6, origin=["test", "x"] * 6)],
         [metadata("size", ["0", "1"])],
+        [described("test tubes", "train stations")],
         [metadata("scene", ["train station", "beach"])],
         [table("train.parquet", label=["train", "test tube"] * 6)],
         [classes("test tube", "train station")],
@@ -126,6 +139,8 @@ READ_AS_ONE: dict[str, list[Write]] = {
     "holdout.parquet": [table("data.parquet"), table("holdout.parquet")],
     "HeldOut-0.parquet": [table("a.parquet"), table("b.parquet"), table("HeldOut-0.parquet")],
     "hold_out/": [table("data/a.parquet"), table("hold_out/a.parquet")],
+    "val/ in one metadata.csv": [described("train", "val")],
+    "holdout/ in one metadata.csv": [described("a", "b", "holdout/a")],
     "dataVal.parquet": [table("dataTrain.parquet"), table("dataVal.parquet")],
 }
 
