@@ -63,6 +63,8 @@ from .subject import (
 )
 from .unchanged import left_unchanged
 from .unsaved_state import is_of_user, mark_unsaved
+from .untrained import untrained_named
+from .used_before import noted_changes
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer
@@ -90,6 +92,7 @@ class Rehearsal(Inspector):
         self._fresh = {name: _copy_optimizer(each) for name, each in self._optimizers.items()}
         self._watching = ExitStack()
         self._reading = ExitStack()
+        self._whole_run = ExitStack()
         is_main = self.subject.accelerator.is_main_process
         self._arguments = HookArguments(self.subject.model, is_main=is_main)
         self._uses: list[StepUse] = []
@@ -101,6 +104,7 @@ class Rehearsal(Inspector):
         """Stop looking at a step that has failed."""
         self._watching.close()
         self._reading.close()
+        self._whole_run.close()
 
     # --- before the first step ---
 
@@ -121,6 +125,11 @@ class Rehearsal(Inspector):
         self._trainer = trainer
         self.boundaries.begin(trainer, read_state, attributes)
         self._marks = [self._mark(is_first=True)]
+        is_new = trainer.state.optimizer_step == 0
+        may_warn = is_new and self.subject.accelerator.is_main_process
+        self._whole_run.enter_context(noted_changes(self._used_parts(), may_warn=may_warn))
+        if may_warn:
+            self._whole_run.enter_context(untrained_named(self.subject.optimizers, trainer))
         plan = trainer.loader.plan
         # A resume on other processes may split a step otherwise.
         is_tried = trainer.state.optimizer_step == 0 or has_lone_sample(plan)
@@ -128,6 +137,15 @@ class Rehearsal(Inspector):
             watched = lone_samples_refused(self.subject.model, plan, self.config)
             with self.activity.during("evaluation"), watched:
                 self._try_evaluations(trainer.loader)
+
+    def _used_parts(self) -> dict[str, object]:
+        """Return what a run may change, and a later one in this process may be given again."""
+        parts = dict(self.subject.parts)
+        parts |= {f"the state {name}": each for name, each in self.subject.states.items()}
+        for name, each in self.evaluations.items():
+            metrics = named(each.metrics) if isinstance(each, Evaluator) else {}
+            parts |= {f"{metric} of {name}": part for metric, part in metrics.items()}
+        return parts
 
     def _mark(self, *, is_first: bool = False) -> Marks:
         return self.subject.mark(self.boundaries.parts(), is_first=is_first)

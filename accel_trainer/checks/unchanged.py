@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from ..core.tensor_memory import sum_of_bits
 from .model_watch import hooks_of, mark_model
 from .subject import refuse_changes
 from .unsaved_state import is_of_user
@@ -26,38 +26,31 @@ def left_unchanged(what: str, model: nn.Module, average: nn.Module | None = None
 
     Raises CheckpointError for what is not as it was.
     """
-    models = {"model": model} if average is None else {"model": model, "average_model": average}
     if hasattr(model, "reshard"):  # as FSDP2's modules, whose import takes 0.5 s
         yield  # FSDP keeps some weights whole after an evaluation
         return
-
-    def mark() -> dict[str, Any]:
-        weights = [_mark_weights(name, each) for name, each in models.items()]
-        return dict(ChainMap(_mark_structure(model), *weights))
-
-    before = mark()
+    before = _mark(model) | _weights_of(average)
     yield
     refuse_changes(
         what,
         before,
-        mark(),
+        _mark(model) | _weights_of(average),
         "put it back before the call returns, since a run that is killed evaluates more often",
     )
 
 
-def _mark_weights(prefix: str, model: nn.Module) -> dict[str, Any]:
-    names = [name for name, _ in model.named_parameters(prefix=prefix)]
-    kept = {*names, *(f"{name}.requires_grad" for name in names)}
-    return {name: mark for name, mark in mark_model(model, prefix).items() if name in kept}
+def _mark(model: nn.Module) -> dict[str, Any]:
+    kept = {key: each for key, each in mark_model(model).items() if not key.endswith(".training")}
+    for name, module in model.named_modules(prefix="model"):
+        # A library may add hooks of its own when it is asked for something.
+        kept[f"{name}.hooks"] = [id(hook) for hook in hooks_of(module) if _is_users(hook)]
+    return kept
 
 
-def _mark_structure(model: nn.Module) -> dict[str, Any]:
-    modules = dict(model.named_modules(prefix="model"))
-    marks = {name: mark for name, mark in mark_model(model).items() if name in modules}
-    # A library may add hooks of its own when it is asked for something.
-    for name, module in modules.items():
-        marks[f"{name}.hooks"] = [id(hook) for hook in hooks_of(module) if _is_users(hook)]
-    return marks
+def _weights_of(average: nn.Module | None) -> dict[str, Any]:
+    """Return the sums of an average's weights: its first forward may set up the rest."""
+    named = () if average is None else average.named_parameters(prefix="average_model")
+    return {name: int(sum_of_bits(each)) for name, each in named}
 
 
 def _is_users(hook: Any) -> bool:

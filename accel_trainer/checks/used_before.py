@@ -1,0 +1,57 @@
+"""Names what an earlier run in this process has changed, and a new run begins with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from ..core.errors import listed
+from .model_watch import mark_model
+from .unsaved_state import mark_unsaved
+
+_logger = logging.getLogger(__name__)
+
+_left: WeakKeyDictionary[object, dict[str, Any]] = WeakKeyDictionary()
+"""What the last run has left in the objects that it changed."""
+
+
+@contextmanager
+def noted_changes(parts: Mapping[str, object], *, may_warn: bool) -> Iterator[None]:
+    """Note what the run in the block changes in its `parts`; warn of those that one has changed.
+
+    An object that was set back, or changed by somebody else since, is as a new one. **Host sync.**
+    """
+    before = {name: _mark(part) for name, part in parts.items()}
+    used = {name for name, part in parts.items() if before[name] and _seen(part) == before[name]}
+    if used and may_warn:
+        _logger.warning(
+            "[USED_BEFORE] this run begins with %s as an earlier run of this process has left it: "
+            "make a new one for each run, or name the earlier run with --init-from",
+            listed(used),
+        )
+    yield
+    for name, part in parts.items():
+        with suppress(TypeError):  # of an object without weak references, or without a hash
+            _left.pop(part, None)
+            if (after := _mark(part)) != before[name]:
+                _left[part] = after
+
+
+def _seen(part: object) -> dict[str, Any] | None:
+    with suppress(TypeError):  # as above
+        return _left.get(part)
+    return None
+
+
+def _mark(part: object) -> dict[str, Any]:
+    """Return marks of an object's own values; of the files that it comes from, others have some."""
+    if isinstance(part, nn.Module):
+        names = [name for name, _ in part.named_parameters(prefix="model")]
+        return {name: each for name, each in mark_model(part).items() if name in names}
+    marks = mark_unsaved({"own": part}, model=nn.Identity())
+    return {name: mark for name, mark in marks.items() if name.startswith("own.")}
