@@ -4,6 +4,7 @@ Importing this makes `pretend` the accelerator of the process, for good: import 
 its own (see `processes.py`). There
 - a CPU tensor among those of the device is refused,
 - whatever makes the host wait for the device is noted in `device.syncs`,
+- what a GPU would launch is noted in `device.operations`,
 - a copy between the device and pinned memory is garbage until a stream or an event has waited for
   it,
 - the device has random numbers of its own, and no float64 if `device.refuses_float64`,
@@ -34,6 +35,13 @@ from torch.utils.backend_registration import (
 
 aten = torch.ops.aten
 c10d = torch.ops.c10d
+
+_LAUNCH_NOTHING = {
+    aten.detach.default,
+    aten.empty_like.default,
+    aten.record_stream.default,
+    aten.set_.source_Tensor,
+}
 
 
 class Copy:
@@ -108,6 +116,7 @@ class Device(_DummyBackendModule):
     def __init__(self) -> None:
         self.refuses_float64 = False
         self.syncs: list[str] = []
+        self.operations: list[str] = []
         self.stream = Stream()
         self._generator = torch.Generator()
 
@@ -116,6 +125,10 @@ class Device(_DummyBackendModule):
         ours = [f for f in stack if "site-packages" not in f.filename and f.filename != __file__]
         where = f"{os.path.basename(ours[-1].filename)}:{ours[-1].lineno}" if ours else "backward"
         self.syncs.append(f"{where} {what}")
+
+    def note_operation(self, func: Any) -> None:
+        if not (func.is_view or func in _LAUNCH_NOTHING):
+            self.operations.append(str(func))
 
     def current_stream(self, device: Any = None) -> Stream:
         return self.stream
@@ -232,6 +245,7 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     device.stream.reach_next_operation()
     if is_sync(func, leaves):
         device.note_sync(str(func))
+    device.note_operation(func)
     args, kwargs = tree_map_only(Pretend, on_host, (args, dict(kwargs)))
     if func.namespace == "c10d":
         args = tree_map_only(torch.ScriptObject, group_on_host, args)
@@ -262,6 +276,7 @@ def copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor
     to_host, from_host = not isinstance(target, Pretend), not isinstance(source, Pretend)
     if not from_host:
         device.stream.reach_next_operation()
+    device.operations.append("copy")
     if not (to_host or from_host):
         into.copy_(out_of)
     elif non_blocking and is_pinned(into if to_host else out_of):
