@@ -158,34 +158,23 @@ def build_trainer(
     extra = extra_callbacks()
     observers = [each for each in extra if isinstance(each, Observer)]
     _refuse_endless(run, observers)
-    build: Callable[..., RunData] = build_data
-    for each in observers:
-        build = partial(each.build_data, build)
-    data = build(run, train_set, eval_sets, test_set, options)
-    readings = FirstReadings(data.loaders, run.accelerator)
-    try_reader(data.train, run.accelerator)
-    refuse_epochs(run.config.trainer, run.config.schedule, data.plan)
+    data = _read_data(run, observers, train_set, eval_sets, test_set, options)
     check_coupling(task, data.plan)
     run.activity.couples_batch = getattr(task, "couples_batch", False)
+    readings = FirstReadings(data.loaders, run.accelerator)
+    try_reader(data.train, run.accelerator)
     metrics_of = choose_metrics(metrics, task, data)
     strategy = _choose_strategy(run, data.plan, optimizer, task)
     identity = _identify(run, data, data_fingerprint, task)
 
-    # 2. The model gets the order of its checkpoint, or of the main process's model. Initial weights
-    # are loaded, parameters are frozen, and it is copied for the ONNX export, all on the CPU.
-    if run.checkpoint is None:
-        order = run_on_main(lambda: [*model.state_dict()], run.accelerator)
-    else:
-        order = run.checkpoint.pieces.get("model", ())
-    take_order(model, order)
-    # First of all: what a module computes in evaluation mode is not to be mixed with other weights.
-    given = put_into_training(model)
-    origin = _load_weights(run, model, export_config.get("class_names", ()))
+    # 2. The model gets its order, initial weights and frozen parameters on the CPU, where it is
+    # copied for the ONNX export.
+    switched, origin = _prepare_model(run, model, export_config.get("class_names", ()))
     onnx = _copy_for_onnx(run, model, task, data)
 
     # 3. Everything built from here on refers to the tensors on the device.
     model = strategy.place(model, run.config.runtime)
-    kept = kept_in_evaluation(model, run.config.optimizer.freeze, given)
+    kept = kept_in_evaluation(model, run.config.optimizer.freeze, switched)
     refuse_older_rule(run.checkpoint, model, kept)
     if run.config.runtime.compile:
         compile_model(model, run.activity.compilation)
@@ -216,7 +205,7 @@ def build_trainer(
     all_callbacks = build_callbacks(
         run,
         banner=_banner(run, data.train, model, optimization, header)
-        + describe_switched(given, kept)
+        + describe_switched(switched, kept)
         + describe_rates(optimization.optimizers),
         history=history,
         num_eval_samples=sum(each.num_samples for each in data.eval_loaders[:1]),
@@ -238,6 +227,7 @@ def build_trainer(
         kept_in_evaluation=kept.values(),
         states=states,
     )
+    evaluations = _build_evaluations(run, data, task, metrics_of, strategy)
     subject = Subject(
         model=model,
         optimizers=optimization.optimizers,
@@ -246,16 +236,6 @@ def build_trainer(
         states=states,
         accelerator=run.accelerator,
     )
-    evaluations = _build_evaluations(run, data, task, metrics_of, strategy)
-    inspector = Rehearsal(
-        subject,
-        BoundaryChecks(subject, readings),
-        config=run.config.trainer,
-        evaluations=evaluations,
-        checkpointer=checkpointer,
-        activity=run.activity,
-    )
-    run.resources.callback(inspector.close)
     trainer = trainer_class(
         run.config.trainer,
         assembly,
@@ -266,7 +246,7 @@ def build_trainer(
         stop_flag=run.stop_flag,
         callbacks=all_callbacks,
         load_best=partial(load_best_weights, run),
-        inspector=inspector,
+        inspector=_inspect(run, subject, readings, evaluations, checkpointer),
     )
     trainer.metadata |= noted
     assembly.set_training_mode()  # of the checks at the start, too
@@ -287,6 +267,23 @@ def build_trainer(
 
 
 # --- 1. parts and data ---
+
+
+def _read_data(
+    run: Run,
+    observers: Sequence[Observer],
+    train_set: Any,
+    eval_sets: Any,
+    test_set: Any,
+    options: DatasetOptions,
+) -> RunData:
+    """Return the data as the observers let it be built, if the settings fit it."""
+    build: Callable[..., RunData] = build_data
+    for each in observers:
+        build = partial(each.build_data, build)
+    data = build(run, train_set, eval_sets, test_set, options)
+    refuse_epochs(run.config.trainer, run.config.schedule, data.plan)
+    return data
 
 
 def _refuse_endless(run: Run, observers: Sequence[Observer]) -> None:
@@ -321,6 +318,26 @@ def _choose_strategy(run: Run, plan: BatchPlan, optimizer: object, task: Task) -
 
 
 # --- 2. weights ---
+
+
+def _prepare_model(
+    run: Run, model: nn.Module, class_names: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Order, load and freeze the parameters of `model`, and put it into training mode.
+
+    Return the modules that were in evaluation mode, and where the weights come from.
+
+    **Collective.**
+    """
+    # The order is that of the checkpoint, or of the main process's model.
+    if run.checkpoint is None:
+        order = run_on_main(lambda: [*model.state_dict()], run.accelerator)
+    else:
+        order = run.checkpoint.pieces.get("model", ())
+    take_order(model, order)
+    # What a module computes in evaluation mode is not to be mixed with other weights.
+    switched = put_into_training(model)
+    return switched, _load_weights(run, model, class_names)
 
 
 def _load_weights(run: Run, model: nn.Module, class_names: Sequence[str]) -> list[str]:
@@ -467,6 +484,26 @@ def _build_evaluations(
             )
         )
     return evaluations
+
+
+def _inspect(
+    run: Run,
+    subject: Subject,
+    readings: FirstReadings,
+    evaluations: Mapping[str, Evaluation],
+    checkpointer: Checkpointer,
+) -> Rehearsal:
+    """Return what looks at the training; it ends with the run."""
+    inspector = Rehearsal(
+        subject,
+        BoundaryChecks(subject, readings),
+        config=run.config.trainer,
+        evaluations=evaluations,
+        checkpointer=checkpointer,
+        activity=run.activity,
+    )
+    run.resources.callback(inspector.close)
+    return inspector
 
 
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
