@@ -4,7 +4,6 @@ from .checkpoint.config import CheckpointConfig
 from .cli.flags.parser import load_config, parse_config, save_config
 from .cli.recipe.main import main
 from .core.batch_plan import BatchConfig, BatchPlan
-from .core.callback import Callback, RunResult, TrainerView
 from .core.errors import (
     CheckpointError,
     ConfigError,
@@ -52,12 +51,13 @@ from .own_loop.start import exact_run
 from .run.build import build_trainer
 from .run.config import RecipeConfig, RunConfig
 from .run.session import Run, start_run
+from .training.callback import Callback, RunResult, TrainerView
 from .training.config import TrainerConfig
-from .training.evaluation import Evaluation, run_evaluation
-from .training.evaluator import Evaluator
-from .training.metric_adapters import EvaluateMetric, TorchMetric, WholeSetMetric
-from .training.metrics import ConfusionMatrix, MeanLoss, MeanNumber, TopKAccuracy
-from .training.tasks import (
+from .training.evaluation.evaluation import Evaluation, run_evaluation
+from .training.evaluation.evaluator import Evaluator
+from .training.evaluation.metric_adapters import EvaluateMetric, TorchMetric, WholeSetMetric
+from .training.evaluation.metrics import ConfusionMatrix, MeanLoss, MeanNumber, TopKAccuracy
+from .training.tasks.tasks import (
     ClassificationConfig,
     ClassificationTask,
     MultiLabelTask,

@@ -202,7 +202,7 @@ def ours(
     )
     from accel_trainer.callbacks.metric_logger import MetricLogger
     from accel_trainer.checkpoint.manager import Checkpointer
-    from accel_trainer.core.activity import Activity
+    from accel_trainer.fault_tolerance.activity import Activity
     from accel_trainer.fault_tolerance.preemption import StopFlag
     from accel_trainer.run.build import prepare_checkpoints
     from accel_trainer.training.assembly import assemble

@@ -29,7 +29,7 @@ NUMERIC = (
     "tests/distributed/test_sync_batch_norm.py",
     "tests/distributed/test_elastic.py",
     "tests/checks/test_out_of_memory.py",
-    "tests/training/test_nonfinite_report.py",
+    "tests/training/step/test_nonfinite_report.py",
     "tests/test_own_recipes.py",
     "tests/test_recipes.py",
     "tests/core/test_pairwise.py",

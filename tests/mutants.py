@@ -36,7 +36,7 @@ EXACT = (
     "tests/training/strategy/test_exact.py::test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes"
 )
 EXACT_EVALUATION = (
-    "tests/training/test_evaluator.py"
+    "tests/training/evaluation/test_evaluator.py"
     "::test_metrics_in_fixed_parts_are_the_same_bits_on_any_processes"
 )
 
@@ -395,7 +395,7 @@ MUTANTS = [
     ),
     Mutant(
         "a shard is logged as it is",
-        "accel_trainer/core/log.py",
+        "accel_trainer/training/log.py",
         "    if is_shard(value):\n",
         "    if False:\n",
         ("tests/callbacks/test_own_numbers.py::test_a_shard_is_not_logged_and_no_process_waits",),
@@ -412,31 +412,31 @@ MUTANTS = [
     ),
     Mutant(
         "a logged tensor is not copied",
-        "accel_trainer/core/log.py",
+        "accel_trainer/training/log.py",
         "kept.append(value + 0)",
         "kept.append(value)",
-        ("tests/core/test_log.py",),
+        ("tests/training/test_log.py",),
     ),
     Mutant(
         "a logged tensor is read at once",
-        "accel_trainer/core/log.py",
+        "accel_trainer/training/log.py",
         "kept.append(value + 0)",
         "kept.append(float(value))",
-        ("tests/core/test_log.py",),
+        ("tests/training/test_log.py",),
     ),
     Mutant(
         "the numbers of all processes count",
-        "accel_trainer/core/log.py",
+        "accel_trainer/training/log.py",
         "        if self.is_main_process:\n            kept =",
         "        if True:\n            kept =",
-        ("tests/core/test_log.py",),
+        ("tests/training/test_log.py",),
     ),
     Mutant(
         "a callback may log under the names of evaluations",
-        "accel_trainer/core/log.py",
+        "accel_trainer/training/log.py",
         "train|optim|perf|digest|test|eval[^/]*",
         "train|optim|perf|digest|test|eval",
-        ("tests/core/test_log.py",),
+        ("tests/training/test_log.py",),
     ),
     Mutant(
         "what is logged after the last row is lost",
@@ -468,17 +468,17 @@ MUTANTS = [
     ),
     Mutant(
         "a number replaces the histogram of its name",
-        "accel_trainer/core/log.py",
+        "accel_trainer/training/log.py",
         "if not isinstance(kept, list):",
         "if False:",
-        ("tests/core/test_log.py",),
+        ("tests/training/test_log.py",),
     ),
     Mutant(
         "anything in bytes is logged as a picture",
-        "accel_trainer/core/log.py",
+        "accel_trainer/training/log.py",
         " and png.startswith(",
         " or png.startswith(",
-        ("tests/core/test_log.py",),
+        ("tests/training/test_log.py",),
     ),
     Mutant(
         "a step that cannot evaluate a set is found after the training",
@@ -489,14 +489,14 @@ MUTANTS = [
     ),
     Mutant(
         "numbers of the task may come and go",
-        "accel_trainer/training/step.py",
+        "accel_trainer/training/step/optimizer_step.py",
         "if len(forms | self._form) > 1 or",
         "if",
         ("tests/training/test_items.py",),
     ),
     Mutant(
         "losses without items count as they are",
-        "accel_trainer/training/metrics.py",
+        "accel_trainer/training/evaluation/metrics.py",
         "if not num_items > 0:",
         "if num_items < 0:",
         ("tests/checks/test_metric_rehearsal.py",),
@@ -521,7 +521,7 @@ MUTANTS = [
         'couples_batch == "gathered" and run.accelerator.num_processes > 1',
         "couples_batch is None",
         (
-            "tests/training/test_pairs.py"
+            "tests/training/tasks/test_pairs.py"
             "::test_all_processes_evaluate_a_gathering_task_equally_often",
         ),
     ),
@@ -573,32 +573,34 @@ MUTANTS = [
     # --- a step that is computed twice ---
     Mutant(
         "a wrong bit of another process is not noticed",
-        "accel_trainer/training/step_check.py",
+        "accel_trainer/training/step/step_check.py",
         "float(first != second)",
         "0.0",
-        ("tests/training/test_step_check.py::test_a_wrong_bit_ends_the_run_and_names_the_device",),
+        (
+            "tests/training/step/test_step_check.py::test_a_wrong_bit_ends_the_run_and_names_the_device",
+        ),
     ),
     Mutant(
         "a step that is computed again starts from the buffers of the first time",
-        "accel_trainer/training/step_check.py",
+        "accel_trainer/training/step/step_check.py",
         "    restart()\n    result",
         "    result",
-        ("tests/training/test_step_check.py::test_checked_steps_leave_the_same_bytes",),
+        ("tests/training/step/test_step_check.py::test_checked_steps_leave_the_same_bytes",),
     ),
     Mutant(
         "a step that is computed again reads its micro-batches again",
-        "accel_trainer/training/step.py",
+        "accel_trainer/training/step/optimizer_step.py",
         "step_batch = step_batch._replace(micro_batches=[*step_batch.micro_batches])",
         "pass",
-        ("tests/training/test_step_check.py::test_checked_steps_leave_the_same_bytes",),
+        ("tests/training/step/test_step_check.py::test_checked_steps_leave_the_same_bytes",),
     ),
     Mutant(
         "a forward that does not repeat itself is taken for a device",
-        "accel_trainer/training/step_check.py",
+        "accel_trainer/training/step/step_check.py",
         "third in (first, second)",
         "third",
         (
-            "tests/training/test_step_check.py"
+            "tests/training/step/test_step_check.py"
             "::test_a_step_that_never_repeats_itself_is_told_from_a_device",
         ),
     ),
@@ -662,17 +664,17 @@ MUTANTS = [
     ),
     Mutant(
         "what has no turn requires gradients all the same",
-        "accel_trainer/training/turns.py",
+        "accel_trainer/training/step/turns.py",
         "        parameter.requires_grad = False\n",
         "        pass\n",
-        ("tests/training/test_turns.py",),
+        ("tests/training/step/test_turns.py",),
     ),
     Mutant(
         "a resume has forgotten how often each optimizer has stepped",
         "accel_trainer/training/progress.py",
         '        self.num_turns = Counter(state.get("num_turns"))\n',
         "",
-        ("tests/training/test_turns.py",),
+        ("tests/training/step/test_turns.py",),
     ),
     Mutant(
         "the average takes the new weights by the decay",
@@ -691,7 +693,7 @@ MUTANTS = [
     # --- the step ---
     Mutant(
         "a short last step is divided by the size of a full one",
-        "accel_trainer/training/step.py",
+        "accel_trainer/training/step/optimizer_step.py",
         "self.strategy.gradient_factor / step_batch.num_samples",
         "self.strategy.gradient_factor / 16",
         (
@@ -767,14 +769,14 @@ MUTANTS = [
     ),
     Mutant(
         "exact: the sums of an evaluation are added up by an all-reduce",
-        "accel_trainer/training/evaluator.py",
+        "accel_trainer/training/evaluation/evaluator.py",
         "sum_pairwise(flat, self.accelerator)",
         'flat = self.accelerator.reduce(flat, reduction="sum")',
         (EXACT_EVALUATION,),
     ),
     Mutant(
         "exact: the parts of an evaluation are one",
-        "accel_trainer/training/evaluator.py",
+        "accel_trainer/training/evaluation/evaluator.py",
         "while self.ends and first_sample >= self.ends[0]:",
         "while False:",
         (EXACT_EVALUATION,),
@@ -792,25 +794,25 @@ MUTANTS = [
         "if self._average is not None and not was_skipped:",
         "if self._average is not None:",
         (
-            "tests/training/test_mixed_precision.py::test_an_overflow_skips_the_update_and_average_and_halves_the_scale",
+            "tests/training/step/test_mixed_precision.py::test_an_overflow_skips_the_update_and_average_and_halves_the_scale",
         ),
     ),
     Mutant(
         "a gradient that is not finite is applied",
-        "accel_trainer/training/nonfinite_check.py",
+        "accel_trainer/training/step/nonfinite_check.py",
         "        if not self.find(grad_norm):\n            return False\n",
         "        return False\n",
         (
-            "tests/training/test_nonfinite_report.py::test_of_two_processes_both_stop_before_the_update_and_name_the_sample",
+            "tests/training/step/test_nonfinite_report.py::test_of_two_processes_both_stop_before_the_update_and_name_the_sample",
         ),
     ),
     Mutant(
         "a step that is skipped keeps its running statistics",
-        "accel_trainer/training/nonfinite_check.py",
+        "accel_trainer/training/step/nonfinite_check.py",
         "        self.buffers.restore(steps_ago=steps_ago)\n",
         "",
         (
-            "tests/training/test_nonfinite_report.py::test_a_skipped_step_leaves_no_trace_and_training_goes_on",
+            "tests/training/step/test_nonfinite_report.py::test_a_skipped_step_leaves_no_trace_and_training_goes_on",
         ),
     ),
     Mutant(
@@ -819,7 +821,7 @@ MUTANTS = [
         "mixed_precision=precision,",
         'mixed_precision="no",',
         (
-            "tests/training/test_mixed_precision.py::test_bfloat16_is_what_layers_compute_in_and_not_what_weights_are",
+            "tests/training/step/test_mixed_precision.py::test_bfloat16_is_what_layers_compute_in_and_not_what_weights_are",
         ),
     ),
     # --- processes ---
@@ -873,7 +875,9 @@ MUTANTS = [
         "accel_trainer/checks/parts.py",
         "num_processes = plan.num_processes if coupling is True else 1",
         "num_processes = 1",
-        ("tests/training/test_pairs.py::test_a_step_that_splits_pairs_is_refused_before_any_work",),
+        (
+            "tests/training/tasks/test_pairs.py::test_a_step_that_splits_pairs_is_refused_before_any_work",
+        ),
     ),
     Mutant(
         "pairs are split by accumulation",
@@ -888,26 +892,26 @@ MUTANTS = [
         'or run.activity.couples_batch == "gathered"',
         "or False",
         (
-            "tests/training/test_pairs.py::test_all_processes_evaluate_a_gathering_task_equally_often",
+            "tests/training/tasks/test_pairs.py::test_all_processes_evaluate_a_gathering_task_equally_often",
         ),
     ),
     # --- evaluation ---
     Mutant(
         "the sums of the processes are averaged",
-        "accel_trainer/training/evaluator.py",
+        "accel_trainer/training/evaluation/evaluator.py",
         "flat = self.accelerator.reduce(flat)",
         'flat = self.accelerator.reduce(flat, reduction="mean")',
         (
-            "tests/training/test_evaluator.py::test_metrics_equal_a_plain_loop_for_any_samples_and_processes",
+            "tests/training/evaluation/test_evaluator.py::test_metrics_equal_a_plain_loop_for_any_samples_and_processes",
         ),
     ),
     Mutant(
         "a sample that is counted twice is not noticed",
-        "accel_trainer/training/evaluator.py",
+        "accel_trainer/training/evaluation/evaluator.py",
         "if not torch.all(counts[1:-1] == 1) or counts[0] or counts[-1]:",
         "if counts.sum() != num_samples:",
         (
-            "tests/training/test_evaluator.py::test_a_sample_given_twice_in_the_place_of_another_is_found_out",
+            "tests/training/evaluation/test_evaluator.py::test_a_sample_given_twice_in_the_place_of_another_is_found_out",
         ),
     ),
     Mutant(
@@ -919,10 +923,10 @@ MUTANTS = [
     ),
     Mutant(
         "the confusion matrix is transposed",
-        "accel_trainer/training/metrics.py",
+        "accel_trainer/training/evaluation/metrics.py",
         "batch.targets.long() * self.num_classes + output.outputs.argmax(1)",
         "output.outputs.argmax(1) * self.num_classes + batch.targets.long()",
-        ("tests/training/test_metrics.py",),
+        ("tests/training/evaluation/test_metrics.py",),
     ),
     # --- when and on what to evaluate, and in which order to train ---
     Mutant(
@@ -930,7 +934,7 @@ MUTANTS = [
         "accel_trainer/training/trainer.py",
         "elif self._is_evaluation_due:  # perhaps a stop came before it, or during it",
         "elif False:",
-        ("tests/training/test_interrupted_evaluation.py",),
+        ("tests/training/evaluation/test_interrupted_evaluation.py",),
     ),
     Mutant(
         "a run evaluates a step again that its checkpoint has as evaluated",
@@ -938,8 +942,8 @@ MUTANTS = [
         "not self._progress.is_evaluated\n            and self.state",
         "self.state",
         (
-            "tests/training/test_interrupted_evaluation.py",
-            "tests/training/test_evaluation_interval.py",
+            "tests/training/evaluation/test_interrupted_evaluation.py",
+            "tests/training/evaluation/test_evaluation_interval.py",
         ),
     ),
     Mutant(
@@ -947,21 +951,21 @@ MUTANTS = [
         "accel_trainer/training/trainer.py",
         "return not (self.is_finished or self._stop_flag.agreed)",
         "return not self._stop_flag.agreed",
-        ("tests/training/test_evaluation_interval.py",),
+        ("tests/training/evaluation/test_evaluation_interval.py",),
     ),
     Mutant(
         "the best evaluation within an epoch is not saved at once",
         "accel_trainer/training/trainer.py",
         "if self._evaluate_at(self.state) and self._is_save_due:",
         "if self._evaluate_at(self.state) and False:",
-        ("tests/training/test_evaluation_interval.py",),
+        ("tests/training/evaluation/test_evaluation_interval.py",),
     ),
     Mutant(
         "fractions of an epoch are counted from its start",
         "accel_trainer/training/config.py",
         "step = position.epoch * steps_per_epoch + position.step_in_epoch",
         "step = position.step_in_epoch",
-        ("tests/training/test_evaluation_interval.py",),
+        ("tests/training/evaluation/test_evaluation_interval.py",),
     ),
     Mutant(
         "the last of a given number of steps is not evaluated unless it is due",
@@ -1007,21 +1011,21 @@ MUTANTS = [
     ),
     Mutant(
         "processes choose the best checkpoint by numbers of their own",
-        "accel_trainer/training/evaluation.py",
+        "accel_trainer/training/evaluation/evaluation.py",
         "return {**values, **run_on_main(lambda: single, accelerator)}",
         "return values",
         ("tests/run/test_own_evaluation.py",),
     ),
     Mutant(
         "an evaluation draws from the generators of the training",
-        "accel_trainer/training/evaluation.py",
+        "accel_trainer/training/evaluation/evaluation.py",
         "with preserved_generators(accelerator.device), torch.no_grad():",
         "with torch.no_grad():",
-        ("tests/training/test_random_evaluation.py",),
+        ("tests/training/evaluation/test_random_evaluation.py",),
     ),
     Mutant(
         "an evaluation that wants the model alone measures the average, too",
-        "accel_trainer/training/evaluation.py",
+        "accel_trainer/training/evaluation/evaluation.py",
         'getattr(evaluation, "weights", None) == "model"',
         "False",
         ("tests/run/test_own_evaluation.py",),
@@ -1059,7 +1063,7 @@ MUTANTS = [
     ),
     Mutant(
         "balanced weights ignore the number of classes",
-        "accel_trainer/training/tasks.py",
+        "accel_trainer/training/tasks/tasks.py",
         "class_counts.sum() / (num_classes * class_counts.clamp_min(1))",
         "class_counts.sum() / class_counts.clamp_min(1)",
         ("tests/vision/test_order.py",),
@@ -1545,10 +1549,10 @@ MUTANTS = [
     ),
     Mutant(
         "a callback without a state stores one",
-        "accel_trainer/core/callback.py",
+        "accel_trainer/training/callback.py",
         "return {}",
         'return {"state": None}',
-        ("tests/core/test_callback.py",),
+        ("tests/training/test_callback.py",),
     ),
     Mutant(
         "an error with a line break takes two lines",
@@ -1699,7 +1703,7 @@ MUTANTS = [
     ),
     Mutant(
         "a hook of one step changes the gradients of the next",
-        "accel_trainer/training/step.py",
+        "accel_trainer/training/step/optimizer_step.py",
         "gradient = torch.full_like(losses, factor)",
         "gradient = self.__dict__.setdefault(\n"
         '            f"{losses.shape}", torch.full_like(losses, factor)\n'
@@ -1712,23 +1716,23 @@ MUTANTS = [
         "step_batch._replace(position=self.position, turn=turn)",
         "step_batch._replace(turn=turn)",
         (
-            "tests/training/test_nonfinite_report.py"
+            "tests/training/step/test_nonfinite_report.py"
             "::test_a_loss_that_depends_on_the_position_is_blamed_on_its_sample",
         ),
     ),
     Mutant(
         "the file of an evaluation has single numbers too",
-        "accel_trainer/training/evaluation_file.py",
+        "accel_trainer/training/evaluation/evaluation_file.py",
         "return isinstance(value, list | dict | Tensor)",
         "return True",
-        ("tests/training/test_evaluation_file.py",),
+        ("tests/training/evaluation/test_evaluation_file.py",),
     ),
     Mutant(
         "a metric of torchmetrics adds up all batches so far",
-        "accel_trainer/training/metric_adapters.py",
+        "accel_trainer/training/evaluation/metric_adapters.py",
         "                metric.to(sums.device).reset()\n                metric.update(",
         "                metric.to(sums.device)\n                metric.update(",
-        ("tests/training/test_metric_adapters.py",),
+        ("tests/training/evaluation/test_metric_adapters.py",),
     ),
     Mutant(
         "the last evaluation of equals is the best",
@@ -1753,24 +1757,24 @@ MUTANTS = [
     ),
     Mutant(
         "a loss without a graph is accepted",
-        "accel_trainer/training/task_output.py",
+        "accel_trainer/training/tasks/task_output.py",
         "if has_graph and not losses.requires_grad:",
         "if False:",
-        ("tests/training/test_task_output.py",),
+        ("tests/training/tasks/test_task_output.py",),
     ),
     Mutant(
         "the mean over a batch of one sample is taken for its loss",
-        "accel_trainer/training/task_output.py",
+        "accel_trainer/training/tasks/task_output.py",
         "losses.shape != (num_samples,):",
         "losses.numel() != num_samples:",
-        ("tests/training/test_task_output.py",),
+        ("tests/training/tasks/test_task_output.py",),
     ),
     Mutant(
         "a mean counts alike for any number of items",
         "accel_trainer/core/types.py",
         "torch.promote_types(loss.dtype, torch.float)) * num_items",
         "torch.promote_types(loss.dtype, torch.float))",
-        ("tests/training/test_task_output.py",),
+        ("tests/training/tasks/test_task_output.py",),
     ),
     Mutant(
         "a mean over no item is NaN",
@@ -1781,17 +1785,17 @@ MUTANTS = [
     ),
     Mutant(
         "the outputs of a task are kept during the backward",
-        "accel_trainer/training/step.py",
+        "accel_trainer/training/step/optimizer_step.py",
         "        del output  # so",
         "        pass  # so",
-        ("tests/training/test_task_output.py",),
+        ("tests/training/tasks/test_task_output.py",),
     ),
     Mutant(
         "a number of items that is NaN is accepted",
-        "accel_trainer/training/step.py",
+        "accel_trainer/training/step/optimizer_step.py",
         "not each.num_items >= 0",
         "each.num_items < 0",
-        ("tests/training/test_task_output.py",),
+        ("tests/training/tasks/test_task_output.py",),
     ),
     Mutant(
         "a trial shares the lists of the part",

@@ -126,7 +126,7 @@ PROMISES = [
         sums = micro_sums[0] if len(micro_sums) == 1 else add_up(micro_sums, torch.sum)
         return sums, sums.num_items
         """,
-        "tests/training/test_targets.py tests/training/strategy/test_data_parallel.py",
+        "tests/training/step/test_targets.py tests/training/strategy/test_data_parallel.py",
     ),
     Promise(
         PROCESSES,
@@ -204,7 +204,7 @@ PROMISES = [
         COUNTED,
         "Evaluator._merge",
         "return [tensor.cpu() for tensor in tensors]",
-        "tests/training/test_evaluator.py",
+        "tests/training/evaluation/test_evaluator.py",
     ),
     Promise(
         COUNTED,
@@ -338,7 +338,7 @@ PROMISES = [
         STOPPED,
         "NonfiniteCheck._is_bad",
         "return False",
-        "tests/training/test_nonfinite_report.py",
+        "tests/training/step/test_nonfinite_report.py",
     ),
     Promise(
         STOPPED,
@@ -360,7 +360,7 @@ PROMISES = [
         STOPPED,
         "check_repeats",
         "return run()",
-        "tests/training/test_step_check.py",
+        "tests/training/step/test_step_check.py",
     ),
     Promise(STOPPED, "check_same_lines", "pass", "tests/checks/test_rehearsal_on_processes.py"),
     Promise(STOPPED, "check_same_parts", "pass", "tests/checks/test_same_everywhere.py"),

@@ -418,10 +418,10 @@ RULES = {
             ".scaler.step",
         ),
         {
-            "training.backward",
-            "training.nonfinite_check",  # applies an update, or does not
-            "training.step",
-            "training.step_check",
+            "training.step.backward",
+            "training.step.nonfinite_check",  # applies an update, or does not
+            "training.step.optimizer_step",
+            "training.step.step_check",
             "training.strategy.data_parallel",  # a backward that trains nothing
         },
         "self.optimizer.step()",
@@ -430,18 +430,18 @@ RULES = {
         calls(".item", ".tolist", ".cpu"),
         {
             "callbacks.metric_logger",
-            "core.log",  # the bins of a histogram, which are on the host
+            "training.log",  # the bins of a histogram, which are on the host
             "core.digest",  # for a row
-            "training.evaluator",
+            "training.evaluation.evaluator",
             "checks.evaluation_trial",  # before the first step
             "checks.unsaved_state",  # in the first two steps
-            "training.targets",  # looks at labels on the CPU only
-            "training.metrics",  # computes from merged sums, which are on the host
+            "training.step.targets",  # looks at labels on the CPU only
+            "training.evaluation.metrics",  # computes from merged sums, which are on the host
             "training.plain_values",  # likewise
             "distributed.collectives",  # sizes and messages, never in a step
             "distributed.differentiable",  # sizes, only in the step of a task that asks for them
             "fault_tolerance.preemption",  # the codes of a stop or a save, which are on the host
-            "training.nonfinite_report",  # once it has found one
+            "training.step.nonfinite_report",  # once it has found one
             "training.strategy.exact",  # only in a step that leaves parameters out
             "distributed.fsdp",  # the copy that a checkpoint is written from
             "checkpoint.frozen",  # if a file is damaged
@@ -545,7 +545,7 @@ RULES = {
         calls("open", ".open", ".read_text", ".read_bytes"),
         {
             "core.filesystem",
-            "core.console",  # where printing leads that fails
+            "callbacks.console",  # where printing leads that fails
             "run.provenance",  # the recipe, to hash it
             "distributed.machine",  # what the kernel says
             "data.order",  # the ids to leave out
@@ -642,7 +642,7 @@ RULES = {
         {
             "cli.recipe.main",
             "cli.recipe.exit",
-            "core.console",
+            "callbacks.console",
             "cli.main",
             "cli.launch",
             "cli.common.output",  # escapes control characters in names
@@ -828,7 +828,7 @@ def test_the_core_stands_alone() -> None:
     assert not names & {
         "optim.muon",
         "optim.lr_scheduler",
-        "training.metric_adapters",
+        "training.evaluation.metric_adapters",
         "data.workers",
     }
 

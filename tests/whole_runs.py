@@ -14,10 +14,10 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_any_split_of_the_global_batch_trains_the_same_model",
         "test_a_task_may_draw_from_any_generator_and_change_gradients",
     ),
-    "training/test_interrupted_evaluation.py": (
+    "training/evaluation/test_interrupted_evaluation.py": (
         "test_an_interruption_around_an_evaluation_changes_nothing",
     ),
-    "training/test_random_evaluation.py": (),
+    "training/evaluation/test_random_evaluation.py": (),
     "training/test_running.py": ("test_a_loop_that_is_left_early_is_saved_and_resumes_exactly",),
     "training/test_trainer_paths.py": ("test_a_hand_written_loop_gives_the_same_weights",),
     "faults/test_cache_in_use.py": (),
@@ -54,7 +54,7 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_buffer_that_grows_is_refused_by_name",
         "test_a_run_is_not_continued_with_what_gives_other_bits",
     ),
-    "training/test_pairs.py": ("test_pairs_of_all_processes_train_the_model_of_one",),
+    "training/tasks/test_pairs.py": ("test_pairs_of_all_processes_train_the_model_of_one",),
     "distributed/test_fsdp.py": (
         "test_sharded_weights_train_evaluate_and_export_like_whole_ones",
         "test_an_interrupted_sharded_run_ends_with_the_same_bytes",
@@ -96,7 +96,7 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_record_that_is_missing_or_old_is_made_by_the_next_start",
         "test_each_of_two_callbacks_of_one_class_finds_its_own_state",
     ),
-    "training/test_evaluation_interval.py": (
+    "training/evaluation/test_evaluation_interval.py": (
         "test_fractions_that_floats_cannot_hold_miss_no_evaluation",
         "test_a_run_has_a_row_for_each_evaluation",
         "test_the_best_evaluation_within_an_epoch_is_kept_and_exported",
@@ -222,7 +222,7 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     ),
     "cli/test_origin.py": ("test_a_resumed_run_still_says_what_it_started_from",),
     "cli/test_unpatched.py": ("test_a_command_replaces_nothing_in_the_process_that_trains[1:]",),
-    "core/test_console.py": ("test_what_a_recipe_prints_last_changes_no_exit_code",),
+    "callbacks/test_console.py": ("test_what_a_recipe_prints_last_changes_no_exit_code",),
     "core/test_digest.py": ("test_one_and_two_processes_have_the_same_digests",),
     "data/test_endless.py": ("test_a_killed_run_resumes_to_the_same_bits[1:]",),
     "data/test_fingerprint.py": ("test_the_fingerprint_of_objects_is_the_same_in_another_process",),
@@ -304,18 +304,18 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_padded_language_model_trains_as_in_one_batch[1:]",
         "test_a_resumed_language_model_ends_with_the_same_bytes",
     ),
-    "training/test_many_classes.py": (
+    "training/evaluation/test_many_classes.py": (
         "test_checkpoints_of_10000_classes_grow_by_the_weights_only",
         "test_report_and_result_of_many_classes_name_the_evaluation_file",
     ),
-    "training/test_metric_adapters.py": (
+    "training/evaluation/test_metric_adapters.py": (
         "test_a_metric_of_evaluate_is_the_same_on_every_process",
         "test_a_metric_of_torchmetrics_adds_up_over_joined_processes",
     ),
-    "training/test_mixed_precision.py": (
+    "training/step/test_mixed_precision.py": (
         "test_bfloat16_is_what_layers_compute_in_and_not_what_weights_are[1:]",
     ),
-    "training/test_nonfinite_report.py": (
+    "training/step/test_nonfinite_report.py": (
         "test_a_run_with_skipped_steps_resumes_at_every_step_to_the_same_bytes",
         "test_a_skipped_step_leaves_no_trace_and_training_goes_on[1:]",
         "test_replay_repeats_the_step_and_does_not_change_the_run",
@@ -328,7 +328,7 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_state_of_ones_own_resumes_on_two_processes",
         "test_a_state_that_differs_by_process_ends_the_run",
     ),
-    "training/test_own_steps.py": (
+    "training/step/test_own_steps.py": (
         "test_a_schedule_for_a_group_resumes_to_the_same_bytes",
         "test_a_step_of_ones_own_resumes_to_the_same_bytes[1:]",
     ),
@@ -336,14 +336,14 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_an_annealed_loss_is_resumed_to_the_same_bits",
         "test_progress_is_0_on_a_trunk_and_the_fraction_done_of_its_decay",
     ),
-    "training/test_recomputation.py": (
+    "training/step/test_recomputation.py": (
         "test_recomputed_forwards_leave_the_bits_of_plain_ones[1:]",
     ),
-    "training/test_step.py": (
+    "training/step/test_step.py": (
         "test_a_profiler_sees_each_step_of_a_run",
         "test_hooks_see_each_step_of_a_run[1:]",
     ),
-    "training/test_step_check.py": (
+    "training/step/test_step_check.py": (
         "test_a_step_that_never_repeats_itself_is_told_from_a_device",
         "test_checked_steps_leave_the_same_bytes",
     ),
@@ -351,9 +351,9 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_killed_run_of_some_steps_resumes_to_the_same_bits[1:]",
         "test_a_stop_before_the_last_step_changes_neither_schedule_nor_rows",
     ),
-    "training/test_targets.py": ("test_bad_labels_at_hand_are_refused_before_the_first_step",),
+    "training/step/test_targets.py": ("test_bad_labels_at_hand_are_refused_before_the_first_step",),
     "training/test_trainer.py": ("test_patience_counts_across_restarts",),
-    "training/test_turns.py": (
+    "training/step/test_turns.py": (
         "test_networks_in_turn_resume_to_the_same_bytes_on_two_processes",
         "test_exact_sums_give_the_same_bytes_on_one_and_two_processes",
         "test_networks_in_turn_resume_to_the_same_bytes[1:]",

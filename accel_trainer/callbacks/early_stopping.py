@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.callback import Callback, TrainerView
 from ..core.types import StepReport
 from ..fault_tolerance.preemption import TIME_LIMIT, StopFlag
+from ..training.callback import Callback, TrainerView
 
 
 class EarlyStopping(Callback):

@@ -15,13 +15,13 @@ from torch import Tensor
 from ..checkpoint.loading import load_checkpoint
 from ..checkpoint.sharded import load_whole, stream_tensors
 from ..core import filesystem
-from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import CheckpointError
 from ..core.json_files import read_json_object, write_json
 from ..core.rng import preserved_generators
 from ..core.run_dir import writes_to
 from ..core.train_state import BestCheckpoint, TrainState, Weights, checkpoint_name
 from ..core.user_code import describe_error
+from ..training.callback import Callback, RunResult, TrainerView
 from .onnx import OnnxExport, OnnxFiles
 
 _logger = logging.getLogger(__name__)

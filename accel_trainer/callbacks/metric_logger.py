@@ -12,15 +12,15 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..core.activity import Activity
-from ..core.callback import Callback, RunResult, TrainerView
 from ..core.digest import samples_digest
 from ..core.errors import ConfigError, DataError
 from ..core.history import is_number
 from ..core.run_dir import writes_to
 from ..core.types import StepReport
 from ..distributed.machine import peak_memory_bytes
-from ..training.metrics import sums_device
+from ..fault_tolerance.activity import Activity
+from ..training.callback import Callback, RunResult, TrainerView
+from ..training.evaluation.metrics import sums_device
 from .learning_rates import learning_rates
 from .metrics_file import MetricsFile, Row
 from .samples_so_far import SamplesSoFar

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core import filesystem
-from ..core.callback import Callback, RunResult, TrainerView
 from ..core.own_files import SUMS, sums_of, unchanged_in
 from ..core.parameters import preserved_weights
 from ..core.shards import is_shard
 from ..core.user_code import describe_error
+from ..training.callback import Callback, RunResult, TrainerView
 
 _logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import torch
 from accelerate.utils import ProfileKwargs
 
 from ..core import filesystem
-from ..core.callback import Callback, RunResult, TrainerView
 from ..core.guards import check_not_moved
 from ..core.types import StepReport
+from ..training.callback import Callback, RunResult, TrainerView
 from ..training.config import TrainerConfig
 
 _logger = logging.getLogger(__name__)

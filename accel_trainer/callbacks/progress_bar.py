@@ -17,15 +17,15 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ..checkpoint.format import is_committed, list_checkpoints, step_of
 from ..core.batch_plan import ENDLESS
-from ..core.callback import Callback, RunResult, TrainerView
-from ..core.console import say, terminal_columns, wrap_lines
 from ..core.errors import UserError
 from ..core.history import is_number
 from ..core.train_state import checkpoint_name
 from ..core.types import StepReport
 from ..core.wording import counted
 from ..fault_tolerance.preemption import StopFlag
+from ..training.callback import Callback, RunResult, TrainerView
 from ..training.config import TrainerConfig
+from .console import say, terminal_columns, wrap_lines
 from .metrics_file import Row
 
 # The loss stands before the speed: tqdm cuts off what does not fit on a narrow terminal.

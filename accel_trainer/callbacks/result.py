@@ -14,12 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from ..core import filesystem
-from ..core.activity import Activity
-from ..core.callback import Callback, RunResult, TrainerView
 from ..core.json_files import read_json_object
 from ..core.run_dir import writes_to
 from ..distributed.machine import peak_memory_bytes
-from ..training.evaluation_file import EVALUATION_FILE, as_tensor_if_long
+from ..fault_tolerance.activity import Activity
+from ..training.callback import Callback, RunResult, TrainerView
+from ..training.evaluation.evaluation_file import EVALUATION_FILE, as_tensor_if_long
 from .metric_logger import MetricLogger
 from .metrics_file import MetricsFile, Row, without_nan
 

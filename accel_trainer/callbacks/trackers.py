@@ -15,11 +15,11 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, filter_tra
 from accelerate.utils import patch_environment
 
 from ..core import filesystem
-from ..core.callback import Callback, RunResult, TrainerView
 from ..core.config import flatten_config
 from ..core.errors import ConfigError
 from ..core.history import read_history
 from ..core.json_files import read_json_object, write_json
+from ..training.callback import Callback, RunResult, TrainerView
 from .metrics_file import Row
 
 _logger = logging.getLogger(__name__)

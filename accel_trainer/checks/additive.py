@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.errors import ConfigError
 from ..core.types import Batch, Metric, StepOutput
-from ..training.evaluator import without_ignored
+from ..training.evaluation.evaluator import without_ignored
 from .unsaved_state import is_of_user
 
 _TOLERANCE = 1e-3  # of the sums; what floats round is far below

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from ..callbacks.metric_logger import MetricLogger
 from ..callbacks.pretrained import PretrainedExport
 from ..checkpoint.state_dict import EXTRA_STATE
-from ..core.callback import Callback, TrainerView
 from ..core.digest import flatten
 from ..core.registry import Pieces
 from ..core.shards import is_shard
 from ..core.tensor_memory import sum_of_bits
 from ..core.wording import describe_tensor
 from ..distributed.collectives import run_on_main
+from ..training.callback import Callback, TrainerView
 from ..training.callback_runner import Watch
 from ..training.inspector import Inspector
 from .first_reading import FirstReadings

@@ -15,8 +15,8 @@ from ..core.errors import DataError, UserError
 from ..core.types import Metric, Position, Task, eval_step_of
 from ..core.user_code import describe_error
 from ..fault_tolerance.preemption import StopFlag
-from ..training.evaluation import EvaluationFailed, EvaluationRefused
-from ..training.evaluator import Evaluator, check_counted, compute, join
+from ..training.evaluation.evaluation import EvaluationFailed, EvaluationRefused
+from ..training.evaluation.evaluator import Evaluator, check_counted, compute, join
 from .additive import check_additive
 from .coupling import warn_if_coupled
 from .trial_copy import trial_copy

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from accelerate import Accelerator
 
-from ..core.activity import Activity
 from ..core.batch_plan import BatchConfig
 from ..core.errors import ConfigError, reason_of
+from ..fault_tolerance.activity import Activity
 from ..training.compile import MAX_VARIANTS
 from .out_of_memory import explain_out_of_memory, is_out_of_memory
 

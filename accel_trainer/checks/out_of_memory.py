@@ -8,10 +8,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils.memory import should_reduce_batch_size
 
-from ..core.activity import Activity
 from ..core.batch_plan import BatchConfig
 from ..core.errors import OutOfMemoryError
 from ..distributed.machine import peak_memory_bytes
+from ..fault_tolerance.activity import Activity
 
 # Memory counts as fragmented if torch could not use this fraction of what it reserved on a GPU.
 _FRAGMENTED_FRACTION = 0.2

@@ -12,11 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from ..core.batch_plan import BatchPlan
-from ..core.callback import Callback
 from ..core.errors import ConfigError
 from ..core.types import START, Task
+from ..training.callback import Callback
 from ..training.callback_runner import HOOKS
-from ..training.turns import turn_at
+from ..training.step.turns import turn_at
 
 _NEEDED = {
     "run": ("config",),

@@ -24,8 +24,6 @@ from torch.optim import Optimizer
 
 from ..checkpoint.optimizer_state import OptimizerState
 from ..checkpoint.serialization import decode, encode
-from ..core.activity import Activity
-from ..core.callback import Callback, TrainerView
 from ..core.digest import digest_of
 from ..core.errors import listed
 from ..core.parameters import (
@@ -40,10 +38,12 @@ from ..core.tensor_memory import sum_of_bits
 from ..core.types import StepReport
 from ..core.user_code import describe_error
 from ..distributed.collectives import run_on_main
+from ..fault_tolerance.activity import Activity
+from ..training.callback import Callback, TrainerView
 from ..training.callback_runner import Watch, named
 from ..training.config import TrainerConfig
-from ..training.evaluation import Evaluation, check_monitored, groups_of, run_evaluation
-from ..training.evaluator import Evaluator
+from ..training.evaluation.evaluation import Evaluation, check_monitored, groups_of, run_evaluation
+from ..training.evaluation.evaluator import Evaluator
 from ..training.inspector import Inspector
 from ..training.progress import choose_monitor
 from .batch_norms import has_lone_sample, lone_samples_refused

@@ -11,11 +11,11 @@ from typing import Any
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from ..core.callback import Callback
 from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError, listed
 from ..core.parameters import Optimizers
 from ..core.shards import is_shard
+from ..training.callback import Callback
 from .unsaved_state import Mark, mark_unsaved
 
 _logger = logging.getLogger(__name__)

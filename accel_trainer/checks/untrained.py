@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..core.callback import TrainerView
 from ..core.errors import listed
 from ..core.parameters import Optimizers, parameters_of
 from ..core.shards import local_part
 from ..core.tensor_memory import sum_of_bits
+from ..training.callback import TrainerView
 
 _logger = logging.getLogger(__name__)
 

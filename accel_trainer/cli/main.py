@@ -20,7 +20,7 @@ from importlib.metadata import version
 from itertools import chain
 from typing import Any, cast
 
-from ..core import console
+from ..callbacks import console
 from ..core.errors import ConfigError, ExitCode, OneLineError
 from ..removed import refuse_removed_command
 from .common.output import printable

@@ -16,13 +16,13 @@ import psutil
 
 from ..checkpoint.format import list_checkpoints
 from ..core import filesystem
-from ..core.activity import Activity
 from ..core.errors import ExitCode, OneLineError, Preempted, ProcessError, UserError
 from ..core.guards import check_not_moved
 from ..core.json_files import read_json_object, write_json
 from ..core.run_dir import writes_to
 from ..core.user_code import PeerFailed, describe_error, exit_code_of, is_lost_peer
 from ..distributed.launch_env import count_local_processes
+from .activity import Activity
 from .watchdog import Watchdog
 
 # 8 s: a stuck process reports its failure a little after the others have met the timeout.

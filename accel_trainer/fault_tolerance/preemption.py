@@ -14,10 +14,10 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from ..core.activity import Activity
 from ..core.errors import Preempted, PreemptedCell, here
 from ..core.platform import RUN_SIGNALS, SAVE_SIGNALS
 from ..distributed.process_group import find_cpu_group
+from .activity import Activity
 
 TIME_LIMIT = 100  # above every signal number
 # In the reduction, the smallest code wins: a signal wins over the time limit, that over a save,

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 
-from ..core.activity import Activity
 from ..core.errors import ExitCode
+from .activity import Activity
 from .preemption import StopFlag
 
 _INTERVAL_S = 0.5

@@ -13,7 +13,7 @@ from ..core.errors import ConfigError
 from ..data.workers import SampleReader
 from ..distributed.accelerator import library_versions
 from ..distributed.collectives import run_on_main
-from ..run.resume import Resume, Source
+from ..run.resume import Resume, Source, load_for_all
 from .loader import OrderedLoader
 
 # A loop decides itself what it makes of these, so nothing is promised once one has changed.
@@ -54,10 +54,15 @@ def load_resume(
 
     def advise(run: str, names: Sequence[str]) -> str:
         named = tuple(name for name in names if name not in _FIXED)
-        purpose = f"choose a different folder, or continue on purpose with allow_change={named}"
-        return purpose if named else "or choose a different folder"
+        if not named:
+            return "or choose a different folder"
+        return f"choose a different folder, or continue on purpose with allow_change={named}"
 
-    return Resume.load(source, {*allowed} - {*_FIXED}, advise, accelerator, timeout_s=timeout_s)
+    checkpoint = load_for_all(source, accelerator, timeout_s=timeout_s)
+    if source is None or checkpoint is None:
+        return None
+    free = {*allowed} - {*_FIXED}
+    return Resume(source, checkpoint, accelerator.is_main_process, free, advise)
 
 
 def check_same_run(resume: Resume, now: Mapping[str, Any]) -> None:

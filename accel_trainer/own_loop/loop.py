@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ..callbacks.metrics_file import MetricsFile
 from ..checks.loop_body import CarriedState, refuse_early_exits
-from ..core.activity import Activity
 from ..core.errors import ConfigError, Preempted
 from ..core.registry import Stateful
 from ..core.rng import fold_in, seed_generators
 from ..core.train_state import TrainState
+from ..fault_tolerance.activity import Activity
 from ..fault_tolerance.preemption import StopFlag
 from .loader import OrderedLoader
 from .means import Means

@@ -13,7 +13,7 @@ from ..callbacks.metric_logger import summable
 from ..core.errors import ConfigError
 from ..core.registry import Stateful
 from ..core.wording import describe_tensor
-from ..training.metrics import sums_device
+from ..training.evaluation.metrics import sums_device
 
 _MAX_PENDING = 256  # numbers that are kept before they are summed
 

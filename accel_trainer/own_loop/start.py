@@ -15,13 +15,12 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
+from ..callbacks.console import say
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.result import record_attempt, write_result
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.manager import Checkpointer, copy_metadata
 from ..checks.parts import check_states
-from ..core.callback import RunResult
-from ..core.console import say
 from ..core.digest import digest_of
 from ..core.errors import ConfigError
 from ..core.parameters import unstepped_parameters
@@ -36,6 +35,7 @@ from ..run.folder import moved_folder, open_folder, record_start
 from ..run.joining import JoinedRun, joined_run
 from ..run.provenance import describe_environment
 from ..run.resume import begin_history
+from ..training.callback import RunResult
 from .identity import check_same_run, identify, load_resume
 from .loader import OrderedLoader
 from .loop import ExactRun

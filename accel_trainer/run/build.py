@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..callbacks.console import say
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.onnx import OnnxExport
 from ..checkpoint.frozen import marks_of
@@ -47,9 +48,7 @@ from ..checks.rehearsal import Rehearsal
 from ..checks.schedules import describe_misfit
 from ..checks.subject import Subject
 from ..core.batch_plan import BatchPlan
-from ..core.callback import Callback
 from ..core.config import config_to_dict
-from ..core.console import say
 from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
@@ -63,10 +62,11 @@ from ..distributed.accelerator import describe_machine, library_versions
 from ..distributed.collectives import run_on_main
 from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.assembly import assemble
+from ..training.callback import Callback
 from ..training.callback_runner import named
 from ..training.compile import compile_model
-from ..training.evaluation import TEST, Evaluation
-from ..training.evaluator import Evaluator
+from ..training.evaluation.evaluation import TEST, Evaluation
+from ..training.evaluation.evaluator import Evaluator
 from ..training.strategy import choose_strategy
 from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
@@ -158,7 +158,11 @@ def build_trainer(
     extra = extra_callbacks()
     observers = [each for each in extra if isinstance(each, Observer)]
     _refuse_endless(run, observers)
-    data = _read_data(run, observers, train_set, eval_sets, test_set, options)
+    build: Callable[..., RunData] = build_data
+    for each in observers:
+        build = partial(each.build_data, build)
+    data = build(run, train_set, eval_sets, test_set, options)
+    refuse_epochs(run.config.trainer, run.config.schedule, data.plan)
     check_coupling(task, data.plan)
     run.activity.couples_batch = getattr(task, "couples_batch", False)
     readings = FirstReadings(data.loaders, run.accelerator)
@@ -267,23 +271,6 @@ def build_trainer(
 
 
 # --- 1. parts and data ---
-
-
-def _read_data(
-    run: Run,
-    observers: Sequence[Observer],
-    train_set: Any,
-    eval_sets: Any,
-    test_set: Any,
-    options: DatasetOptions,
-) -> RunData:
-    """Return the data as the observers let it be built, if the settings fit it."""
-    build: Callable[..., RunData] = build_data
-    for each in observers:
-        build = partial(each.build_data, build)
-    data = build(run, train_set, eval_sets, test_set, options)
-    refuse_epochs(run.config.trainer, run.config.schedule, data.plan)
-    return data
 
 
 def _refuse_endless(run: Run, observers: Sequence[Observer]) -> None:

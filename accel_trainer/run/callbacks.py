@@ -15,8 +15,8 @@ from ..callbacks.profiler import Profile
 from ..callbacks.progress_bar import ProgressBar
 from ..callbacks.result import ResultWriter
 from ..callbacks.trackers import Trackers
-from ..core.callback import Callback
 from ..core.config import config_to_dict
+from ..training.callback import Callback
 from .session import Run
 
 

@@ -21,8 +21,8 @@ from ..data.loader import (
     build_train_loader,
     check_order_is_free,
 )
-from ..training.evaluation import Evaluation, check_directions
-from ..training.metrics import MeanLoss
+from ..training.evaluation.evaluation import Evaluation, check_directions
+from ..training.evaluation.metrics import MeanLoss
 from .session import Run
 
 _logger = logging.getLogger(__name__)

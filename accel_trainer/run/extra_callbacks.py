@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.callback import Callback
 from ..core.errors import ConfigError
+from ..training.callback import Callback
 from .data import RunData
 
 VARIABLE = "ACCEL_TRAINER_CALLBACKS"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from ..core.activity import Activity
 from ..core.guards import guarded_folder
 from ..core.rng import preserved_generators
 from ..distributed.collectives import run_on_main, show_life, wait_for_main
 from ..distributed.launch_env import find_launcher
+from ..fault_tolerance.activity import Activity
 from ..fault_tolerance.failure_report import failures_reported
 from ..fault_tolerance.preemption import StopFlag, program_stopped, stop_on_signals
 from ..fault_tolerance.watchdog import Watchdog

@@ -107,9 +107,8 @@ def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     try:
         stored = stored_settings(source)
         now = with_global_batch_size(config, stored, num_processes=1)
-        if _refused(training_changes(stored, now), allowed_names(config.run)):
-            return False
-        if not stored or is_locked(folder / "run.lock"):
+        is_changed = _refused(training_changes(stored, now), allowed_names(config.run))
+        if not stored or is_changed or is_locked(folder / "run.lock"):
             return False
         result = folder / "result.json"
         is_done = result.exists() and read_json_object(result)["state"] == "done"
@@ -230,22 +229,6 @@ class Resume:
     advise: Advise
     changes: list[str] = field(default_factory=list)
     """What was found to differ: settings, `data`, and `EVALUATION`."""
-
-    @classmethod
-    def load(
-        cls,
-        source: Source | None,
-        allowed: Collection[str],
-        advise: Advise,
-        accelerator: Accelerator,
-        *,
-        timeout_s: float,
-    ) -> Resume | None:
-        """Load what `load_for_all` does; None if the run is new. **Collective.**"""
-        checkpoint = load_for_all(source, accelerator, timeout_s=timeout_s)
-        if source is None or checkpoint is None:
-            return None
-        return cls(source, checkpoint, accelerator.is_main_process, allowed, advise)
 
     def compare_settings(self, changes: Sequence[Change]) -> None:
         """Note the `changes`. Raises ConfigError if one is not allowed."""

@@ -15,13 +15,13 @@ from ..checkpoint.format import LoadedCheckpoint
 from ..checks.agreement import check_same_everywhere, describe_identity
 from ..checks.explain import explain
 from ..checks.preflight import find_launch_warnings, find_setting_warnings, refuse_launch
-from ..core.activity import Activity
 from ..core.config import check_types
 from ..core.errors import ConfigError
 from ..core.rng import seed_generators
 from ..distributed.accelerator import start_accelerator
 from ..distributed.collectives import shutdown
 from ..distributed.determinism import is_too_late_for_cublas, nondeterminism_named
+from ..fault_tolerance.activity import Activity
 from ..fault_tolerance.preemption import StopFlag
 from .config import (
     RecipeConfig,
@@ -32,7 +32,7 @@ from .config import (
 )
 from .folder import open_folder
 from .joining import joined_run
-from .resume import Resume, advise_flags, allowed_names, choose_folder, continued
+from .resume import Resume, advise_flags, allowed_names, choose_folder, continued, load_for_all
 
 _logger = logging.getLogger(__name__)
 
@@ -104,13 +104,13 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         seed_generators(config.seed % 2**32, accelerator.device)  # for the initial weights
         with nondeterminism_named(warns=accelerator.is_main_process) as operations:
             # 4. The checkpoint is loaded, and a change of settings is refused.
-            resume = Resume.load(
-                run.source,
-                allowed_names(config.run),
-                advise_flags,
-                accelerator,
-                timeout_s=timeout_s,
-            )
+            checkpoint = load_for_all(run.source, accelerator, timeout_s=timeout_s)
+            resume = None
+            if run.source is not None and checkpoint is not None:
+                allowed = allowed_names(config.run)
+                resume = Resume(
+                    run.source, checkpoint, accelerator.is_main_process, allowed, advise_flags
+                )
             config = continued(config, resume, num_processes=accelerator.num_processes)
             if accelerator.is_main_process:
                 found = find_warnings(config, is_too_late_for_cublas=is_late)

@@ -10,15 +10,15 @@ from torch import nn
 
 from ..checkpoint.manager import Checkpointer
 from ..checkpoint.state_dict import training_state
-from ..core.activity import Activity
 from ..core.parameters import Optimizers
 from ..core.registry import Registry
 from ..core.types import Task
+from ..fault_tolerance.activity import Activity
 from ..optim.ema import Ema
 from ..optim.optimizers import make_ready
 from .config import TrainerConfig
-from .nonfinite_report import NonfiniteReport
-from .step import OptimizerStep
+from .step.nonfinite_report import NonfiniteReport
+from .step.optimizer_step import OptimizerStep
 from .strategy.base import Strategy
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from ..core.callback import Callback, TrainerView
 from ..core.errors import ConfigError, UserError
 from ..core.user_code import PartFailed
+from .callback import Callback, TrainerView
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 
-from ..core.callback import TrainerView
 from ..core.registry import Pieces
 from ..core.types import StepReport
+from .callback import TrainerView
 from .callback_runner import Watch
 
 

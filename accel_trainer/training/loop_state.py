@@ -12,10 +12,10 @@ from torch import Tensor
 from ..core.registry import Stateful
 
 if TYPE_CHECKING:
-    from ..core.log import Log
     from .callback_runner import CallbackRunner
-    from .nonfinite_report import NonfiniteReport
+    from .log import Log
     from .progress import Progress
+    from .step.nonfinite_report import NonfiniteReport
 
 
 @dataclass(eq=False)

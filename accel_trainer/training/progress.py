@@ -9,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from ..core.callback import RunResult
 from ..core.errors import ConfigError
 from ..core.train_state import BestCheckpoint, TrainState
 from ..fault_tolerance.preemption import Stop
+from .callback import RunResult
 from .config import RESTARTS_EPOCH, TrainerConfig
-from .evaluation import TEST, Evaluation, check_monitored, groups_of
-from .evaluation_file import is_detail
+from .evaluation.evaluation import TEST, Evaluation, check_monitored, groups_of
+from .evaluation.evaluation_file import is_detail
 
 EVALUATION = "evaluation data"
 """Stands among the settings that were changed for data whose numbers cannot be compared."""

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..core.callback import Callback, RunResult
 from ..core.digest import digest_of
 from ..core.errors import CheckpointError, ConfigError, DataError
 from ..core.learning_rate import Decay, Schedule, set_learning_rate
-from ..core.log import Log
 from ..core.parameters import preserved_weights, unstepped_parameters
 from ..core.registry import Pieces
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
@@ -24,20 +22,22 @@ from ..core.user_code import PartFailed
 from ..core.wording import describe_tensor
 from ..fault_tolerance.preemption import EvaluationStopped, StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights
+from .callback import Callback, RunResult
 from .callback_runner import CallbackRunner
 from .config import TrainerConfig
-from .evaluation import (
+from .evaluation.evaluation import (
     TEST,
     Evaluation,
     groups_of,
     nonfinite_loss,
     run_evaluation,
 )
-from .evaluation_file import read_details, write_details
+from .evaluation.evaluation_file import read_details, write_details
 from .inspector import Inspector
+from .log import Log
 from .loop_state import LoopState
 from .progress import Progress
-from .turns import in_turn, turn_at
+from .step.turns import in_turn, turn_at
 
 if TYPE_CHECKING:
     from .assembly import Assembly

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.types import Metric
-from ..training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
+from ..training.evaluation.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 
 _TOP_K = 5
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ..core import filesystem
-from ..core.callback import Callback, RunResult, TrainerView
 from ..core.run_dir import writes_to
 from ..core.types import Batch, StepOutput
-from ..training.metrics import check_labels
+from ..training.callback import Callback, RunResult, TrainerView
+from ..training.evaluation.metrics import check_labels
 
 MISTAKES_FILE = "mistakes.json"
 _MEASURED = "/worst_mistakes"

@@ -16,9 +16,9 @@ from ..core.config import short_flag
 from ..core.errors import ConfigError
 from ..core.types import Batch, StepOutput
 from ..core.wording import describe_tensor
-from ..training.metrics import returns_logits
-from ..training.targets import trust
-from ..training.tasks import ClassificationConfig, ClassificationTask, call_model, logits_of
+from ..training.evaluation.metrics import returns_logits
+from ..training.step.targets import trust
+from ..training.tasks.tasks import ClassificationConfig, ClassificationTask, call_model, logits_of
 from .data.eval_transform import Views, views_of
 
 

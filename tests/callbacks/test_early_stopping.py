@@ -5,10 +5,10 @@ from typing import Any, cast
 import pytest
 
 from accel_trainer.callbacks.early_stopping import EarlyStopping, TimeLimit
-from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.train_state import BestCheckpoint
 from accel_trainer.core.types import StepReport
 from accel_trainer.fault_tolerance.preemption import StopFlag
+from accel_trainer.training.callback import TrainerView
 
 
 class Run:

@@ -15,8 +15,8 @@ from torch import nn
 from accel_trainer import Batch, ClassificationTask
 from accel_trainer.callbacks.export import Exporter
 from accel_trainer.callbacks.onnx import OnnxExport, OnnxFiles
-from accel_trainer.core.callback import RunResult, TrainerView
 from accel_trainer.core.train_state import BestCheckpoint
+from accel_trainer.training.callback import RunResult, TrainerView
 from tests.faults.tiny_run import make, name_at, pieces_at, position_at, save
 
 CONFIG = {"model": "net", "num_classes": 3}

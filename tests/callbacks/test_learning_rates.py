@@ -26,8 +26,8 @@ from accel_trainer import (
     start_run,
 )
 from accel_trainer.callbacks.learning_rates import learning_rates
-from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.learning_rate import RATIO, SCALE, set_learning_rate
+from accel_trainer.training.callback import TrainerView
 
 ROWS = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(ROWS, (ROWS.sum(1) > 0).long())

@@ -12,17 +12,21 @@ from torch import Tensor, nn
 
 from accel_trainer import Callback, ClassificationTask, StepOutput, StepReport
 from accel_trainer.checks.evaluation_trial import EvaluationTrial
-from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.errors import ConfigError, DivergedError
 from accel_trainer.core.types import Batch
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
-from accel_trainer.training.evaluation import EvaluationFailed, check_monitored, run_evaluation
-from accel_trainer.training.evaluator import Evaluator
-from accel_trainer.training.metric_adapters import TorchMetric, WholeSetMetric
-from accel_trainer.training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
+from accel_trainer.training.callback import TrainerView
+from accel_trainer.training.evaluation.evaluation import (
+    EvaluationFailed,
+    check_monitored,
+    run_evaluation,
+)
+from accel_trainer.training.evaluation.evaluator import Evaluator
+from accel_trainer.training.evaluation.metric_adapters import TorchMetric, WholeSetMetric
+from accel_trainer.training.evaluation.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 
 from .. import workload
-from ..training.test_evaluator import NUM_CLASSES, Samples, make_model, shared
+from ..training.evaluation.test_evaluator import NUM_CLASSES, Samples, make_model, shared
 
 
 class Steps(Callback):

@@ -35,8 +35,8 @@ from accel_trainer.checks.out_of_memory import (
     is_out_of_memory,
 )
 from accel_trainer.cli.doctor.symptoms import diagnose
-from accel_trainer.core.activity import Activity
 from accel_trainer.core.errors import OutOfMemoryError
+from accel_trainer.fault_tolerance.activity import Activity
 
 from .. import processes, workload
 from ..training.test_exactness import final_files, largest_difference

@@ -25,8 +25,8 @@ from accel_trainer import (
     StepOutput,
     Trainer,
 )
-from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.types import Batch, StepReport
+from accel_trainer.training.callback import TrainerView
 
 from .. import processes
 from ..checkpoint.test_unsaved_state import Cached, Counting, Lookahead

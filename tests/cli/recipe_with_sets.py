@@ -15,7 +15,7 @@ from accel_trainer import (
     main,
     start_run,
 )
-from accel_trainer.training.metrics import TopKAccuracy
+from accel_trainer.training.evaluation.metrics import TopKAccuracy
 from accel_trainer.vision import (
     ImageClassificationTask,
     ImageReader,

@@ -27,7 +27,7 @@ from accel_trainer.distributed.collectives import shutdown
 from tests import processes, workload
 from tests.checkpoint.sharded_run import newest, stored_bytes
 from tests.joined import FSDP
-from tests.training.test_nonfinite_report import BAD, Poisoned
+from tests.training.step.test_nonfinite_report import BAD, Poisoned
 
 ROOT = Path(__file__).parents[2]
 

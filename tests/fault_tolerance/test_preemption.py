@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accel_trainer import Batch, MeanLoss, Preempted, RecipeConfig, RunResult, StepOutput, main
-from accel_trainer.core.activity import Activity
 from accel_trainer.core.platform import RUN_SIGNALS, SAVE_SIGNALS, STOP_SIGNALS
 from accel_trainer.core.train_state import TrainState
+from accel_trainer.fault_tolerance.activity import Activity
 from accel_trainer.fault_tolerance.preemption import (
     TIME_LIMIT,
     EvaluationStopped,

@@ -15,8 +15,8 @@ import pytest
 
 from accel_trainer import BatchConfig, Callback, RecipeConfig, StepReport, Trainer, main
 from accel_trainer.checkpoint import manager
-from accel_trainer.core.activity import Activity
 from accel_trainer.fault_tolerance import watchdog
+from accel_trainer.fault_tolerance.activity import Activity
 from accel_trainer.fault_tolerance.preemption import StopFlag
 from accel_trainer.fault_tolerance.watchdog import Watchdog
 from tests import processes, variants, workload

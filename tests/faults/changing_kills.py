@@ -47,9 +47,9 @@ from tests.faults.elastic import KillSoonAfter
 from tests.faults.training_run import NUM_INTERRUPTIONS
 from tests.optim.test_evaluation_weights import ScheduleFree
 from tests.optim.test_fused import OddNet
+from tests.training.step.test_nonfinite_report import Poisoned
 from tests.training.test_compile import ManyVariants, NumberNet
 from tests.training.test_exactness import final_files
-from tests.training.test_nonfinite_report import Poisoned
 
 # As a launcher does, the campaign ends a process that outlives its peer: in 1 of 1,000 kills, gloo
 # waits for its own timeout (torch 2.13).

@@ -68,7 +68,7 @@ def main_in_turn(folder: Path) -> None:
 def test_a_script_ends_in_one_line_once_its_threads_have_ended() -> None:
     script = """
 import sys, threading, time
-from accel_trainer.core.activity import Activity
+from accel_trainer.fault_tolerance.activity import Activity
 from accel_trainer.fault_tolerance.preemption import StopFlag, program_stopped
 sys.excepthook = lambda *error: print("a hook of somebody")
 threading.Thread(target=lambda: time.sleep(0.3)).start()

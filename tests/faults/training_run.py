@@ -53,16 +53,16 @@ from accel_trainer import (
 from accel_trainer.callbacks.result import ResultWriter
 from accel_trainer.checkpoint import manager
 from accel_trainer.core import filesystem
-from accel_trainer.core.log import Log
 from accel_trainer.core.shards import is_shard
 from accel_trainer.run import build
-from accel_trainer.training.evaluator import Evaluator
+from accel_trainer.training.evaluation.evaluator import Evaluator
+from accel_trainer.training.log import Log
 from accel_trainer.vision import to_png
 from tests.checkpoint.sharded_run import KINDS
 from tests.faults.crash import WHENS, leftovers, outcome
 from tests.faults.disks import KillingDisk, When, installed
 from tests.faults.signals import act_in_call
-from tests.training.test_pairs import SimClr
+from tests.training.tasks.test_pairs import SimClr
 from tests.variants import NUM_THREADS
 
 NUM_CLASSES = 3

@@ -30,8 +30,8 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
-from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.types import StepBatch, StepReport
+from accel_trainer.training.callback import TrainerView
 
 INPUTS = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(24) % 3

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from accel_trainer import Callback, StepReport, read_history
 from accel_trainer.checkpoint.format import FROZEN_FILE, decode_files, list_checkpoints, read_files
-from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.errors import CheckpointError
 from accel_trainer.optim.ema import Ema
+from accel_trainer.training.callback import TrainerView
 
 from .. import workload
 from ..training.test_exactness import final_files

@@ -34,7 +34,7 @@ from accel_trainer import (
 )
 from accel_trainer.checkpoint.format import COMMIT, MANIFEST
 from accel_trainer.checks.modes import KEPT_IN_EVALUATION
-from accel_trainer.core.callback import TrainerView
+from accel_trainer.training.callback import TrainerView
 
 from ..training.test_exactness import final_files
 

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from accel_trainer import Trainer, TrainerConfig
-from accel_trainer.core.callback import TrainerView
+from accel_trainer.training.callback import TrainerView
 
 from .test_trainer_paths import Batches, make_model, make_trainer
 

@@ -23,8 +23,8 @@ from accel_trainer import (
     StepOutput,
 )
 from accel_trainer.checks.explain import explain
-from accel_trainer.core.activity import Activity
 from accel_trainer.core.timing import Stopwatch
+from accel_trainer.fault_tolerance.activity import Activity
 from accel_trainer.training import compile as compile_module
 from accel_trainer.training.compile import compile_model
 

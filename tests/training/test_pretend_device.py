@@ -33,7 +33,7 @@ from recipes import cifar
 
 from .. import processes, workload
 from ..variants import slow
-from . import test_nonfinite_report
+from .step import test_nonfinite_report
 from .test_exactness import final_files, largest_difference
 
 on_each_accelerator = pytest.mark.parametrize(

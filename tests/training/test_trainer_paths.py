@@ -24,7 +24,7 @@ from accel_trainer import (
     TrainerConfig,
 )
 from accel_trainer.checkpoint.manager import Checkpointer
-from accel_trainer.core.activity import Activity
+from accel_trainer.fault_tolerance.activity import Activity
 from accel_trainer.fault_tolerance.preemption import StopFlag
 from accel_trainer.training.assembly import assemble
 from accel_trainer.training.strategy.data_parallel import DataParallelStrategy

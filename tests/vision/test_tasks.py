@@ -12,7 +12,7 @@ from accel_trainer.vision import (
     SegmentationTask,
 )
 
-from ..training.test_tasks import (
+from ..training.tasks.test_tasks import (
     LABELS,
     LOGITS,
     Gives,

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from ...core import console
-from ...core.console import terminal_columns, wrap_lines
+from ...callbacks import console
+from ...callbacks.console import terminal_columns, wrap_lines
 
 Say = Callable[[str], None]
 """Called with each line about the progress of a command."""

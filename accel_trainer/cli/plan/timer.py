@@ -16,7 +16,6 @@ import torch
 
 from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.core import filesystem
-from accel_trainer.core.callback import RunResult, TrainerView
 from accel_trainer.core.types import Batch, EvalSource, StepReport
 from accel_trainer.data.loader import EvalLoader
 from accel_trainer.distributed.collectives import run_on_main
@@ -24,7 +23,8 @@ from accel_trainer.distributed.machine import peak_memory_bytes
 from accel_trainer.run.data import MAX_EVAL_SAMPLES, TEST_SET, RunData
 from accel_trainer.run.extra_callbacks import Observer
 from accel_trainer.run.session import Run
-from accel_trainer.training.evaluation import Evaluation
+from accel_trainer.training.callback import RunResult, TrainerView
+from accel_trainer.training.evaluation.evaluation import Evaluation
 
 TIMER = __file__
 """This file, for the callbacks of a start."""

@@ -15,14 +15,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
+from ...callbacks.console import say
 from ...checks.subject import first_difference
-from ...core.callback import RunResult
-from ...core.console import say
 from ...core.errors import CheckpointError, ConfigError
 from ...core.json_files import read_json_object
 from ...distributed.accelerator import uses_cpu
 from ...run.config import RecipeConfig
 from ...run.extra_callbacks import START_VARIABLE
+from ...training.callback import RunResult
 from ..runs.checkpoints import checkpoints_in
 from .exit import exit_with
 from .forks import new_process_context

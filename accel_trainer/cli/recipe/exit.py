@@ -12,8 +12,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from ...core import console
-from ...core.callback import RunResult
+from ...callbacks import console
 from ...core.errors import DivergedError, ExitCode, OneLineError, Preempted, ProcessError
 from ...core.user_code import (
     describe_error,
@@ -23,7 +22,8 @@ from ...core.user_code import (
     print_error,
 )
 from ...data.signals import ignore_signals
-from ...training.evaluation import nonfinite_loss
+from ...training.callback import RunResult
+from ...training.evaluation.evaluation import nonfinite_loss
 
 # When one process has failed, a launcher ends all others: torchrun after 0.1 s. So the main process
 # needs time to print its line.

@@ -11,10 +11,9 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
+from accel_trainer.callbacks.console import say, terminal_columns, wrap_lines
 from accel_trainer.cli.recipe.start import added_callbacks
 from accel_trainer.core.batch_plan import ENDLESS
-from accel_trainer.core.callback import RunResult, TrainerView
-from accel_trainer.core.console import say, terminal_columns, wrap_lines
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.learning_rate import Decay
 from accel_trainer.core.types import StepReport
@@ -22,6 +21,7 @@ from accel_trainer.distributed.collectives import run_on_main
 from accel_trainer.run.config import RecipeConfig
 from accel_trainer.run.data import RunData
 from accel_trainer.run.extra_callbacks import Observer
+from accel_trainer.training.callback import RunResult, TrainerView
 
 NOTE = "hours"
 """The entry of the metadata: the seconds spent so far, and what is decided."""

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NoReturn, TypeVar
 
-from ...core import console
-from ...core.callback import RunResult
+from ...callbacks import console
 from ...core.errors import ConfigError, ExitCode
 from ...distributed.launch_env import setup_launch_env
 from ...run.config import RecipeConfig
+from ...training.callback import RunResult
 from ..flags.parser import parse_config
 from ..flags.short_help import short_help
 from .exit import exit_with

@@ -10,12 +10,12 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
-from ...core.callback import RunResult
-from ...core.console import say
+from ...callbacks.console import say
 from ...core.history import is_number
 from ...core.run_dir import holds_run
 from ...core.wording import counted
-from ...training.evaluation import nonfinite_loss
+from ...training.callback import RunResult
+from ...training.evaluation.evaluation import nonfinite_loss
 
 _logger = logging.getLogger(__name__)
 

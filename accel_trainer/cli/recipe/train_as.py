@@ -10,8 +10,8 @@ from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from ...core import filesystem
-from ...core.callback import RunResult
 from ...run.config import RecipeConfig
+from ...training.callback import RunResult
 from .start import Start
 
 C = TypeVar("C", bound=RecipeConfig)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from accel_trainer.checks.unsaved_state import mark_unsaved
-from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.json_files import write_json
 from accel_trainer.core.types import StepReport
 from accel_trainer.run.extra_callbacks import Observer
+from accel_trainer.training.callback import TrainerView
 
 UNSAVED = __file__
 """This file of callbacks, for a `Start`: it writes what `lost_state` compares."""

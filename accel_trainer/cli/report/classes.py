@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...core.json_files import read_json_object
-from ...training.evaluation_file import read_details
+from ...training.evaluation.evaluation_file import read_details
 from ..runs.confusion import Confusion, read_confusion
 from ..runs.metric_groups import preferred_groups
 from ..runs.run_reader import RunReader

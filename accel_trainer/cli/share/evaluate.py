@@ -20,8 +20,8 @@ from ...core.run_dir import expand_home
 from ...distributed.accelerator import RuntimeConfig, start_accelerator
 from ...distributed.machine import available_cpus
 from ...distributed.placement import place_model
-from ...training.evaluation import run_evaluation
-from ...training.evaluator import Evaluator
+from ...training.evaluation.evaluation import run_evaluation
+from ...training.evaluation.evaluator import Evaluator
 from ...vision.metrics import classification_metrics
 from ...vision.pretrained import (
     ExportConfig,

@@ -27,10 +27,10 @@ from accel_trainer.cli.recipe.hours import Hours, ending_in_time
 from accel_trainer.cli.recipe.start import this_start
 from accel_trainer.commands import Start, command_of, environment_of, read_run
 from accel_trainer.core.batch_plan import ENDLESS
-from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.learning_rate import Decay
 from accel_trainer.core.types import StepReport
 from accel_trainer.run.extra_callbacks import START_VARIABLE
+from accel_trainer.training.callback import TrainerView
 from tests.cli.conftest import run_command
 from tests.lab.replay import poisoned
 

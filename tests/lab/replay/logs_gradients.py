@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from accel_trainer import Callback, StepReport
-from accel_trainer.core.callback import TrainerView
+from accel_trainer.training.callback import TrainerView
 
 
 class LogsGradients(Callback):

@@ -11,8 +11,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from accel_trainer import Callback
-from accel_trainer.core.callback import TrainerView
 from accel_trainer.core.types import StepOutput
+from accel_trainer.training.callback import TrainerView
 from accel_trainer.training.strategy.base import StepSums
 from accel_trainer.training.strategy.data_parallel import DataParallelStrategy
 

@@ -41,8 +41,8 @@ from accel_trainer.training.strategy.exact import ExactStrategy
 from ... import processes, workload
 from ...changing_net import NETS, ChangingNet
 from ...joined import FSDP, joined_processes
-from ...training.test_exactness import final_files, history
 from ...variants import slow_but
+from ..test_exactness import final_files, history
 
 PROCESSES = (1, 2, 4)
 # 71 samples, 16 a step: the last step of an epoch has 7 samples for 8 micro-batches, so that one is

@@ -1,0 +1,1 @@
+"""Evaluations: their sets, metrics and results."""

@@ -1,0 +1,1 @@
+"""One optimizer step: its gradients, its checks, and whose turn it is."""
