@@ -1884,7 +1884,7 @@ MUTANTS = [
     Mutant(
         "a change by an attempt that was killed before its first save is forgotten",
         "accel_trainer/run/resume.py",
-        "self.changes += [name for name, _, _ in changes]",
+        "self.changes += [change[0] for change in changes]",
         "pass",
         ("tests/run/test_resume.py",),
     ),

@@ -237,9 +237,9 @@ class Resume:
             raise ConfigError(
                 "CONFIG_CHANGED",
                 f"{self.source.run} was made with different settings ({listed}): set them back, "
-                f"{self.advise(self.source.run, [name for name, _, _ in refused])}",
+                f"{self.advise(self.source.run, [change[0] for change in refused])}",
             )
-        self.changes += [name for name, _, _ in changes]
+        self.changes += [change[0] for change in changes]
 
     def compare(self, now: Mapping[str, Any]) -> None:
         """Compare data, task and machine with `now`, which this start would store in manifests.
@@ -263,10 +263,9 @@ class Resume:
                 f"{self.source.run} was trained with a different task, such as its class weights "
                 "or its teacher: restore it, or choose a different folder",
             )
-        if not self.is_main:
-            return
-        warn_of_changes(self.checkpoint.name, stored, now)
-        if EVALUATION in self.changes:
+        if self.is_main:
+            warn_of_changes(self.checkpoint.name, stored, now)
+        if self.is_main and EVALUATION in self.changes:
             _logger.warning(
                 "the evaluation data may be other than at %s, so its numbers cannot be compared: "
                 "the best checkpoint and the patience start again",
