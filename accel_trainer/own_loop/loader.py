@@ -51,7 +51,7 @@ class OrderedLoader:
         # torch refuses to set these: it does not expect them to be wrapped.
         vars(base)["batch_sampler"] = self._order
         if self._draws:
-            vars(base)["dataset"] = _SeededSamples(self.dataset)
+            vars(base)["dataset"] = _PlacedSamples(self.dataset)
 
     def close(self) -> None:
         """Give the loader back as it was."""
@@ -112,7 +112,7 @@ class OrderedLoader:
         key = fold_in(self._seed, _ORDER, self.epoch)
         seed_generators(key)
         for owner in (self._base, *_samplers(self._sampler)):
-            for value in list(vars(owner).values()):
+            for value in list(getattr(owner, "__dict__", {}).values()):  # a list has none
                 if isinstance(value, torch.Generator):
                     value.manual_seed(key)
         follow = getattr(self._loader, "set_epoch", None)
@@ -152,7 +152,7 @@ class _Order:
         return getattr(_inner(self, "_sampler", name), name)
 
 
-class _SeededSamples:
+class _PlacedSamples:
     """The dataset as a worker reads it: each sample after seeding the generators."""
 
     def __init__(self, dataset: Any) -> None:
@@ -187,6 +187,8 @@ def _inner(wrapper: object, attribute: str, name: str) -> Any:
 
 def _checked(loader: Any) -> Any:
     """Return the torch DataLoader that reads the samples. Raises ConfigError for other kinds."""
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        raise ConfigError("LOOP_LOADER", f"the dataset is a stream, without numbers: {_FIX}")
     if isinstance(loader, DataLoaderDispatcher):
         raise ConfigError(
             "LOOP_LOADER",
@@ -202,8 +204,11 @@ def _checked(loader: Any) -> Any:
             "a stateful loader keeps a place of its own: use a plain DataLoader "
             "(use_stateful_dataloader=False), whose place the run keeps",
         )
-    if isinstance(base.dataset, IterableDataset):
-        raise ConfigError("LOOP_LOADER", f"the dataset is a stream, without numbers: {_FIX}")
+    if not getattr(base, "in_order", True):
+        raise ConfigError(
+            "LOOP_LOADER",
+            "with in_order=False the fastest worker decides the order: use in_order=True",
+        )
     if base.batch_sampler is None:
         raise ConfigError("LOOP_LOADER", "the loader makes no batches: give it a batch_size")
     try:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
-from torch import nn
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 from accel_trainer import CheckpointError, ConfigError, exact_run
 from tests.own_loop.kills import left_by, train
@@ -118,6 +118,12 @@ def test_a_run_of_other_settings_is_not_continued(
     assert named in str(refused.value)
     changed = {path.name for path, data in before.items() if path.read_bytes() != data}
     assert changed <= {"run.lock", "rank-00000.json"}
+
+
+def test_a_list_of_batches_is_an_order(tmp_path: Path) -> None:
+    given = parts()
+    given["loader"] = DataLoader(given["loader"].dataset, batch_sampler=[[0, 1, 2], [5]])
+    assert fit(tmp_path, given=given) == [3, 1, 3, 1]
 
 
 def test_settings_may_be_changed_on_purpose(tmp_path: Path) -> None:
@@ -244,17 +250,36 @@ def test_numbers_of_enumerate_are_named(tmp_path: Path, caplog: pytest.LogCaptur
     assert ["number counts from 0" in each.message for each in caplog.records] == [True]
 
 
-def test_a_loader_of_the_main_process_alone_is_refused(tmp_path: Path) -> None:
-    accelerator = Accelerator(
-        cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True)
-    )
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("loader", "prepare", "named"),
+    [
+        (lambda data: DataLoader(data, 4), {"dispatch_batches": True}, "dispatch_batches"),
+        (lambda data: DataLoader(Stream(), 4), {}, "is a stream"),
+        (lambda data: DataLoader(data, batch_size=None), {}, "batch_size"),
+        (lambda data: DataLoader(data, 4, num_workers=2, in_order=False), {}, "in_order"),
+        (lambda data: [data[0]], None, "is a list"),
+    ],
+)
+def test_a_loader_that_cannot_go_on_in_the_middle_is_refused(
+    loader: Any, prepare: dict[str, Any] | None, named: str, tmp_path: Path
+) -> None:
     given = parts()
-    given["loader"] = accelerator.prepare(given["loader"])
+    given["loader"] = loader(given["loader"].dataset)
+    config = DataLoaderConfiguration(**prepare or {})
+    accelerator = Accelerator(cpu=True, dataloader_config=config)
+    if prepare is not None:
+        given["loader"] = accelerator.prepare(given["loader"])
     with (
-        pytest.raises(ConfigError, match="dispatch_batches"),
+        pytest.raises(ConfigError, match="LOOP_LOADER") as refused,
         exact_run(accelerator, tmp_path, **given),
     ):
         pass
+    assert named in str(refused.value)
 
 
 def test_samples_are_read_with_their_own_random_numbers(tmp_path: Path) -> None:
