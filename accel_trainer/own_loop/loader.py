@@ -187,37 +187,37 @@ def _inner(wrapper: object, attribute: str, name: str) -> Any:
 
 def _checked(loader: Any) -> Any:
     """Return the torch DataLoader that reads the samples. Raises ConfigError for other kinds."""
-    if isinstance(getattr(loader, "dataset", None), IterableDataset):
-        raise ConfigError("LOOP_LOADER", f"the dataset is a stream, without numbers: {_FIX}")
-    if isinstance(loader, DataLoaderDispatcher):
-        raise ConfigError(
-            "LOOP_LOADER",
-            "with dispatch_batches the main process reads for all, which cannot be continued "
-            "exactly: use DataLoaderConfiguration(dispatch_batches=False)",
-        )
     base = loader.base_dataloader if isinstance(loader, DataLoaderAdapter) else loader
+    if (reason := _reason_against(loader, base)) is not None:
+        raise ConfigError("LOOP_LOADER", reason)
+    return base
+
+
+def _reason_against(loader: Any, base: Any) -> str | None:
+    """Return why a loader cannot be continued in the middle of an epoch, and the fix."""
     if not isinstance(base, DataLoader):
-        raise ConfigError("LOOP_LOADER", f"the loader is a {type(loader).__name__}: {_FIX}")
+        return f"the loader is a {type(loader).__name__}: {_FIX}"
+    if isinstance(base.dataset, IterableDataset):
+        return f"the dataset is a stream, without numbers: {_FIX}"
+    if isinstance(loader, DataLoaderDispatcher):
+        return (
+            "with dispatch_batches the main process reads for all, which cannot be continued "
+            "exactly: use DataLoaderConfiguration(dispatch_batches=False)"
+        )
     if hasattr(base, "state_dict"):
-        raise ConfigError(
-            "LOOP_LOADER",
+        return (
             "a stateful loader keeps a place of its own: use a plain DataLoader "
-            "(use_stateful_dataloader=False), whose place the run keeps",
+            "(use_stateful_dataloader=False), whose place the run keeps"
         )
-    if not getattr(base, "in_order", True):
-        raise ConfigError(
-            "LOOP_LOADER",
-            "with in_order=False the fastest worker decides the order: use in_order=True",
-        )
+    if not base.in_order:
+        return "with in_order=False the fastest worker decides the order: use in_order=True"
     if base.batch_sampler is None:
-        raise ConfigError("LOOP_LOADER", "the loader makes no batches: give it a batch_size")
+        return "the loader makes no batches: give it a batch_size"
     try:
         len(base.batch_sampler)  # type: ignore[arg-type]  # not all have one
     except TypeError:
-        raise ConfigError(
-            "LOOP_LOADER", "the sampler has no length, so it has no epochs: give it a __len__"
-        ) from None
-    return base
+        return "the sampler has no length, so it has no epochs: give it a __len__"
+    return None
 
 
 def _draws_nothing(base: Any) -> bool:
