@@ -1019,8 +1019,8 @@ MUTANTS = [
     Mutant(
         "an evaluation draws from the generators of the training",
         "accel_trainer/training/evaluation/evaluation.py",
-        "with preserved_generators(accelerator.device), torch.no_grad():",
-        "with torch.no_grad():",
+        "with evaluation_mode(model), preserved_generators(accelerator.device), torch.no_grad():",
+        "with evaluation_mode(model), torch.no_grad():",
         ("tests/training/evaluation/test_random_evaluation.py",),
     ),
     Mutant(
@@ -1136,10 +1136,16 @@ MUTANTS = [
         "accel_trainer/checkpoint/format.py",
         "            before_commit()\n"
         "            _write(temporary / COMMIT, [_commit_mark(manifest)])\n"
-        "            filesystem.publish(temporary, final)\n",
+        "\n"
+        "        def publish() -> None:\n"
+        "            if peers.process_index == 0:\n"
+        "                filesystem.publish(temporary, final)\n",
         "            _write(temporary / COMMIT, [_commit_mark(manifest)])\n"
-        "            filesystem.publish(temporary, final)\n"
-        "            before_commit()\n",
+        "\n"
+        "        def publish() -> None:\n"
+        "            if peers.process_index == 0:\n"
+        "                filesystem.publish(temporary, final)\n"
+        "                before_commit()\n",
         (
             "tests/checkpoint/test_manager.py::test_the_history_is_synced_before_the_commit_of_a_checkpoint",
         ),
@@ -1713,8 +1719,8 @@ MUTANTS = [
     Mutant(
         "the search for a NaN does not know where the training stands",
         "accel_trainer/training/trainer.py",
-        "step_batch._replace(position=self.position, turn=turn)",
-        "step_batch._replace(turn=turn)",
+        "StepBatch(micro_batches, step_batch.num_samples, position, turn)",
+        "StepBatch(micro_batches, step_batch.num_samples, turn=turn)",
         (
             "tests/training/step/test_nonfinite_report.py"
             "::test_a_loss_that_depends_on_the_position_is_blamed_on_its_sample",
@@ -1730,8 +1736,8 @@ MUTANTS = [
     Mutant(
         "a metric of torchmetrics adds up all batches so far",
         "accel_trainer/training/evaluation/metric_adapters.py",
-        "                metric.to(sums.device).reset()\n                metric.update(",
-        "                metric.to(sums.device)\n                metric.update(",
+        "        metric.reset()\n        metric.update(",
+        "        metric.update(",
         ("tests/training/evaluation/test_metric_adapters.py",),
     ),
     Mutant(
@@ -2002,9 +2008,9 @@ MUTANTS = [
     ),
     Mutant(
         "the defaults of a recipe are those that its config has now",
-        "accel_trainer/run/provenance.py",
-        '"recipe_defaults": _defaults_of(type(config))',
-        '"recipe_defaults": config_to_dict(config)',
+        "accel_trainer/run/build.py",
+        "describe_environment(run.accelerator, defaults_of(type(run.config)))",
+        "describe_environment(run.accelerator, config_to_dict(run.config))",
         ("tests/run/test_provenance.py",),
     ),
     Mutant(
