@@ -17,7 +17,7 @@ _TOLERANCE = 1e-3  # of the sums; what floats round is far below
 
 
 def check_additive(metric: Metric, batches: Sequence[Batch], output: StepOutput | None) -> None:
-    """Raise ConfigError unless the sums of halves of the last batch add up to those of the whole.
+    """Raise ConfigError unless the halves of the last batch add to its sums what the whole did.
 
     **Host sync.** Nothing is known of a metric that draws random numbers, and of an output that has
     something other than a row for each sample.
@@ -25,37 +25,36 @@ def check_additive(metric: Metric, batches: Sequence[Batch], output: StepOutput 
     if output is None or not is_of_user(type(metric)):
         return
     batch, output = without_ignored(batches[-1], output)
-    if len(batch) < 2:
-        return
-    middle = len(batch) // 2
     try:
-        parts = [_rows(batch, output, rows) for rows in (slice(0, middle), slice(middle, None))]
-        whole, again = (_sums_of(metric, batch, output) for _ in range(2))
-        first, second = (_sums_of(metric, *part) for part in parts)
+        halves = [_half(batch, output, each) for each in range(len(batch) < 2, 2)]
+        added, again = (_added_by([(batch, output), *halves], metric) for _ in range(2))
     except Exception:  # the user's metric may need what few samples do not have
         return
-    tolerance = _TOLERANCE * (first.abs() + second.abs() + whole.abs())
-    if whole.equal(again) and ((first + second - whole).abs() > tolerance).any():
+    missing = (added[0] - added[1:].sum(0)).abs()
+    if added.equal(again) and (missing > _TOLERANCE * added.abs().sum(0)).any():
         raise ConfigError(
             "METRIC",
-            f"the sums of metric {type(metric).__name__} for the two halves of a batch do not add "
-            "up to those for the whole, so its numbers would depend on the batches: add to sums "
-            "over samples, and divide in compute; a maximum needs WholeSetMetric",
+            f"the sums of metric {type(metric).__name__} for two parts of a batch do not add up "
+            "to those for both, so its numbers would depend on the batches: add to sums over "
+            "samples, and divide in compute; a maximum needs WholeSetMetric",
         )
 
 
-def _rows(batch: Batch, output: StepOutput, rows: slice) -> tuple[Batch, StepOutput]:
-    """Return some rows of both. Raises ValueError if a tensor has no row for each sample."""
+def _half(batch: Batch, output: StepOutput, number: int) -> tuple[Batch, StepOutput]:
+    """Return half the rows. Raises RuntimeError if a tensor has no row for each sample."""
+    middle = len(batch) // 2
 
     def take(tensor: Tensor) -> Tensor:
-        if tensor.shape[:1] != (len(batch),):
-            raise ValueError
-        return tensor[rows]
+        return torch.split(tensor, [middle, len(batch) - middle])[number]
 
     return batch.map(take), recursively_apply(take, output)
 
 
-def _sums_of(metric: Metric, batch: Batch, output: StepOutput) -> Tensor:
-    sums = metric.empty(batch.sample_ids.device)
-    metric.update(sums, batch, output)
-    return torch.nan_to_num(sums)
+def _added_by(parts: Sequence[tuple[Batch, StepOutput]], metric: Metric) -> Tensor:
+    """Return what each part in turn adds to the sums, [P, K]."""
+    sums = metric.empty(parts[0][0].sample_ids.device)
+    found = [sums.clone()]
+    for part in parts:
+        metric.update(sums, *part)
+        found.append(torch.nan_to_num(sums, posinf=0, neginf=0))
+    return torch.stack(found).diff(dim=0)

@@ -21,6 +21,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache, partial
 from multiprocessing.sharedctypes import SynchronizedBase
+from numbers import Number
 from pathlib import Path
 from types import FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -43,9 +44,11 @@ QUEUES = (queue.Queue, queue.SimpleQueue)
 _IN_BYTES = (bytearray, array.array, ctypes.c_int.__mro__[2])
 # What shows the value of an object, by its type.
 _CONTENT: dict[tuple[type, ...], Callable[[Any], object]] = {
-    (type(None), bool, int, float, complex, str, bytes, np.generic): repr,
-    (random.Random,): lambda each: repr(each.__reduce__()),
-    (np.random.Generator,): lambda each: repr(each.bit_generator.__reduce__()),
+    (type(None), Number, str, bytes, np.generic): repr,
+    (random.Random, np.random.Generator, np.random.RandomState): (
+        lambda each: repr(getattr(each, "_bit_generator", each).__reduce__())
+    ),
+    (torch.Generator,): lambda each: bytes_of(each.get_state()).numpy().tobytes(),
     _IN_BYTES: bytes,
     QUEUES: lambda each: each.qsize(),
 }
@@ -209,9 +212,7 @@ class _Walk:
             self._visit_all(name, owner, _values_in(owner))
 
     def _mark(self, value: Any) -> Mark | None:
-        if isinstance(value, torch.Generator):
-            value = value.get_state()
-        if isinstance(value, np.ndarray) and not isinstance(value, np.memmap):
+        if type(value) is np.ndarray:
             value = torch.from_numpy(value)
         if isinstance(value, Tensor):
             if id(value) in self._seen or value.grad_fn is not None:

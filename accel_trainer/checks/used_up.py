@@ -18,7 +18,7 @@ from torch import nn
 
 from ..core.errors import ConfigError
 from ..core.rng import preserved_generators, seed_generators
-from ..core.types import Batch, StepBatch
+from ..core.types import Batch
 from ..data.fingerprint import hash_value
 from .unsaved_state import QUEUES, mark_unsaved
 
@@ -57,8 +57,7 @@ def _first_of(opened: Any) -> bytes:
     samples = [*islice(opened, _NUM_COMPARED)]
     if hasattr(opened, "seek") and not isinstance(opened, io.IOBase):
         opened.seek(1)
-    parts = [each.micro_batches if isinstance(each, StepBatch) else [each] for each in samples]
-    batches = [part for each in parts for part in each]
+    batches = [part for each in samples for part in getattr(each, "micro_batches", [each])]
     plain = [(each.inputs, each.targets) if isinstance(each, Batch) else each for each in batches]
     return hash_of(plain)
 

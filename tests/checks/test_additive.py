@@ -61,6 +61,10 @@ def not_a_number(sums: Tensor, losses: Tensor, outputs: Tensor) -> None:
     sums[0] += (losses - losses).sum() / 0
 
 
+def infinite(sums: Tensor, losses: Tensor, outputs: Tensor) -> None:
+    sums += torch.stack([(losses / 0).sum(), losses.sum()])
+
+
 def maximum(sums: Tensor, losses: Tensor, outputs: Tensor) -> None:
     sums[0] = torch.maximum(sums[0], losses.max())
 
@@ -73,6 +77,11 @@ def last(sums: Tensor, losses: Tensor, outputs: Tensor) -> None:
     sums[0] = losses[-1]
 
 
+def decays(sums: Tensor, losses: Tensor, outputs: Tensor) -> None:
+    sums *= 0.9
+    sums[0] += losses.sum()
+
+
 def of_pairs(sums: Tensor, losses: Tensor, outputs: Tensor) -> None:
     sums[0] += torch.pdist(outputs).sum()
 
@@ -81,8 +90,9 @@ def root(sums: Tensor, losses: Tensor, outputs: Tensor) -> None:
     sums[0] += losses.square().sum().sqrt()
 
 
-HONEST = (total, total_in_floats, squares, random_share, of_many, not_a_number)
-WRONG = (maximum, mean_of_means, last, of_pairs, root)
+HONEST = (total, total_in_floats, squares, random_share, of_many, not_a_number, infinite)
+AT_ONCE = (mean_of_means, of_pairs, root)  # which one sample does not show
+WRONG = (maximum, last, decays, *AT_ONCE)
 
 
 def tried(add: Add, size: int, outputs: Any = None, num_items: Tensor | None = None) -> None:
@@ -95,15 +105,24 @@ def tried(add: Add, size: int, outputs: Any = None, num_items: Tensor | None = N
 
 
 @pytest.mark.parametrize("add", [*HONEST, *WRONG])
-@pytest.mark.parametrize("size", [2, 3, 16, 31])
+@pytest.mark.parametrize("size", [1, 2, 3, 16, 31])
 def test_only_sums_that_do_not_add_up_are_refused(add: Add, size: int) -> None:
-    is_wrong = add in WRONG and not (add is last and size == 1)
+    is_wrong = add in WRONG and not (add in AT_ONCE and size == 1)
     with pytest.raises(ConfigError, match="METRIC") if is_wrong else nullcontext():
         tried(add, size)
 
 
+def overwrites(sums: Tensor, losses: Tensor, outputs: Tensor) -> None:
+    sums[0] = losses.sum()
+
+
+@pytest.mark.parametrize("size", [1, 2, 31])
+def test_sums_that_the_next_batch_overwrites_are_refused(size: int) -> None:
+    with pytest.raises(ConfigError, match="METRIC"):
+        tried(overwrites, size)
+
+
 @pytest.mark.parametrize("add", [*HONEST, *WRONG])
 def test_nothing_is_said_of_what_cannot_be_split(add: Add) -> None:
-    tried(add, 1)
     tried(add, 4, outputs=torch.randn(7, 3))
     tried(add, 4, num_items=torch.zeros(4))

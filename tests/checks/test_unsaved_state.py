@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -55,6 +58,27 @@ def test_state_in_an_attribute_that_has_changed_is_found(
     change: Callable[[Part], Any], name: str
 ) -> None:
     assert changed(change) == [name]
+
+
+@pytest.mark.parametrize(
+    ("state", "use"),
+    [
+        (np.random.default_rng(0), lambda drawing: drawing.random()),
+        (np.random.RandomState(0), lambda drawing: drawing.rand()),
+    ],
+)
+def test_each_kind_of_generator_of_numpy_is_marked(state: Any, use: Callable[[Any], Any]) -> None:
+    before = mark_unsaved({"task": state}, model=nn.Identity())
+    assert mark_unsaved({"task": state}, model=nn.Identity()) == before
+    use(state)
+    assert mark_unsaved({"task": state}, model=nn.Identity()) != before
+
+
+@pytest.mark.parametrize("number", [Decimal("0.1"), Fraction(1, 3), np.float32(2), 1j])
+def test_each_kind_of_number_is_marked(number: Any) -> None:
+    assert changed(lambda part: vars(part).update(step=number)) == ["task.step"]
+    before = mark_unsaved({"task": number}, model=nn.Identity())
+    assert mark_unsaved({"task": number + 1}, model=nn.Identity()) != before
 
 
 def test_state_in_a_class_or_a_global_that_has_changed_is_found(
