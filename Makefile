@@ -74,9 +74,6 @@ signal-test: setup ## Send every signal in every phase to every process, and kil
 	@$(BIN)/python -m tests.faults.interruptions --number 200 --log .interruptions.jsonl
 	@$(REPEATEDLY) -m signal $(ARGS)
 
-elastic-test: setup ## Kill a run of --reduce exact 40 times, on 4, 2, 1, ... processes: not a byte may differ
-	@$(BIN)/python -m tests.faults.elastic --number 40 --folder .elastic
-
 mutants: setup ## Make small mistakes in a copy, one at a time: a test must catch each
 	@$(BIN)/python -m tests.mutants --log .mutants.txt $(ARGS)
 
@@ -112,4 +109,4 @@ clean: ## Remove .venv and all caches, but not runs/
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all test-daily lint crash-test shard-test isa-test test-torch fuzz-test signal-test elastic-test mutants golden soak bench gpu docs lock clean
+.PHONY: help setup train test test-all test-daily lint crash-test shard-test isa-test test-torch fuzz-test signal-test mutants golden soak bench gpu docs lock clean

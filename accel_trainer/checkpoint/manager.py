@@ -178,8 +178,9 @@ class Checkpointer:
 
         def commit() -> None:
             wait_for_copies()
-            now = marks_of(copies["model"].tensors, unstepped)
-            self.marks = dict(self.marks.items() & now.items())
+            self.marks = dict(
+                self.marks.items() & marks_of(copies["model"].tensors, unstepped).items()
+            )
             self._commit(name, copies, self.marks, header)
             if index == 0:
                 _logger.info("checkpoint %s saved", name)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from ..core.shards import local_part
 from ..core.tensor_memory import sum_of_bits
 from .model_watch import hooks_of, mark_model
 from .subject import refuse_changes
@@ -26,9 +27,6 @@ def left_unchanged(what: str, model: nn.Module, average: nn.Module | None = None
 
     Raises CheckpointError for what is not as it was.
     """
-    if hasattr(model, "reshard"):  # as FSDP2's modules, whose import takes 0.5 s
-        yield  # FSDP keeps some weights whole after an evaluation
-        return
     before = _mark(model) | _weights_of(average)
     yield
     refuse_changes(
@@ -50,7 +48,7 @@ def _mark(model: nn.Module) -> dict[str, Any]:
 def _weights_of(average: nn.Module | None) -> dict[str, Any]:
     """Return the sums of an average's weights: its first forward may set up the rest."""
     named = () if average is None else average.named_parameters(prefix="average_model")
-    return {name: int(sum_of_bits(each)) for name, each in named}
+    return {name: int(sum_of_bits(local_part(each))) for name, each in named}
 
 
 def _is_users(hook: Any) -> bool:

@@ -18,7 +18,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     with an adapter added in, thus follows from the weights as they are now. Afterwards, the modules
     have their modes again, and also the same bits if one of them has a `train` of its own.
     """
-    modes = {module: module.training for module in model.modules()}
+    modes = [(module, module.training) for module in model.modules()]
     model.train()
     try:
         # The gradients, which were as large, are gone by now.
@@ -29,9 +29,13 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             finally:
                 model.train()
     finally:
-        for module, is_training in modes.items():
+        for module, is_training in modes:
             if module.training != is_training:
                 module.train(is_training)
+            # The next forward would not see what changes the shards of weights that FSDP leaves
+            # whole: the average, or an optimizer that goes back from the weights it evaluates.
+            if hasattr(module, "reshard"):
+                module.reshard()  # type: ignore[operator]  # of FSDPModule
 
 
 def switching(model: nn.Module) -> list[nn.Module]:

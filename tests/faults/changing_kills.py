@@ -43,7 +43,6 @@ from tests.checkpoint.sharded_run import KINDS
 from tests.checkpoint.test_unsaved_state import Counting, Lookahead
 from tests.distributed.test_fsdp_models import NETS as SHARDED_NETS
 from tests.faults import training_run
-from tests.faults.elastic import KillSoonAfter
 from tests.faults.training_run import NUM_INTERRUPTIONS
 from tests.optim.test_evaluation_weights import ScheduleFree
 from tests.optim.test_fused import OddNet
@@ -183,6 +182,21 @@ CASES: dict[str, Sequence[Kind]] = {
     ],
     "training": training_run.CASES,
 }
+
+
+class KillSoonAfter(Callback):
+    """Kills its process a moment after the `number`-th step of this attempt."""
+
+    def __init__(self, number: int, delay_s: float) -> None:
+        self._left = number
+        self._delay_s = delay_s
+
+    def on_step_end(self, trainer: Any, report: Any) -> None:
+        self._left -= 1
+        if self._left == 0:
+            kill = threading.Timer(self._delay_s, os.kill, (os.getpid(), signal.SIGKILL))
+            kill.daemon = True
+            kill.start()
 
 
 class KillInSave(Callback):

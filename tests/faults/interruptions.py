@@ -28,7 +28,7 @@ from accel_trainer.vision import AugmentedImageReader
 from tests import processes, workload
 from tests.faults.campaign import run_campaign
 from tests.faults.crash import outcome
-from tests.faults.signals import act_in_call
+from tests.programs.faults import act_in_call
 
 SIGNALS = ("TERM", "INT", "USR1", "HUP", "KILL")
 NUM_STEPS = 24

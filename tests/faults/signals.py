@@ -25,6 +25,7 @@ from accel_trainer import Callback, ClassificationTask, RecipeConfig, main
 from accel_trainer.checkpoint import manager
 from accel_trainer.vision import AugmentedImageReader
 from tests import processes, workload
+from tests.programs.faults import act_in_call
 from tests.training.test_exactness import final_files
 
 SIGNALS = ("TERM", "INT", "USR1", "HUP")
@@ -134,19 +135,6 @@ def pause_in(phase: str, act: Callable[[], None]) -> None:
         "save": (manager, "write_checkpoint", PAUSE_AT_STEP),
     }[phase]
     act_in_call(owner, name, number, act)
-
-
-def act_in_call(owner: Any, name: str, number: int, act: Callable[[], None]) -> None:
-    """Call `act` before a function of `owner`, in its call of that number in a process."""
-    counter = itertools.count(1)
-    function = getattr(owner, name)
-
-    def acting(*args: Any, **options: Any) -> Any:
-        if next(counter) == number:
-            act()
-        return function(*args, **options)
-
-    setattr(owner, name, acting)
 
 
 # --- outside ---

@@ -18,6 +18,7 @@ from accel_trainer import RecipeConfig, main
 from tests import processes, workload
 from tests.faults import signals
 from tests.faults.signals import Case, is_alive, wait_for
+from tests.programs.faults import act_in_call
 from tests.training.test_exactness import final_files
 from tests.variants import slow, slow_but
 
@@ -203,7 +204,7 @@ def test_a_signal_to_the_process_group_leaves_data_workers_alive(
 def train_with_workers(folder: Path) -> None:
     os.setpgid(0, 0)
     multiprocessing.set_start_method("fork", force=True)  # so that workers have the pause
-    signals.act_in_call(workload.Bars, "__getitem__", 20, lambda: signals.pause(folder, 0))
+    act_in_call(workload.Bars, "__getitem__", 20, lambda: signals.pause(folder, 0))
     main(
         lambda _: workload.train(workload.make_config(folder / "run"), num_workers=2),
         RecipeConfig,

@@ -61,7 +61,7 @@ from accel_trainer.vision import to_png
 from tests.checkpoint.sharded_run import KINDS
 from tests.faults.crash import WHENS, leftovers, outcome
 from tests.faults.disks import KillingDisk, When, installed
-from tests.faults.signals import act_in_call
+from tests.programs.faults import act_in_call
 from tests.training.tasks.test_pairs import SimClr
 from tests.variants import NUM_THREADS
 

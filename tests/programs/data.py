@@ -187,11 +187,12 @@ class Swapped(Distance):
     """Measures half of the weights, which it puts back."""
 
     def run(self, model: nn.Module, position: Position, stop_flag: Any) -> dict[str, Any]:
-        kept = [each.detach().clone() for each in model.parameters()]
-        for each in model.parameters():
+        weights = [*model.parameters()]  # FSDP has others there after a forward
+        kept = [each.detach().clone() for each in weights]
+        for each in weights:
             each.mul_(0.5)
         found = super().run(model, position, stop_flag)
-        for each, value in zip(model.parameters(), kept, strict=True):
+        for each, value in zip(weights, kept, strict=True):
             each.copy_(value)
         return found
 

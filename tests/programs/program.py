@@ -119,7 +119,7 @@ def draw(seed: int) -> Program:
     settings = {*some["settings"]}
     processes = chosen.choice([(1,), (2,)])
     if "exact" in settings:
-        processes = chosen.choice([(1, 2), (2, 1)])
+        processes = chosen.choice([(1, 2), (2, 1), (4, 2, 1)])
     if SHARDED & settings:
         processes = (2,)
     faults = sorted(

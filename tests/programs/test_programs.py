@@ -24,10 +24,17 @@ FELL = [
     Program(model="frozen base", states=("anchor", "frozen"), faults=(Fault("update", 8),)),
     Program(model="momentum encoder", faults=(Fault("update", 5, "TERM"),)),
     Program(settings=("average", "shards"), processes=(2,)),
+    Program(
+        optimizer="schedule-free",
+        observers=("stops",),
+        settings=("average", "shards"),
+        processes=(2,),
+        faults=(Fault("update", 3, "TERM"),),
+    ),
 ]
 
 
-@pytest.mark.parametrize("seed", slow_but([5, 71], [*range(30), 71]))
+@pytest.mark.parametrize("seed", slow_but([71], [*range(30), 71]))
 def test_a_killed_program_leaves_the_bytes_of_an_unkilled_one(seed: int, tmp_path: Path) -> None:
     outcome = tried(draw(seed), tmp_path / "program")
     assert not outcome.wrong, f"{outcome} {outcome.program}"
