@@ -106,13 +106,6 @@ class EvalModeOfOne(At):
         super().__init__(lambda model: model[3].eval(), step=1)
 
 
-class TrainsFrozenNorm(At):
-    """Goes back by `train`, not to what was before."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda model: (model.eval(), model.train()))
-
-
 class Freezes(At):
     def __init__(self) -> None:
         super().__init__(lambda model: model[0].requires_grad_(False), step=1)
@@ -187,7 +180,6 @@ def frozen_norm() -> nn.Module:
 CALLBACKS: dict[type[Callback], str] = {
     EvalMode: "model.0.training",
     EvalModeOfOne: "model.3.training",
-    TrainsFrozenNorm: "model.1.training",
     Freezes: "model.0.bias.requires_grad",
     AddsForwardHook: "model.0.hooks",
     AddsBackwardHook: "model.2.hooks",
