@@ -193,7 +193,7 @@ class Kills(Callback):
         # On a busy machine the end is decided after few steps.
         name = "before" if not end and step > 2 else "after" if 0 < end - step < 6 else None
         if name and not (marker := pathlib.Path(%r, name)).exists():
-            while not any(pathlib.Path(trainer.log.folder, "checkpoints").glob("*/COMMIT")):
+            while end and not any(pathlib.Path(trainer.log.folder, "checkpoints").glob("*/COMMIT")):
                 time.sleep(0.01)
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
