@@ -24,6 +24,8 @@ def test_a_run_that_continues_names_what_was_edited(
         path.write_text("activation = 'relu'")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(recipe)])
+    # The workers of xdist have no file, as a notebook has none.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(recipe), raising=False)
     importlib.import_module(net.stem)
     config = workload.make_config(tmp_path / "run")
     found = []

@@ -52,13 +52,26 @@ def described(root: Path, columns: list[str], kind: str, *, at_top: bool, seed: 
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-@pytest.mark.parametrize("at_top", [True, False])
-def test_class_folders_and_a_table_without_labels_are_both_named(
-    kind: str, at_top: bool, tmp_path: Path
+def test_a_table_over_two_splits_is_refused_and_their_folders_load(
+    kind: str, tmp_path: Path
 ) -> None:
+    """With its rows read as one set, photos to evaluate on would be trained on."""
+    for seed in range(4):
+        columns = random.Random(seed).sample([*COLUMNS], seed % 4)
+        root = described(tmp_path / str(seed), columns, kind, at_top=True, seed=seed)
+        with pytest.raises(DataError, match="train/ or val/") as error:
+            load_photos(root, cache_dir=tmp_path / "cache")
+        assert error.value.code == "DATA_NOT_RECOGNISED"
+        photos = load_photos(root, label_column="folder", cache_dir=tmp_path / "cache")
+        assert photos.class_names == CLASSES
+        assert len(photos.train) == len(photos.val) == 9
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_class_folders_and_a_table_without_labels_are_both_named(kind: str, tmp_path: Path) -> None:
     for seed in range(6):
         columns = random.Random(seed).sample([*COLUMNS], seed % 4)
-        root = described(tmp_path / str(seed), columns, kind, at_top=at_top, seed=seed)
+        root = described(tmp_path / str(seed), columns, kind, at_top=False, seed=seed)
         with pytest.raises(DataError) as error:
             load_photos(root, cache_dir=tmp_path / "cache")
         assert error.value.code == "DATA_COLUMNS"
@@ -66,12 +79,9 @@ def test_class_folders_and_a_table_without_labels_are_both_named(
         choices = ["folder", *(column for column in columns if column != "score")]
         for name in choices:
             assert f"--label-column {name}" in str(error.value)
-            fraction = 0.3 if at_top and name != "folder" else 0.0
-            photos = load_photos(
-                root, label_column=name, val_fraction=fraction, cache_dir=tmp_path / "cache"
-            )
+            photos = load_photos(root, label_column=name, cache_dir=tmp_path / "cache")
             assert (photos.class_names == CLASSES) == (name == "folder")
-            assert (len(photos.train) == len(photos.val) == 9) == (fraction == 0)
+            assert len(photos.train) == len(photos.val) == 9
         assert load_splits(str(root), label_column="folder").class_names == CLASSES
 
 
