@@ -52,12 +52,16 @@ class DeletesFirst(Checkpointer):
     """A wrong protocol: room for the new checkpoint is made before it is committed."""
 
     def _commit(
-        self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]
+        self,
+        name: str,
+        copies: Mapping[str, Encoded],
+        frozen: Mapping[str, str],
+        header: Mapping[str, object],
     ) -> None:
         config = copy(self.config)
         vars(config)["keep_last_n"] = KEEP_LAST_N - 1  # which a config refuses
         retention.apply_retention(self.directory, name, config, self._own)
-        super()._commit(name, pieces, header)
+        super()._commit(name, copies, frozen, header)
 
 
 def simulate(
