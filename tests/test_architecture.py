@@ -794,11 +794,11 @@ def count_tokens_in(*folders: str) -> int:
 
 
 def test_the_engine_can_be_read_in_an_afternoon() -> None:
-    assert count_tokens_in(*[folder for folder in ENGINE if folder != "checks"]) <= 91_400
+    assert count_tokens_in(*[folder for folder in ENGINE if folder != "checks"]) <= 95_000
 
 
 def test_the_checks_are_smaller_than_what_they_watch() -> None:
-    assert count_tokens_in("checks") <= 17_000
+    assert count_tokens_in("checks") <= 17_400
 
 
 def modules_after(statement: str) -> set[str]:
@@ -824,7 +824,7 @@ def modules_after(statement: str) -> set[str]:
 def test_the_core_stands_alone() -> None:
     names = modules_after("import accel_trainer.training.trainer")
     paths = [(ROOT / PACKAGE).joinpath(*name.split(".")).with_suffix(".py") for name in names]
-    assert sum(count_tokens(path.read_text()) for path in paths if path.is_file()) <= 23_900
+    assert sum(count_tokens(path.read_text()) for path in paths if path.is_file()) <= 24_800
     assert not names & {
         "optim.muon",
         "optim.lr_scheduler",
