@@ -171,11 +171,11 @@ class MetricLogger(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the sums and cut the history back to what it held at the checkpoint."""
+        """Restore the sums, and note how many rows the history had at the checkpoint."""
         self._meters.load_state_dict(state["meters"])
         self._samples.restore(state.get("samples"))  # not in older versions
         if self.history is not None:
-            self.history.truncate(state["history_bytes"])
+            self.history.num_kept = state["history_bytes"]
 
 
 def _numbers(metrics: Mapping[str, Any], group: str = "") -> dict[str, float]:

@@ -9,7 +9,6 @@ import torch
 from accelerate import Accelerator
 
 from ..core.config import diff_config
-from ..core.errors import ConfigError
 from ..data.workers import SampleReader
 from ..distributed.accelerator import library_versions
 from ..distributed.collectives import run_on_main
@@ -49,7 +48,7 @@ def load_resume(
 ) -> Resume | None:
     """Return the resume of a loop; None if the run is new. **Collective.**
 
-    Raises CheckpointError.
+    Raises CheckpointError, or ConfigError for the run of a recipe.
     """
 
     def advise(run: str, names: Sequence[str]) -> str:
@@ -62,15 +61,14 @@ def load_resume(
     if source is None or checkpoint is None:
         return None
     free = {*allowed} - {*_FIXED}
-    return Resume(source, checkpoint, accelerator.is_main_process, free, advise)
+    resume = Resume(source, checkpoint, accelerator.is_main_process, free, advise)
+    resume.refuse_other_loop("own")
+    return resume
 
 
 def check_same_run(resume: Resume, now: Mapping[str, Any]) -> None:
     """Raise ConfigError or CheckpointError if the run is not that of this start."""
     stored = resume.checkpoint.manifest
-    if stored.get("loop") != "own":
-        fact = f"{resume.source.run} holds the run of a recipe"
-        raise ConfigError("LOOP", f"{fact}: choose a different folder")
     fixed = [(name, stored[name], now[name]) for name in _FIXED if stored[name] != now[name]]
     resume.compare_settings([*diff_config(stored["settings"], now["settings"]), *fixed])
     resume.compare(now)

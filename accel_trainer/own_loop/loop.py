@@ -162,19 +162,19 @@ class ExactRun(Stateful):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, and cut the history back to what it was."""
+        """Restore what `state_dict` returned."""
         self._means.load_state_dict(state["means"])
         self._accelerator.step = state["accelerate_step"]
         self._is_stopping = state["is_stopping"]
         self.is_stopped = state["is_stopped"]
         self.metrics = dict(state["metrics"])
         if self._history is not None:
-            self._history.truncate(state["history_bytes"])
+            self._history.num_kept = state["history_bytes"]
 
-    def go_on_from(self, position: TrainState, orders: Sequence[int]) -> None:
-        """Begin at `position`, in an epoch whose orders have these digests. **Collective.**
+    def check_order(self, position: TrainState, orders: Sequence[int]) -> None:
+        """Raise ConfigError if the orders of the epoch at `position` have other digests.
 
-        Raises ConfigError if a sampler gives a different order.
+        **Collective.**
         """
         found = self._accelerator.gather(self._order_digest()).tolist()
         if position.step_in_epoch and orders != found:
@@ -183,6 +183,9 @@ class ExactRun(Stateful):
                 f"the order of epoch {position.epoch} is not that of the run: the sampler depends "
                 "on more than the seed, the epoch and the data",
             )
+
+    def go_on_from(self, position: TrainState) -> None:
+        """Begin at `position`."""
         self._move_to(position)
         self._saved_step = position.optimizer_step
 

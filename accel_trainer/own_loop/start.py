@@ -165,14 +165,15 @@ def exact_run(
         # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.
         pieces = stateful.state_dict()
         run_on_main(lambda: checkpointer.prepare(pieces, unstepped), accelerator)
-        run_on_main(lambda: begin_history(history, run.folder, resume), accelerator)
         if resume is not None:
+            loop.check_order(position, resume.checkpoint.pieces["loop"]["orders"])
 
             def load(pieces: Pieces) -> None:
                 stateful.load_state_dict(pieces)
-                loop.go_on_from(position, pieces["loop"]["orders"])
+                loop.go_on_from(position)
 
             resume.apply(load, parts.module)
+        run_on_main(lambda: begin_history(history, run.folder, resume), accelerator)
         # 4. Nothing is refused any more.
         config = {
             "loop": "own",

@@ -541,10 +541,10 @@ def _frozen_so_far(run: Run, trainer: Trainer) -> set[str]:
 
 def _continue(run: Run, trainer: Trainer, history: MetricsFile | None) -> None:
     """Apply what the run continues from, or begin a new run. **Collective.**"""
-    run_on_main(lambda: begin_history(history, run.folder, run.resume), run.accelerator)
     if run.resume is not None:
         run.resume.apply(partial(trainer.restore, changes=run.resume.changes), trainer.model)
         trainer.metadata.update(run.resume.checkpoint.manifest.get("metadata", {}))
+    run_on_main(lambda: begin_history(history, run.folder, run.resume), run.accelerator)
 
 
 def _record_start(run: Run) -> None:

@@ -230,6 +230,15 @@ class Resume:
     changes: list[str] = field(default_factory=list)
     """What was found to differ: settings, `data`, and `EVALUATION`."""
 
+    def refuse_other_loop(self, loop: str) -> None:
+        """Raise ConfigError if the run has a loop of another kind: `own`, or that of a `recipe`."""
+        stored = self.checkpoint.manifest.get("loop", "recipe")
+        if stored != loop:
+            whose = {"own": "a loop of its user's (exact_run)", "recipe": "a Trainer"}[stored]
+            raise ConfigError(
+                "LOOP", f"{self.source.run} has the run of {whose}: choose a different folder"
+            )
+
     def compare_settings(self, changes: Sequence[Change]) -> None:
         """Note the `changes`. Raises ConfigError if one is not allowed."""
         if refused := _refused(changes, self.allowed):
@@ -303,7 +312,10 @@ def continued(config: R, resume: Resume | None, *, num_processes: int) -> R:
     Raises ConfigError if a setting has changed that `--allow-change` does not name, or if the
     processes cannot share the global batch.
     """
-    stored = {} if resume is None else resume.checkpoint.manifest.get("settings", {})
+    stored: Mapping[str, Any] = {}
+    if resume is not None:
+        resume.refuse_other_loop("recipe")
+        stored = resume.checkpoint.manifest.get("settings", {})
     config = with_global_batch_size(config, stored, num_processes=num_processes)
     # What does not depend on the data is refused before it is read.
     enough = num_processes * config.batch.resolved_global_batch_size(num_processes)
@@ -342,21 +354,21 @@ def allowed_names(run: RunConfig) -> set[str]:
 
 
 def begin_history(history: MetricsFile | None, folder: Path, resume: Resume | None) -> None:
-    """Give a new run no rows, and a branch those of the run that it leaves.
+    """Cut the rows back to those of the checkpoint; a branch has those of the run that it leaves.
 
-    For the main process, which has the `history`. Rows of an attempt that died before its first
-    checkpoint are dropped. Raises CheckpointError or OutputError.
+    For the main process, which has the `history`, once the checkpoint is applied: a start that is
+    refused drops no rows. Raises CheckpointError or OutputError.
     """
-    if history is None or (resume is not None and Path(resume.source.run) == folder):
-        return  # loading the checkpoint cuts the rows to its own
-    history.truncate(0)
-    if resume is None:
+    if history is None:
         return
-    path = Path(resume.source.run, "metrics.jsonl")
-    if path.is_symlink() or not path.is_file():
-        raise CheckpointError("RUN_HISTORY", f"{path} is not a file: restore it")
-    with writes_to(folder):
-        history.copy_rows(path)
+    if resume is not None and Path(resume.source.run) != folder:
+        path = Path(resume.source.run, "metrics.jsonl")
+        if path.is_symlink() or not path.is_file():
+            raise CheckpointError("RUN_HISTORY", f"{path} is not a file: restore it")
+        history.truncate(0)
+        with writes_to(folder):
+            history.copy_rows(path)
+    history.truncate(history.num_kept)
 
 
 def _refused(changes: Sequence[Change], allowed: Collection[str]) -> list[Change]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 from accel_trainer import CheckpointError, ConfigError, exact_run
+from tests import workload
 from tests.own_loop.kills import left_by, train
 from tests.own_loop.loops import LOOPS, Kill, Pictures
 
@@ -116,6 +118,81 @@ def test_a_run_of_other_settings_is_not_continued(
     with pytest.raises(ConfigError, match="CONFIG_CHANGED") as refused:
         fit(tmp_path, 3, **then)
     assert named in str(refused.value)
+    changed = {path.name for path, data in before.items() if path.read_bytes() != data}
+    assert changed <= {"run.lock", "rank-00000.json"}
+
+
+class Rotated(Sampler[int]):
+    """Begins with a sample that neither the seed nor the epoch decides."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([(self.first + each) % NUM_SAMPLES for each in range(NUM_SAMPLES)])
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+
+class Part:
+    """A state that is loaded only if it has not changed its size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def state_dict(self) -> dict[str, int]:
+        return {"size": self.size}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if state["size"] != self.size:
+            raise ValueError(f"size {state['size']} is not {self.size}")
+
+
+@pytest.mark.parametrize(("second", "code"), [((1, 0), "LOOP_ORDER"), ((0, 1), "CKPT_STATE")])
+def test_a_refused_start_drops_no_rows(second: tuple[int, int], code: str, tmp_path: Path) -> None:
+    """Those after the checkpoint stay until a start is accepted that goes on from there."""
+
+    class Killed(Exception):
+        pass
+
+    def fit_with(first: int, size: int, killed_at: int | None = None) -> None:
+        given = parts(shuffle=False, sampler=Rotated(first), batch_size=1)
+        states = {"part": Part(size)}
+        with exact_run(
+            Accelerator(cpu=True), tmp_path, **given, states=states, save_every=4
+        ) as run:
+            for _ in run.epochs(1):
+                for batch in run.batches():
+                    step(given, batch)
+                    run.row(size=1)
+                    if run.step == killed_at:
+                        raise Killed
+
+    with pytest.raises(Killed):
+        fit_with(0, 0, killed_at=6)
+    rows = (tmp_path / "metrics.jsonl").read_bytes()
+    assert rows.count(b"\n") == 7
+    with pytest.raises((ConfigError, CheckpointError), match=code):
+        fit_with(*second)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == rows
+    fit_with(0, 0)
+    rows = (tmp_path / "metrics.jsonl").read_bytes()
+    steps = [json.loads(row)["optimizer_step"] for row in rows.splitlines()]
+    assert steps == [*range(NUM_SAMPLES)]
+
+
+@pytest.mark.parametrize("first", ["own", "trainer"])
+def test_a_folder_is_continued_by_the_kind_of_loop_that_it_has(first: str, tmp_path: Path) -> None:
+    def fit_trainer() -> None:
+        workload.train(workload.make_config(tmp_path))
+
+    starts = [partial(fit, tmp_path), fit_trainer]
+    begin, refused = starts if first == "own" else reversed(starts)
+    begin()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="LOOP"):
+        refused()
     changed = {path.name for path, data in before.items() if path.read_bytes() != data}
     assert changed <= {"run.lock", "rank-00000.json"}
 

@@ -13,7 +13,7 @@ import pytest
 from accelerate import Accelerator
 from torch import nn
 
-from accel_trainer import BatchConfig, RecipeConfig, RunConfig
+from accel_trainer import BatchConfig, Callback, RecipeConfig, RunConfig
 from accel_trainer.callbacks.metrics_file import MetricsFile
 from accel_trainer.checkpoint.format import LoadedCheckpoint
 from accel_trainer.core.config import config_to_dict
@@ -33,6 +33,7 @@ from accel_trainer.run.resume import (
     with_global_batch_size,
 )
 from accel_trainer.training.progress import EVALUATION
+from tests import workload
 from tests.faults.tiny_run import is_state_at, make, name_at, save
 
 
@@ -412,6 +413,7 @@ def test_a_run_begins_with_the_rows_of_what_it_continues(
     folder = tmp_path / "run"
     resume = source and replace(resume_with({}), source=Source(str(tmp_path / source)))
     with closing(MetricsFile(folder / "metrics.jsonl")) as history:
+        history.num_kept = len(rows)  # as the checkpoint has it
         begin_history(history, folder, resume or None)
     assert (folder / "metrics.jsonl").read_text() == rows
 
@@ -429,3 +431,26 @@ def test_a_branch_of_a_run_without_rows_is_one_line(tmp_path: Path, kind: str) -
         pytest.raises(CheckpointError, match="RUN_HISTORY"),
     ):
         begin_history(history, tmp_path, resume)
+
+
+class Refusing(Callback):
+    """Has a state that it does not take back."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise ValueError(f"{state['number']} is not wanted")
+
+
+def test_a_branch_that_a_callback_refuses_drops_no_rows(tmp_path: Path) -> None:
+    """They are of an attempt that was killed before its first checkpoint."""
+    other, folder = tmp_path / "other", tmp_path / "run"
+    workload.train(workload.make_config(other), callbacks=(Refusing(),))
+    folder.mkdir()
+    (folder / "run.lock").touch()
+    (folder / "metrics.jsonl").write_bytes(rows := b'{"event": "train"}\n')
+    config = workload.make_config(folder, run=RunConfig(output_dir=folder, resume=str(other)))
+    with pytest.raises(CheckpointError, match="CKPT_STATE"):
+        workload.train(config, callbacks=(Refusing(),))
+    assert (folder / "metrics.jsonl").read_bytes() == rows
