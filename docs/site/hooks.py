@@ -21,6 +21,12 @@ _PAGES = {
     "CHANGELOG.md": "changes.md",
     "benchmarks/README.md": "benchmarks.md",
 }
+# Pages that are gone, and where their text is now.
+MOVED = {
+    "commands": "reference/commands",
+    "flags": "reference/flags",
+    "reference": "reference/api",
+}
 # How much a page counts in the search: answers before details, and both before records.
 _SEARCH_BOOST = {
     "how_do_i.md": 2.0,
@@ -29,6 +35,9 @@ _SEARCH_BOOST = {
     "contributing.md": 0.1,
     "faults.md": 0.3,
 }
+_API_BOOST = 0.5
+# The search completes each word, so `in` finds `interpolation`: it leaves these out of a question.
+_SMALL_WORDS = "a an and are by can do does for from how i in is it my of on or the to what with"
 # Words that people search for and that a section does not have: `<!-- also: oom, memory error -->`.
 _ALSO = re.compile(r"<!-- also: (.+) -->")
 _LINK = re.compile(r"""(?<=\]\()[^)\s]+(?=\))|(?<=src=")[^"]+|(?<=srcset=")[^"]+""")
@@ -55,7 +64,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Convert links between files of the repository to links of the site, and add search words."""
     markdown = _ALSO.sub(r"<p hidden>\1</p>", markdown)
-    if boost := _SEARCH_BOOST.get(page.file.src_uri):
+    is_api = "\n::: " in markdown
+    if boost := _SEARCH_BOOST.get(page.file.src_uri, _API_BOOST if is_api else None):
         page.meta["search"] = {"boost": boost}
 
     def linked(match: re.Match[str]) -> str:
@@ -67,6 +77,26 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return on_site + hash_sign + anchor
 
     return _LINK.sub(linked, markdown)
+
+
+def on_post_build(config: Any) -> None:
+    """Write a page that leads on, for each page that is gone."""
+    for old, new in MOVED.items():
+        page = (
+            f'<meta http-equiv="refresh" content="0; url={new}.html"><a href="{new}.html">{new}</a>'
+        )
+        Path(config["site_dir"], f"{old}.html").write_text(page + "\n", encoding="utf-8")
+    (worker,) = Path(config["site_dir"]).glob("assets/javascripts/workers/search.*.min.js")
+    script, found = re.subn(
+        r"\bsearch\((\w)\)\{",
+        r"\g<0>let kept=\1.split(/\\s+/).filter(w=>!SMALL.includes(w.toLowerCase()));"
+        r"if(kept.length)\1=kept.join(' ');",
+        worker.read_text(encoding="utf-8"),
+    )
+    if found != 1:
+        raise ValueError(f"{worker.name} has {found} functions called search")
+    small = f"const SMALL={_SMALL_WORDS.split()};"
+    worker.write_text(small + script, encoding="utf-8")
 
 
 def _in_repository(target: str, page: str) -> str | None:

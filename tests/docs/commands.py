@@ -46,8 +46,9 @@ def check_imports(code: str) -> None:
 @functools.cache
 def recipe_flags(path: str) -> set[str]:
     """Return the flags of a recipe."""
-    shown = _shown(lambda: parse_config(find_config_class(ROOT / path), ["--help"], description=""))
-    return _flags_in(shown) | {"--help-all"}
+    recipe = find_config_class(ROOT / path)
+    text = shown(lambda: parse_config(recipe, ["--help"], description=""))
+    return _flags_in(text) | {"--help-all"}
 
 
 @functools.cache
@@ -60,7 +61,7 @@ def command_flags(name: str) -> set[str]:
 
 def command_help(name: str) -> str:
     """Return what `accel-trainer NAME --help` prints, in lines as long as COLUMNS says."""
-    return _shown(lambda: accel_trainer([name, "--help"]))
+    return shown(lambda: accel_trainer([name, "--help"]))
 
 
 @functools.cache
@@ -79,7 +80,8 @@ def _flags_in(text: str) -> set[str]:
     return set(re.findall(r"--[a-z](?:[\w.-]*\w)?", text))
 
 
-def _shown(call: Callable[[], object]) -> str:
+def shown(call: Callable[[], object]) -> str:
+    """Return what a call prints, also if it ends the program."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         call()

@@ -1,4 +1,4 @@
-"""Writes the sections of `docs/commands.md` from the commands' docstrings and their `--help`.
+"""Writes the page of commands from their docstrings and their `--help`.
 
 `python -m tests.docs.commands_page` writes them into the page.
 """
@@ -16,7 +16,7 @@ from accel_trainer.cli.main import find_commands
 from .commands import command_help
 from .pages import GENERATED, ROOT
 
-PAGE = ROOT / "docs" / "commands.md"
+PAGE = ROOT / "docs" / "reference" / "commands.md"
 MARK = f"{GENERATED}python -m tests.docs.commands_page -->\n"
 
 # Why the example of a command is not run. All other examples are.
@@ -35,8 +35,7 @@ NOT_RUN = {
 # These use a different parser, with hundreds of flags.
 FLAGS_ELSEWHERE = {
     "doctor": (
-        "It takes the recipe's flags: see [the everyday flags](flags.md)."
-        " `--json` prints the findings for scripts."
+        "It takes [the recipe's flags](flags.md). `--json` prints the findings for scripts."
     ),
     "launch": "It takes the flags of `accelerate launch`.",
 }

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -55,6 +56,13 @@ def test_links_within_the_site_lead_somewhere(site: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_the_old_address_of_a_page_leads_to_its_new_one(site: Path) -> None:
+    moved = runpy.run_path(str(ROOT / "docs" / "site" / "hooks.py"))["MOVED"]
+    for old in moved:
+        (target,) = re.findall(r"url=([^\"]+)", (site / f"{old}.html").read_text())
+        assert (site / target).exists(), old
+
+
 def test_the_reference_shows_plain_types_and_names_short_flags(site: Path) -> None:
     pages = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     assert "Annotated" not in pages
@@ -78,11 +86,13 @@ def test_each_question_finds_its_answer_among_the_first_three_hits(site: Path) -
     hits = json.loads(done.stdout)
     missed = {
         question: hits[question][:3]
-        for question, anchor in QUESTIONS.items()
-        if f"how_do_i.html#{anchor}" not in hits[question][:3]
+        for question, answer in QUESTIONS.items()
+        if answer.replace("#", ".html#") not in hits[question][:3]
     }
     assert missed == {}
 
 
-def test_the_questions_are_headings_of_the_page_of_answers() -> None:
-    assert set(QUESTIONS.values()) <= set(anchors_of(ROOT / "docs" / "how_do_i.md"))
+def test_the_answers_are_headings_of_the_pages() -> None:
+    for answer in QUESTIONS.values():
+        page, _, anchor = answer.partition("#")
+        assert anchor in anchors_of(ROOT / "docs" / f"{page}.md"), answer

@@ -1,17 +1,37 @@
-"""What happens to the flags of other toolkits: the table at the end of `docs/coming_from.md`.
+"""Writes `docs/reference/flags.md` from the `--help-all` of a recipe, with flags of other toolkits.
 
-`python -m tests.docs.flags_table` writes it into the page.
+`python -m tests.docs.flags_page` writes the page.
 """
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
+
 from accel_trainer import ConfigError, parse_config
 from recipes import images
 
+from .commands import shown
 from .pages import GENERATED, ROOT
 
-PAGE = ROOT / "docs" / "coming_from.md"
-MARK = f"{GENERATED}python -m tests.docs.flags_table -->\n"
+PAGE = ROOT / "docs" / "reference" / "flags.md"
+TOP = f"""# Flags
+
+{GENERATED}python -m tests.docs.flags_page -->
+The flags of `recipes/images.py`, as `--help-all` prints them; `--help` lists those with a short
+name. Each setting has the same nested name on the command line (`--optimizer.weight-decay`), in
+YAML (`--config FILE`) and in Python. All but `model`, `augment`, `photos` and `task` work with
+every recipe, including your own.
+"""
+OTHERS = """
+## Flags of other toolkits
+
+<!-- also: flags of HF Trainer, Lightning, timm, Ultralytics -->
+
+A recipe answers these flags with its own, before anything starts.
+
+"""
 TYPED = {
     "HF Trainer": (
         "--learning_rate 1e-3",
@@ -114,5 +134,23 @@ def table() -> str:
     return "".join(["| from | you type | here |\n|---|---|---|\n", *rows])
 
 
+def options() -> Iterator[str]:
+    """Yield a line for each heading and each flag that `--help-all` prints."""
+    printed = shown(lambda: parse_config(images.Config, ["--help-all"], description=""))
+    for group in re.split(r"^ (?=(?:.* )?options +$)", printed, flags=re.MULTILINE)[1:]:
+        title = group.partition("options")[0].strip() or "the recipe"
+        yield f"\n## {title}\n\n| flag | meaning |\n|---|---|\n"
+        for entry in re.split(r"^  (?=-)(?!-h|---)", group, flags=re.MULTILINE)[1:]:
+            flags, *text = entry.replace("{None}|", "").replace("|", " or ").splitlines()
+            names = "`, `".join(re.split(r", (?=--)", flags.strip()))
+            yield f"| `{names}` | {' '.join(' '.join(text).split())} |\n"
+
+
+def page() -> str:
+    """Return the page."""
+    return "".join([TOP, *options(), OTHERS, table()])
+
+
 if __name__ == "__main__":
-    PAGE.write_text(PAGE.read_text().partition(MARK)[0] + MARK + table())
+    os.environ["COLUMNS"] = "120"
+    PAGE.write_text(page())

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from .flags_table import MARK, PAGE, TYPED, answer, table
+from .flags_page import PAGE, TYPED, answer, page
 
 
-def test_the_table_of_flags_says_what_happens() -> None:
-    written = PAGE.read_text().partition(MARK)[2]
-    assert written == table(), "run: python -m tests.docs.flags_table"
+def test_the_page_of_flags_says_what_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert PAGE.read_text() == page(), "run: python -m tests.docs.flags_page"
 
 
 @pytest.mark.parametrize("toolkit", TYPED)
