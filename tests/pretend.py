@@ -276,13 +276,14 @@ def copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor
     to_host, from_host = not isinstance(target, Pretend), not isinstance(source, Pretend)
     if not from_host:
         device.stream.reach_next_operation()
-    device.operations.append("copy")
+    where = " to the host" if to_host else " from the host" if from_host else ""
+    device.operations.append(f"copy{where}")
     if not (to_host or from_host):
         into.copy_(out_of)
     elif non_blocking and is_pinned(into if to_host else out_of):
         device.stream.copies.append(Copy(into, out_of, to_host=to_host))
     else:
-        device.note_sync("copy to the host" if to_host else "copy from the host")
+        device.note_sync(f"copy{where}")
         device.stream.record_event().synchronize()
         into.copy_(out_of)
     return target

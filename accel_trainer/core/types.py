@@ -1,6 +1,6 @@
 """The types that flow through the engine, and the protocols that users implement.
 
-At runtime, this module imports no other module of this package.
+At runtime, this module imports nothing of this package that depends on others.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from accelerate.utils import is_torch_tensor, recursively_apply
 from torch import Tensor, nn
+
+from .extremes import extremes, note_extremes
 
 if TYPE_CHECKING:
     from .batch_plan import BatchPlan
@@ -78,8 +80,14 @@ class Batch:
 
         Other objects, such as graphs, move themselves with a method `to(device)`, if they have one.
         """
-        moved = self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        moved = self.sent_to(device)
         return moved.map(lambda value: value.to(device), lambda value: hasattr(value, "to"))
+
+    def sent_to(self, device: torch.device) -> Batch:
+        """Return the batch with its tensors on `device`, and nothing else moved."""
+        sent = self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        note_extremes(sent.targets, extremes(self.targets))
+        return sent
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory.

@@ -117,6 +117,8 @@ class TrainLoader(Generic[AnyReader]):
         read = host[index]
         finished = None if read is None else self.reader.finish(self._to_device(read), epoch)
         batch = checked(self.reader, finished, len(parts[index]))
+        if not self.order.repeats:
+            return batch
         return Batch(batch.inputs, batch.targets, batch.sample_ids % self._num_samples)
 
 
@@ -300,7 +302,7 @@ class DeviceCopy:
             return batch if self._device.type == "cpu" else batch.to(self._device)
         training = torch.accelerator.current_stream(self._device)
         with self._stream:
-            moved = batch.map(lambda tensor: tensor.to(self._device, non_blocking=True))
+            moved = batch.sent_to(self._device)
         training.wait_stream(self._stream)
 
         def keep(tensor: Tensor) -> Tensor:

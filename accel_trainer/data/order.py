@@ -44,13 +44,14 @@ class SampleOrder:
 
     `draw(seed=..., epoch=...)` returns the drawn ids of an epoch, [num_samples]. They are of the
     `kept` samples, [K]. `fingerprint` is a hash of what the settings of a run do not say about the
-    order.
+    order. `repeats`: an epoch may have a sample several times.
     """
 
     kept: Ids
     num_samples: int
     draw: Callable[..., Ids]
     fingerprint: str
+    repeats: bool = True
 
 
 def choose_order(
@@ -82,7 +83,7 @@ def choose_order(
     if batch.order == "balanced":
         return _balanced(to_tensor(kept), labels, num_samples)
     draw = _shuffled if batch.order == "uniform" else _stored
-    return SampleOrder(kept, len(kept), partial(draw, kept), _hash(kept))
+    return SampleOrder(kept, len(kept), partial(draw, kept), _hash(kept), repeats=False)
 
 
 def _stored(kept: Ids, *, seed: int, epoch: int) -> Ids:

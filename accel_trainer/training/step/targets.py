@@ -6,10 +6,13 @@ Legend: B batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
 from ...core.errors import DataError
+from ...core.extremes import extremes
 from ...core.types import Batch
 
 
@@ -35,15 +38,13 @@ def trust(batch: Batch, fits: Tensor, fix: str) -> Tensor:
     return fits_all / fits_all  # 0 / 0 is NaN: one kernel on a device, not three
 
 
-def are_classes(labels: Tensor, num_classes: int) -> bool:
-    """Return whether all labels on the CPU are classes; False on a device, where looking waits.
+def are_known_to_fit(targets: Tensor, fits: Callable[[Any], Any]) -> bool:
+    """Return whether the host knows that each target fits, as all between two that fit do.
 
-    Most are, and a factor for each sample would add 25 % to the step of a tiny model.
+    Most do, and a factor for each sample takes as many kernels as the rest of a tiny model's step.
     """
-    if not labels.is_cpu or not labels.numel():
-        return False
-    lowest, highest = labels.aminmax()
-    return int(lowest) >= 0 and int(highest) < num_classes
+    ends = extremes(targets)
+    return ends is not None and all(map(fits, ends))
 
 
 def trust_labels(batch: Batch, num_classes: int, ignored: int | None = None) -> Tensor:

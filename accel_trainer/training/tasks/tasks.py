@@ -17,7 +17,7 @@ from ...core.types import Batch, StepOutput
 from ...core.wording import describe_tensor
 from ...data.fingerprint import hash_value
 from ..evaluation.metrics import MeanLoss, TopKAccuracy, check_logits, misfit_of, returns_logits
-from ..step.targets import are_classes, rows_of, trust, trust_labels
+from ..step.targets import are_known_to_fit, rows_of, trust, trust_labels
 
 _NO_LABEL = torch.iinfo(torch.int64).min  # is ignored, and no label has it
 
@@ -131,12 +131,13 @@ class ClassificationTask:
         if has_labels:
             options["ignore_index"] = self._ignored
             targets = targets.long()  # for uint8, torch lacks weights with smoothing (torch 2.13)
-            if not are_classes(batch.targets, logits.shape[1]):
-                factors = trust_labels(batch, logits.shape[1], self._ignored)
+            num_classes = logits.shape[1]
+            if not are_known_to_fit(batch.targets, lambda label: 0 <= label < num_classes):
+                factors = trust_labels(batch, num_classes, self._ignored)
                 targets = targets * (factors == 1)
-        else:
-            fits = (targets >= 0) & (targets < math.inf)
-            factors = trust(batch, fits, "which cannot be the weight of a class: use 0 or more")
+        elif not are_known_to_fit(targets, _is_weight):
+            fix = "which cannot be the weight of a class: use 0 or more"
+            factors = trust(batch, _is_weight(targets), fix)
         losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, **options)
         if factors is not None:
             losses = losses * factors
@@ -151,7 +152,7 @@ class _ElementwiseTask:
     """The mean of a loss of each element, per sample."""
 
     _loss: Callable[..., Tensor]
-    _fits: Callable[[Tensor], Tensor]
+    _fits: Callable[[Any], Any]  # of targets, or of one number
     _fix: str
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
@@ -166,8 +167,10 @@ class _ElementwiseTask:
         # Half precision would round the targets, and float16 ends at 65504.
         exact = outputs.to(torch.promote_types(outputs.dtype, torch.float))
         losses = self._loss(exact, targets.to(exact), reduction="none")
-        factors = trust(batch, self._fits(targets), self._fix)
-        return StepOutput(rows_of(losses).mean(1) * factors, outputs)
+        losses = rows_of(losses).mean(1)
+        if not are_known_to_fit(targets, self._fits):
+            losses = losses * trust(batch, self._fits(targets), self._fix)
+        return StepOutput(losses, outputs)
 
 
 class RegressionTask(_ElementwiseTask):
@@ -177,7 +180,7 @@ class RegressionTask(_ElementwiseTask):
     """
 
     _loss = staticmethod(F.mse_loss)
-    _fits = staticmethod(torch.isfinite)
+    _fits = staticmethod(lambda targets: (targets > -math.inf) & (targets < math.inf))
     _fix = "which no prediction can reach: correct it, or leave the sample out"
 
 
@@ -212,6 +215,10 @@ class MultiLabelTask(_ElementwiseTask):
         return F.binary_cross_entropy_with_logits(
             logits, targets, pos_weight=weights, reduction=reduction
         )
+
+
+def _is_weight(values: Any) -> Any:
+    return (values >= 0) & (values < math.inf)
 
 
 def _checked_weights(name: str, given: Any) -> Tensor | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import ConfigError
+from ...core.extremes import extremes, note_extremes
 from ...core.types import Batch
 from ...data.order import Ids, take
 from ...data.reader import Reader
@@ -35,6 +36,8 @@ class ImageReader(Reader):
     ) -> None:
         self.images = split.images.permute(0, 2, 3, 1).contiguous().to(device)  # uint8 [N, H, W, C]
         self.labels = split.labels.to(device)
+        # Labels that are picked from them on a device need no check there.
+        self._ends = extremes(split.labels)
         self._files = split.files if device.type == "cpu" else ()
         self._normalize = Normalizer(
             normalization.mean,
@@ -62,7 +65,12 @@ class ImageReader(Reader):
     def finish(self, batch: Batch, epoch: int | None) -> Batch:
         """Return the images and labels of a batch."""
         ids = batch.sample_ids
-        return Batch(self._normalize(self.images[ids]), self.labels[ids], ids)
+        return Batch(self._normalize(self.images[ids]), self._labels_of(ids), ids)
+
+    def _labels_of(self, ids: Tensor) -> Tensor:
+        labels = self.labels[ids]
+        note_extremes(labels, self._ends)
+        return labels
 
     def fingerprint(self) -> str:
         """Return an empty string: `ImageDataset` has a hash of all images."""
@@ -149,4 +157,4 @@ class AugmentedImageReader(ImageReader):
         images = cut_out(
             augment, self._normalize(crops), batch.sample_ids, seed=self._seed, epoch=epoch
         )
-        return self._mixer.mix(Batch(images, self.labels[ids], batch.sample_ids), epoch)
+        return self._mixer.mix(Batch(images, self._labels_of(ids), batch.sample_ids), epoch)
