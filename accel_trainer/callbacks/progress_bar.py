@@ -100,6 +100,7 @@ class ProgressBar(Callback):
                 file=sys.stderr,
             )
             self._terminal.enter_context(self._bar)
+            self.write("Ctrl-C saves a checkpoint, and the same command continues from it")
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Move the bar. **Host sync** when it is drawn."""
@@ -186,6 +187,8 @@ class ProgressBar(Callback):
         self._terminal.close()
         reason = result.stop_reason
         position = result.position
+        took_s = time.monotonic() - self._start_s
+        took = tqdm.format_interval(took_s) if took_s >= 60 else f"{took_s:.1f} s"
         limits = {
             "num_epochs reached": counted(position.epoch, "epoch"),
             "num_steps reached": "--steps",
@@ -196,7 +199,7 @@ class ProgressBar(Callback):
             f"{reason}: saved step {position.optimizer_step}: run the same command to continue"
             if result.state == "preempted"
             else f"{result.state}: {counted(position.optimizer_step, 'step')} "
-            f"({limits.get(reason, reason)})  {_join(_numbers(result.metrics))}"
+            f"({limits.get(reason, reason)}) in {took}  {_join(_numbers(result.metrics))}"
         )
         if (best := result.best) is not None:
             self.write(

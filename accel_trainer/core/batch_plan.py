@@ -152,16 +152,18 @@ class BatchPlan:
         """Return the arithmetic in one line."""
         size = self.per_device_batch_size
         processes = counted(self.num_processes, "process")
-        split = f"{size} per device x {processes} x {self.accumulation_steps} accumulation"
+        split = f" ({size} per device x {processes} x {self.accumulation_steps} accumulation)"
         if size * self.num_processes * self.accumulation_steps != self.global_batch_size:
-            split = f"{processes} x {self.accumulation_steps} micro-batches of at most {size}"
+            split = f" ({processes} x {self.accumulation_steps} micro-batches of at most {size})"
+        elif size == self.global_batch_size:
+            split = ""
         of = (
             "a stream"
             if self.is_endless
             else f"{counted(self.steps_per_epoch, 'step')} per epoch "
             f"of {counted(self.num_samples, 'sample')}"
         )
-        return f"{self.global_batch_size} per step ({split}), {of}"
+        return f"{counted(self.global_batch_size, 'sample')} per step{split}, {of}"
 
 
 def split_evenly(

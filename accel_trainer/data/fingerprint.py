@@ -77,13 +77,6 @@ def is_same_data(stored: str, now: str) -> bool:
     return stored == now or "" in (stored, now)
 
 
-def describe_fingerprint(fingerprint: str) -> str:
-    """Return a description of what a resume compares."""
-    if not fingerprint:
-        return "only their number"
-    return f"a hash of {'some' if fingerprint.startswith(SAMPLED) else 'all'} samples"
-
-
 def hash_value(value: Any) -> bytes:
     """Return the SHA-256 of nested tensors, arrays, pictures, text, numbers and objects.
 

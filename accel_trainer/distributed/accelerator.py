@@ -217,7 +217,9 @@ def describe_machine(accelerator: Accelerator) -> str:
         name = torch.cuda.get_device_name(device)
     backend = f" over {dist.get_backend()}" if accelerator.num_processes > 1 else ""
     where = f"{accelerator.num_processes} x {device.type} ({name}){backend}"
-    return f"{where}, precision {accelerator.mixed_precision}, torch {torch.__version__}"
+    precision = accelerator.mixed_precision
+    precision = "float32" if precision == "no" else f"mixed precision {precision}"
+    return f"{where}, {precision}, torch {torch.__version__}"
 
 
 def library_versions() -> dict[str, str]:

@@ -43,8 +43,8 @@ class OptimizerConfig:
     rest), or a class of torch.optim such as `RMSprop`, which gets the settings below that it
     accepts."""
     learning_rate: Annotated[float | None, short_flag("--lr")] = None
-    """Peak learning rate, before the scaling below; None: 0.1 for sgd and muon, 0.001 for adamw,
-    else torch's."""
+    """Peak learning rate, before `learning_rate_scaling`; None: 0.1 for sgd and muon, 0.001 for
+    adamw, else torch's."""
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate scales with global batch size / `base_batch_size`."""
     base_batch_size: int = 256

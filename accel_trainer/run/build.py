@@ -56,7 +56,6 @@ from ..core.module_order import take_order
 from ..core.parameters import named_parts, unstepped_parameters
 from ..core.tensor_memory import copy_model
 from ..core.types import Loader, Metric, Task
-from ..data.fingerprint import describe_fingerprint
 from ..data.loader import DEFAULT_OPTIONS, DatasetOptions
 from ..distributed.accelerator import describe_machine, library_versions
 from ..distributed.collectives import run_on_main
@@ -521,8 +520,8 @@ def _banner(
         f"{optimization.description}, {describe_parameters(model)}"
         f"{', gradients summed in a fixed order (--reduce exact)' * (plan.reduce == 'exact')}\n"
         f"{num_train or 'a stream of'} samples to train on, "
-        f"{' + '.join(map(str, num_evaluated)) or 'none'} to evaluate; "
-        f"a resume checks {describe_fingerprint(data['data_fingerprint'])}\n"
+        f"{' + '.join(map(str, num_evaluated)) or 'none'} to evaluate"
+        f"{'' if data['data_fingerprint'] else '; a resume compares only their number'}\n"
         f"{described}{origin}run folder {run.folder}"
     )
 

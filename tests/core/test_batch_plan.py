@@ -8,6 +8,7 @@ import pytest
 
 from accel_trainer.core.batch_plan import BatchConfig, BatchPlan
 from accel_trainer.core.errors import ConfigError, DataError, ExitCode
+from accel_trainer.core.wording import counted
 
 PLANS = [
     BatchPlan(
@@ -151,18 +152,21 @@ def test_the_product_in_the_description_of_a_plan_is_its_global_batch() -> None:
             continue
         plan = config.plan(1000, num_processes=processes)
         described = plan.describe()
-        assert described.startswith(f"{plan.global_batch_size} per step (")
+        assert described.startswith(f"{counted(plan.global_batch_size, 'sample')} per step")
         factors = re.search(r"\((\d+) per device x (\d+) process(?:es)? x (\d+) acc", described)
-        if factors is None:
-            assert f"micro-batches of at most {plan.per_device_batch_size})" in described
-        else:
+        if factors is not None:
             assert math.prod(map(int, factors.groups())) == plan.global_batch_size
             num_products += 1
+        elif "(" in described:
+            assert f"micro-batches of at most {plan.per_device_batch_size})" in described
+        else:
+            assert plan.per_device_batch_size == plan.global_batch_size
     assert num_products > 20
 
 
 def test_what_there_is_one_of_is_described_in_the_singular() -> None:
-    described = BatchConfig(per_device_batch_size=8).plan(8, num_processes=1).describe()
+    config = BatchConfig(per_device_batch_size=4, accumulation_steps=2)
+    described = config.plan(8, num_processes=1).describe()
     assert "1 process " in described
     assert "1 step per epoch" in described
 

@@ -245,14 +245,14 @@ def check_norms() -> None:
             assert [type(placed.layers[index]) for index in (1, 4)] == [nn.BatchNorm2d] * 2
             assert ["forward" in vars(placed.layers[index]) for index in (1, 4)] == [spans] * 2
         assert describe_machine(accelerator).startswith(
-            "2 x cpu (1 thread) over gloo, precision no, torch "
+            "2 x cpu (1 thread) over gloo, float32, torch "
         )
         assert accelerator.gradient_accumulation_steps == 1
 
 
 def test_the_machine_is_described_in_one_line() -> None:
     line = describe_machine(start_accelerator(ONE_THREAD))
-    assert line == f"1 x cpu (1 thread), precision no, torch {torch.__version__}"
+    assert line == f"1 x cpu (1 thread), float32, torch {torch.__version__}"
 
 
 def test_peak_memory_is_in_bytes() -> None:

@@ -1,4 +1,4 @@
-"""The everyday flags of a recipe on one screen."""
+"""The everyday flags of a recipe, in four groups."""
 
 from __future__ import annotations
 
@@ -12,36 +12,45 @@ import textwrap
 from dataclasses import is_dataclass
 from typing import Any
 
+from ...callbacks.console import wrap_lines
 from ...core.config import config_values, unchecked_defaults
 from .fields import config_fields
 
 _MAX_COLUMNS = 120
 _INDENT = 31
 _EMPTY_DEFAULTS = ("None", "False", "[]")  # not worth printing
-_MAX_LINES = {"model.name": 3}  # its text is a list of names; any other text has one line
+_GROUPS = {
+    "Batches": ("seed", "batch"),
+    "Training": ("trainer", "optimizer", "schedule"),
+    "Machine and files": ("checkpoint", "runtime", "run"),
+}
 
 
 def short_help(config_class: Any, *, description: str) -> str:
-    """Return the flags with a short name, with defaults and texts; the recipe's own are first."""
+    """Return the flags with a short name, with texts and defaults; the recipe's own are first."""
     columns = min(shutil.get_terminal_size((_MAX_COLUMNS, 0)).columns, _MAX_COLUMNS)
-    lines = [description.strip(), "The everyday flags, which override --config FILE (YAML):"]
     defaults = config_values(unchecked_defaults(config_class))
-    own = inspect.get_annotations(config_class)
-    known = config_fields(config_class)
-    for name in sorted(known, key=lambda name: name.partition(".")[0] not in own):
-        flags = known[name].flags
-        if len(flags) > 1 or "." not in name:
-            default = str(defaults[name])
-            typed = f"  {flags[-1]} {'' if default in _EMPTY_DEFAULTS else default}"
-            text = _first_sentences(known[name].owner).get(name.rpartition(".")[2], "")
-            lines += textwrap.wrap(
-                f"{typed:<{_INDENT - 2}}  {text}",
-                columns,
-                subsequent_indent=" " * _INDENT,
-                max_lines=_MAX_LINES.get(name, 1),
-                placeholder=" ...",
-            )
-    return "\n".join([*lines, "--help-all lists every setting, its choices and its nested name."])
+    groups: dict[str, list[str]] = {"This recipe": [], **{title: [] for title in _GROUPS}}
+    for name, field in config_fields(config_class).items():
+        if len(field.flags) == 1 and "." in name:
+            continue
+        root = name.partition(".")[0]
+        title = next((key for key, roots in _GROUPS.items() if root in roots), "This recipe")
+        text = _first_sentences(field.owner).get(name.rpartition(".")[2], "")
+        if (default := str(defaults[name])) not in _EMPTY_DEFAULTS:
+            text += f" (default: {default})"
+        groups[title] += textwrap.wrap(
+            f"{f'  {field.flags[-1]}':<{_INDENT - 2}}  {text.strip()}",
+            columns,
+            subsequent_indent=" " * _INDENT,
+            break_on_hyphens=False,
+        )
+    lines = [description.strip(), "The everyday flags, which override --config FILE (YAML):"]
+    for title, rows in groups.items():
+        if rows:
+            lines += ["", title, *rows]
+    lines += ["", "--help-all lists every setting, its choices and its nested name."]
+    return wrap_lines("\n".join(lines), columns)
 
 
 @functools.cache

@@ -54,7 +54,12 @@ def warn_if_loss_grew(result: RunResult) -> None:
 
 
 def say_next(result: RunResult) -> None:
-    """Print the command that shows a run which has ended well."""
+    """Print where the weights of a run are which has ended well, and the command that shows it."""
     if result.state != "preempted" and not nonfinite_loss(result.metrics):
-        # Not wrapped, so that it can be copied.
-        say(f"next: accel-trainer report {shlex.quote(str(result.folder))} --open")
+        # Not wrapped, so that they can be copied.
+        folder = result.folder
+        with suppress(ValueError):
+            folder = folder.relative_to(Path.cwd())
+        if (weights := folder / "export" / "model.safetensors").is_file():
+            say(f"weights: {weights}")
+        say(f"next: accel-trainer report {shlex.quote(str(folder))} --open")

@@ -24,9 +24,12 @@ def describe(class_names: Sequence[str], augment: AugmentConfig | PhotoAugmentCo
 def _changes(augment: AugmentConfig | PhotoAugmentConfig) -> list[str]:
     """Return what is changed at random, a few words each."""
     own: dict[str, object]
-    moved = f"crop moved by up to {augment.crop_padding} pixels"
+    moved = f"crop moved by up to {counted(augment.crop_padding, 'pixel')}"
     if isinstance(augment, AugmentConfig):
-        own = {moved: augment.crop_padding, f"cutout of {augment.cutout} pixels": augment.cutout}
+        own = {
+            moved: augment.crop_padding,
+            f"cutout of {counted(augment.cutout, 'pixel')}": augment.cutout,
+        }
     else:
         own = {
             "random-resized crop": augment.crop == "random-resized",

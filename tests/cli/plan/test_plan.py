@@ -113,8 +113,8 @@ def test_a_plan_for_any_number_of_processes_starts_none_of_them(
     code, lines, _ = plan(capsys, RECIPES / "cifar.py", *config, "--num-processes", "8")
     assert code == 0
     assert lines[:4] == [
-        "512 per step (64 per device x 8 processes x 1 accumulation), 3 steps per epoch of 1438 "
-        "samples",
+        "512 samples per step (64 per device x 8 processes x 1 accumulation), 3 steps per epoch of "
+        "1438 samples",
         "the last step of an epoch has 414 samples",
         "10 epochs, 30 steps",
         "peak learning rate 0.1, warmup ends with step 8 (epoch 2.67)",
@@ -202,7 +202,7 @@ def test_any_recipe_is_planned_with_its_time_and_memory(
     more = ["--epochs", "4", "--evaluate-every", "2epochs", "--within", "1", "--seconds", "0"]
     code, lines, _ = plan(capsys, own, *SHORT, *more)
     assert code == 0
-    assert lines[0].startswith("10 per step (")
+    assert lines[0].startswith("10 samples per step, ")
     assert lines[0].endswith("of 300 samples")
     begin = next(number for number, line in enumerate(lines) if line.startswith("here, by "))
     assert lines[begin].startswith(
