@@ -187,8 +187,7 @@ class ProgressBar(Callback):
         self._terminal.close()
         reason = result.stop_reason
         position = result.position
-        took_s = time.monotonic() - self._start_s
-        took = tqdm.format_interval(took_s) if took_s >= 60 else f"{took_s:.1f} s"
+        took = tqdm.format_interval(time.monotonic() - self._start_s)
         limits = {
             "num_epochs reached": counted(position.epoch, "epoch"),
             "num_steps reached": "--steps",
@@ -253,11 +252,11 @@ def loss_of(report: StepReport, *, is_exact: bool) -> float:
 
 
 def _numbers(row: Row) -> dict[str, str]:
-    """Return the numbers of a row by name, both as a person reads them."""
+    """Return the numbers of a row by name, both as a person reads them; the report shows memory."""
     return {
         _short(name): _number(name, value)
         for name, value in row.items()
-        if "/" in name and is_number(value)
+        if "/" in name and is_number(value) and not name.endswith("_gib")
     }
 
 
@@ -269,7 +268,7 @@ def _short(name: str) -> str:
     """Return a name as a person says it: `train/loss` is loss, `eval/accuracy` eval accuracy."""
     group, _, rest = name.partition("/")
     rest = rest.replace("_", " ").replace(" per s", "/s")
-    rest = rest.removesuffix(" fraction").removesuffix(" gib")
+    rest = rest.removesuffix(" fraction")
     return rest if group in ("train", "optim", "perf") else f"{group.replace('_', ' ')} {rest}"
 
 
@@ -278,6 +277,4 @@ def _number(name: str, value: float) -> str:
         return f"{value:,}"
     if name.endswith(("accuracy", "fraction")):
         return f"{100 * value:.2f}%"
-    if name.endswith("_gib"):
-        return f"{value:.1f} GiB"
     return f"{value:,.0f}" if name.startswith("perf/") else f"{value:.4g}"
