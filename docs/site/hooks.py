@@ -26,6 +26,9 @@ MOVED = {
     "commands": "reference/commands",
     "flags": "reference/flags",
     "reference": "reference/api",
+    "multi_node": "launching",
+    "slurm": "launching",
+    "notebooks": "launching",
 }
 # How much a page counts in the search: answers before details, and both before records.
 _SEARCH_BOOST = {
