@@ -239,7 +239,6 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_page_runs_from_top_to_bottom[docs/models.md]",
         "test_a_page_runs_from_top_to_bottom[docs/replay.md]",
         "test_a_page_runs_from_top_to_bottom[docs/runs.md]",
-        "test_a_page_runs_from_top_to_bottom[docs/trackers.md]",
         "test_a_page_runs_from_top_to_bottom[docs/why.md]",
     ),
     "fault_tolerance/test_preemption.py": (

@@ -29,6 +29,7 @@ MOVED = {
     "multi_node": "launching",
     "slurm": "launching",
     "notebooks": "launching",
+    "trackers": "callbacks",
 }
 # How much a page counts in the search: answers before details, and both before records.
 _SEARCH_BOOST = {
