@@ -19,6 +19,8 @@ REMOVED = {
     "accel_trainer.vision.PhotoEvalLoader": "accel_trainer.vision.PhotoReader",
     "accel-trainer audit": "accel-trainer rerun",
     "accel-trainer diff --effect": "accel-trainer compare",
+    "accel-trainer bisect --page": "--json",
+    "accel-trainer compare --page": "--json",
     "accel-trainer why --page": "--json; accel-trainer report draws the curves",
     "accel-trainer plan --hours": "--within; or --hours with --schedule.shape trunk",
     "accel-trainer plan --start": "--hours of the recipe, with --schedule.shape trunk",

@@ -26,14 +26,11 @@ from accel_trainer.commands import (
     CommandParser,
     TrialFailed,
     prepare_directory,
-    refuse_other_file,
     run_lock,
     say_unless,
     tell,
-    write_own_file,
 )
 
-from ..story import Story
 from .question import At, Question
 
 _EXAMPLE = "example: accel-trainer compare recipes/images.py --dataset photos --b '--ema 0.999'"
@@ -45,12 +42,6 @@ def main(argv: Sequence[str]) -> int:
     options, recipe, flags = _parser().parse_recipe(_with_b_in_one_word(argv))
     if recipe is None:
         raise ConfigError("COMPARE", f"the recipe comes first; {_EXAMPLE}")
-    if options.null and options.page is not None:
-        raise ConfigError(
-            "COMPARE", "--page shows pairs of A and B, and --null has none: leave it out"
-        )
-    if options.page is not None:
-        refuse_other_file(options.page, "--page")
     question = Question.parse(
         recipe.resolve(), flags, options.b, num_processes=options.num_processes
     )
@@ -88,7 +79,6 @@ def _parser() -> CommandParser:
     parser.add_number("--num-processes", processes_help, default=1, lowest=1)
     dir_help = "the folder for the runs; default: runs/compare-RECIPE"
     parser.add_path("--output-dir", "DIR", dir_help)
-    parser.add_path("--page", "FILE", "also write an HTML page, which works offline")
     parser.add_json_option()
     return parser
 
@@ -105,18 +95,13 @@ def _compare(question: Question, options: Namespace, output_dir: Path) -> int:
     from .compare import compare, make_plan  # imports torch
     from .text import json_of, lines_of, setup_lines
 
-    say = Story(say_unless(options.json))
+    say = say_unless(options.json)
     plan = make_plan(question, options.at, options.pairs, output_dir, say=say)
     for line in setup_lines(plan):
         say(line)
     found = compare(plan, jobs=options.jobs, say=say)
     for line in lines_of(found):
         say(line)
-    if options.page is not None:
-        from .page import draw_page
-
-        write_own_file(options.page, draw_page(found, say.text).encode(), "--page")
-        say(f"the pairs as a page: {options.page}")
     if options.json:
         tell(json.dumps(json_of(found)))
     return _CODES[found.paired.verdict]

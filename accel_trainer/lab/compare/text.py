@@ -27,7 +27,7 @@ def setup_lines(plan: Plan) -> Iterator[str]:
 def lines_of(found: Comparison) -> Iterator[str]:
     """Yield the answer, and what it rests on."""
     paired = found.paired
-    yield verdict_line(found)
+    yield _verdict_line(found)
     ties = len(paired.pairs) - paired.wins - paired.losses
     equal = f", {ties} equal" if ties else ""
     yield (
@@ -37,7 +37,7 @@ def lines_of(found: Comparison) -> Iterator[str]:
     yield from _sharing_lines(found)
 
 
-def verdict_line(found: Comparison) -> str:
+def _verdict_line(found: Comparison) -> str:
     """Return the answer in one sentence."""
     paired, metric = found.paired, found.metric
     num_pairs = counted(len(paired.pairs), "pair")

@@ -18,15 +18,12 @@ from accel_trainer.commands import (
     read_rows,
     read_run,
     reading,
-    refuse_other_file,
     say_unless,
     shortened,
     tell,
-    write_own_file,
 )
 
 from ..rows import as_in_rows
-from ..story import Story
 from .again import interval_of
 from .at import check_step
 from .condition import parse_condition
@@ -35,7 +32,6 @@ from .first_step import tell as tell_numbers
 from .proof import Proof
 from .replay import Replay, replay_folder
 from .samples import Sample, samples_of
-from .samples_page import draw_page
 from .whole_run import add_job_options, folder_beside, has_state, train_again
 
 _EXAMPLE = "example: accel-trainer bisect runs/first --where 'train/loss > 0.1'"
@@ -55,10 +51,8 @@ def main(argv: Sequence[str]) -> int:
     Returns 0 if there is such a step, and 1 if there is none or the run could not be repeated.
     """
     options = _options(argv)
-    if options.page is not None:
-        refuse_other_file(options.page, "--page")
     run = read_run(options.run)
-    say = Story(say_unless(options.json))
+    say = say_unless(options.json)
     with reading(options.run), replay_folder(options.keep) as folder:
         replay = Replay.of(run, options.recipe)
         found = _find(replay, options, folder, say)
@@ -70,11 +64,6 @@ def main(argv: Sequence[str]) -> int:
         proof = found.proof + proof
         say(_tell_samples(samples))
         say(str(proof))
-    if options.page is not None:
-        title = f"{run.name}, step {found.step}: {options.where}"
-        page = draw_page(title, say.text, samples)
-        write_own_file(options.page, page.encode(), "--page")
-        say(f"the samples as a page: {options.page}")
     if options.json:
         tell(json.dumps(_as_json(options.where, found, samples, proof)))
     return _DIFFERENT if proof.first_difference else 0
@@ -89,7 +78,6 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         metavar="CONDITION",
         help="an expression over the columns of the run's rows",
     )
-    parser.add_path("--page", "FILE", "also write the samples as an HTML page")
     probe_help = "callbacks that log columns for CONDITION; retrains the whole run"
     parser.add_path("--probe", "FILE", probe_help)
     parser.add_argument(
@@ -175,9 +163,7 @@ def _as_json(
         "values": _as_in_rows(found.values),
         "later": {step: _as_in_rows(values) for step, values in found.later.items()},
         "proof": vars(proof),
-        "samples": [
-            {name: value for name, value in each.items() if name != "picture"} for each in samples
-        ],
+        "samples": samples,
     }
 
 

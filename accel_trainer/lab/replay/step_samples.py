@@ -5,9 +5,7 @@ Process 0 writes `samples-0.json`, and so on.
 
 from __future__ import annotations
 
-import base64
 import json
-from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
@@ -15,15 +13,13 @@ from torch import Tensor
 from accel_trainer import Batch, Callback, StepOutput, StepReport, TrainerView
 from accel_trainer.commands import filesystem, flatten
 from accel_trainer.lab.rows import as_in_rows
-from accel_trainer.vision import to_png
 
 
 class StepSamples(Callback):
     """Writes what each process trains on in `step`: a JSON object for each sample.
 
     It has the `id`, the `loss` (None: the task has only their mean), the `target` if it is a
-    number, the `dtype` and `shape` of its inputs, their `low` and `high`, and a `picture` if they
-    are one: the PNG in base64, from black for `low` to white for `high`.
+    number, the `dtype` and `shape` of its inputs, and their `low` and `high`.
     """
 
     def __init__(self, step: int) -> None:
@@ -71,8 +67,4 @@ def _describe_input(values: Tensor) -> dict[str, Any]:
     floats = values.float()
     known = floats[floats.isfinite()]
     low, high = (float(known.min()), float(known.max())) if known.numel() else (0.0, 0.0)
-    facts |= {"low": low, "high": high}
-    if values.ndim == 3 and len(values) in (1, 3) and find_spec("PIL"):
-        scaled = (floats - low) / ((high - low) or 1)
-        facts["picture"] = base64.b64encode(to_png(scaled)).decode()
-    return facts
+    return facts | {"low": low, "high": high}

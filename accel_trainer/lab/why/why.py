@@ -24,7 +24,7 @@ from accel_trainer.commands import (
 from ..replay.at import check_step
 from ..replay.replay import Replay, environment_changes, replay_folder
 from ..rows import shared
-from ..story import Story, short
+from .story import Story, short
 from .causes import Cause, explain, order_of_sums
 from .finding import Finding
 from .records import (

@@ -74,7 +74,6 @@ def test_each_command_refuses_before_any_work(
     gone = tmp_path / "gone"
     for words in (
         ["report", gone, "--to", mine],
-        ["bisect", gone, "--where", "train/loss > 1", "--page", mine],
         ["data", gone, "--html", mine],
         ["lr-find", "recipes/minimal.py", "--png", mine],
     ):
