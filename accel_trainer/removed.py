@@ -21,6 +21,8 @@ REMOVED = {
     "accel-trainer diff --effect": "accel-trainer compare",
     "accel-trainer bisect --page": "--json",
     "accel-trainer compare --page": "--json",
+    "accel-trainer report --dataset": "accel-trainer data --html",
+    "accel-trainer export --hub": "--to DIR; then hf upload ORG/NAME DIR",
     "accel-trainer why --page": "--json; accel-trainer report draws the curves",
     "accel-trainer plan --hours": "--within; or --hours with --schedule.shape trunk",
     "accel-trainer plan --start": "--hours of the recipe, with --schedule.shape trunk",

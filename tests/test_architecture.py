@@ -520,7 +520,6 @@ RULES = {
             "lab.replay.command",
             "lab.silent",
             "cli.share.best_so_far",
-            "cli.share.export",
             "cli.share.verify",
             "cli.new",  # a project is its user's: the modes are those of the umask
         },

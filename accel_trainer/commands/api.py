@@ -15,8 +15,6 @@ from ..cli.common.output import (
     show,
     tell,
 )
-from ..cli.common.own_files import refuse_other_file, write_own_file
-from ..cli.common.page import write_html, write_table
 from ..cli.common.parser import CommandParser, at_least
 from ..cli.common.processes import (
     command_of,
@@ -121,7 +119,6 @@ __all__ = [
     "read_run",
     "reading",
     "recorded_starts",
-    "refuse_other_file",
     "run_lock",
     "say",
     "say_unless",
@@ -134,8 +131,5 @@ __all__ = [
     "train_recipe",
     "uses_cpu",
     "without_open_settings",
-    "write_html",
-    "write_own_file",
-    "write_table",
     "writes_to",
 ]

@@ -1,9 +1,7 @@
-"""The part of the hub that a push and a download need, on this machine: what `huggingface_hub` asks
-over HTTP."""
+"""The part of the hub that a download needs, on this machine: what is asked over HTTP."""
 
 from __future__ import annotations
 
-import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -15,14 +13,12 @@ _REVISION = "0" * 40
 
 
 class LocalHub(ThreadingHTTPServer):
-    """Keeps the files of one repository, and everything that it was asked for."""
+    """Keeps the files of one repository."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self.created: dict[str, Any] = {}
         self.files: dict[str, bytes] = {}
-        self.checked_cards: list[str] = []
 
 
 @contextmanager
@@ -41,39 +37,6 @@ def local_hub() -> Iterator[LocalHub]:
 class _Answers(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: LocalHub
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.path == "/api/repos/create":
-            self.server.created = json.loads(body)
-            self._say({"url": f"{self.server.url}/me/digits"})
-        elif self.path == "/api/validate-yaml":
-            self.server.checked_cards.append(json.loads(body)["content"])
-            self._say({"errors": [], "warnings": []})
-        elif "/preupload/" in self.path:
-            files = [file["path"] for file in json.loads(body)["files"]]
-            self._say(
-                {
-                    "files": [
-                        {"path": path, "uploadMode": "regular", "shouldIgnore": False}
-                        for path in files
-                    ]
-                }
-            )
-        elif "/commit/" in self.path:
-            for row in map(json.loads, body.splitlines()):
-                if row["key"] == "file":
-                    self.server.files[row["value"]["path"]] = base64.b64decode(
-                        row["value"]["content"]
-                    )
-            self._say(
-                {
-                    "commitUrl": f"{self.server.url}/me/digits/commit/{_REVISION}",
-                    "commitOid": _REVISION,
-                }
-            )
-        else:
-            self.send_error(404)
 
     def do_GET(self) -> None:
         name = self.path.rpartition("/")[2]

@@ -62,7 +62,6 @@ def test_what_it_cannot_do_is_one_line(
     for arguments, fact in {
         (nothing_frozen, "--to", tmp_path / "to"): "no frozen parameters",
         (without_checkpoints, "--to", tmp_path / "to"): "no frozen parameters",
-        (run, "--hub", "some/name"): "add --to DIR",
         (run, "--to", tmp_path / "to", "--onnx"): "--onnx",
     }.items():
         code, _, err = run_command(capsys, ["export", *arguments, "--trained"])

@@ -37,7 +37,7 @@ from accel_trainer.cli.report.charts import (
 )
 from accel_trainer.cli.report.figures import draw_chart
 from accel_trainer.cli.report.page_data import page_data
-from accel_trainer.cli.report.pictures import load_data, read_mistakes
+from accel_trainer.cli.report.pictures import read_mistakes
 from accel_trainer.cli.report.report import render
 from accel_trainer.cli.runs.confusion import Confusion, read_confusion
 from accel_trainer.cli.runs.run_reader import RunReader, read_run
@@ -89,19 +89,9 @@ def with_few_charts(run: RunReader) -> RunReader:
 
 @pytest.fixture(scope="module")
 def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The report of a run, with training images: where its page is, and what the command
-    printed."""
+    """The report of a run: where its page is, and what the command printed."""
     path = tmp_path_factory.mktemp("report") / "page.html"
-    words = [
-        "report",
-        runs / "fast",
-        "--to",
-        path,
-        "--dataset",
-        "digits",
-        "--cache-dir",
-        runs.parent / "cache",
-    ]
+    words = ["report", runs / "fast", "--to", path]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert door([str(word) for word in words]) == 0
     return path, printed.getvalue()
@@ -241,13 +231,12 @@ def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
         "Accuracy by class",
         "Calibration: expected error",
         "Most confident mistakes",
-        "Training images, as the model saw them",
         "Settings",
         "Settings that differ from the defaults",
         "Environment",
     ]
     assert parsed.counts["svg"] == 12
-    assert parsed.counts["img"] > 16, "samples and mistakes"
+    assert parsed.counts["img"] == 16, "its mistakes"
 
 
 def test_the_ticks_of_a_small_fraction_differ(runs: Path, tmp_path: Path) -> None:
@@ -319,9 +308,7 @@ def test_the_worst_mistakes_of_all_test_images_need_nothing_but_the_run(
     assert Page(page).counts["img"] == 16
 
 
-def test_a_report_on_photos_shows_mistakes_by_name_and_augmented_photos(
-    photo_run: Path, tmp_path: Path
-) -> None:
+def test_a_report_on_photos_shows_mistakes_by_name(photo_run: Path) -> None:
     stored = json.loads((photo_run / "mistakes.json").read_text())["mistakes"]
     assert stored
     for mistake in stored:
@@ -329,14 +316,11 @@ def test_a_report_on_photos_shows_mistakes_by_name_and_augmented_photos(
         data = base64.b64decode(mistake["picture"].partition(",")[2])
         assert Image.open(io.BytesIO(data)).size == (24, 24)
     run = read_run(photo_run)
-    photos = load_data(run, str(photo_run.parent / "photos"), cache_dir=tmp_path / "cache")
-    text, _ = render([with_few_charts(run)], photos)
+    text, _ = render([with_few_charts(run)])
     captions = "".join(re.findall("<figcaption>.*?</figcaption>", text, re.DOTALL))
     assert f"<span>{stored[0]['label']}/" in captions
     assert str(photo_run.parent) not in captions, "a folder of this machine"
-    page = Page(text)
-    assert "Training images, as the model saw them" in page.headings
-    assert page.counts["img"] == min(16, len(stored)) + 16
+    assert Page(text).counts["img"] == min(16, len(stored))
 
 
 def test_a_stored_picture_that_is_not_an_image_is_kept_out_of_the_page(
@@ -491,7 +475,7 @@ def test_runs_of_one_name_have_charts_of_their_own(runs: Path, tmp_path: Path) -
     assert files["fast-confusion.png"] != files["fast-confusion-2.png"]
 
 
-def test_a_report_without_a_dataset_shows_what_the_run_has(
+def test_a_report_shows_what_the_run_has(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -12,15 +12,26 @@ from torch import Tensor
 from ...core.errors import DataError
 from ...vision import EvalTransform, PhotoSplit
 from ...vision.sources.photo_splits import PhotoSplits
-from ..common.page import write_html
+from ..common.own_files import GENERATOR
 
 _MAX_CLASSES = 100
 _NUM_PER_CLASS = 6
 
-_STYLE = """
-div { display: flex; flex-wrap: wrap; gap: .5rem }
-img { width: 10rem; border-radius: 4px }
-"""
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+{generator}
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ font-size: 1.4rem; }} h2 {{ font-size: 1.05rem; margin: 2rem 0 .5rem; }}
+div {{ display: flex; flex-wrap: wrap; gap: .5rem; }}
+img {{ width: 10rem; border-radius: 4px; }}
+</style>
+<h1>{title}</h1>
+{body}
+</html>
+"""  # noqa: E501  # a rule of CSS a line
 
 
 def draw_page(source: str, found: PhotoSplits, transform: EvalTransform) -> str:
@@ -40,7 +51,7 @@ def draw_page(source: str, found: PhotoSplits, transform: EvalTransform) -> str:
         f"{transform.size} pixels. {note}"
     )
     body = "\n".join([f"<p>{lead}</p>", *sections])
-    return write_html(source, body, style=_STYLE, width_rem=72)
+    return _PAGE.format(generator=GENERATOR, title=escape(source), body=body)
 
 
 def _picture(split: PhotoSplit, index: int, transform: EvalTransform) -> str:

@@ -19,7 +19,7 @@ from .facts import facts_of
 from .figures import DARK, LIGHT, Chart, series_name
 from .logged import read_pictures
 from .page_data import page_data, policy
-from .pictures import Picture, read_mistakes
+from .pictures import read_mistakes
 
 # Where a run ends that nothing cuts short. `max_steps` leaves steps for a later start.
 _PLANNED_ENDS = ("num_epochs reached", "num_steps reached")
@@ -31,7 +31,6 @@ class Sections(NamedTuple):
 
     classes: Sequence[Chart]
     histograms: Sequence[Chart]
-    samples: Sequence[Picture] = ()
 
 
 def report_script() -> str:

@@ -11,14 +11,12 @@ import os
 import sys
 import webbrowser
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from ...core import filesystem
 from ...core.errors import ConfigError, OutputError, UserError
-from ...core.run_dir import expand_home, writes_to
+from ...core.run_dir import writes_to
 from ...core.wording import counted
-from ...vision import ImageDataset, Photos
 from ..common.output import tell
 from ..common.own_files import refuse_other_file, write_own_file
 from ..common.parser import CommandParser
@@ -27,7 +25,6 @@ from ..runs.runs import find_runs
 from .by_itself import Fault, draw_soundly, fault_of
 from .classes import draw_classes
 from .logged import draw_histograms
-from .pictures import draw_samples, load_data
 
 _EXAMPLE = "example: accel-trainer report runs --open"
 
@@ -43,23 +40,15 @@ def main(argv: Sequence[str]) -> int:
         default=Path("report.html"),
         help="the file to write; default: report.html",
     )
-    parser.add_argument(
-        "--dataset", metavar="DATA", help="show training images of this dataset; default: none"
-    )
-    parser.add_cache_option()
     options = parser.parse_args(argv)
     path = options.to
-    data = None
     if not path.suffix:
         fact = f"--to {path} has no suffix, and its charts go to the folder of that name"
         raise ConfigError("USAGE", f"{fact}: give a name such as report.html")
     charts = path.with_suffix("")
     refuse_other_file(path, "--to")
     runs, faults = _read_runs(options.run)
-    if options.dataset is not None:
-        with reading(runs[0].folder):
-            data = load_data(runs[0], options.dataset, cache_dir=expand_home(options.cache_dir))
-    page, files = render(runs, data, faults)
+    page, files = render(runs, faults)
     # Their names have letters of UTF-8, whatever the encoding of names is here.
     pictures = {charts / os.fsdecode(name.encode()): png for name, png in files.items()}
     if charts.is_dir():
@@ -95,39 +84,26 @@ def _read_runs(folders: Sequence[Path]) -> tuple[list[RunReader], list[Fault]]:
     return runs, faults
 
 
-def render(
-    runs: Sequence[RunReader],
-    data: ImageDataset | Photos | None = None,
-    faults: Sequence[Fault] = (),
-) -> tuple[str, dict[str, bytes]]:
+def render(runs: Sequence[RunReader], faults: Sequence[Fault] = ()) -> tuple[str, dict[str, bytes]]:
     """Return the report as an HTML page, and its charts as PNG by file name.
 
-    It reads nothing but the run folders. With `data`, the dataset of the runs, the page shows some
-    training images. Runs that cannot be drawn are named there, and on stderr, with the reason.
+    It reads nothing but the run folders. Runs that cannot be drawn are named on the page, and on
+    stderr, with the reason.
     """
-    drawn, found = draw_soundly(runs, partial(_draw, data), faults)
+    drawn, found = draw_soundly(runs, _draw, faults)
     for fault in found:
         tell(f"left out: {fault.message}", file=sys.stderr)
     return drawn
 
 
-def _draw(
-    data: ImageDataset | Photos | None, runs: Sequence[RunReader], faults: Sequence[Fault]
-) -> tuple[str, dict[str, bytes]]:
+def _draw(runs: Sequence[RunReader], faults: Sequence[Fault]) -> tuple[str, dict[str, bytes]]:
     try:
         from .charts import draw_curves, draw_time
         from .page import Sections, report_script, write_page
 
         time = draw_time(runs)
         curves = draw_curves(runs)
-        sections = [
-            Sections(
-                draw_classes(run),
-                draw_histograms(run),
-                samples=[] if data is None or number else draw_samples(run, data),
-            )
-            for number, run in enumerate(runs)
-        ]
+        sections = [Sections(draw_classes(run), draw_histograms(run)) for run in runs]
         scripts = [report_script()] if curves else []
         page = write_page(runs, curves, time, sections, scripts=scripts, faults=faults)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""`accel-trainer export RUN --to DIR | --hub ORG/NAME`: export the trained model.
+"""`accel-trainer export RUN --to DIR`: export the trained model.
 
 The export contains the weights, the model's source as plain torch, and a model card.
 """
@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +35,6 @@ from ..runs.run_reader import RunReader, read_run
 from .best_so_far import opened_export
 from .onnx_model import convert, is_own_model
 from .plain_model import write_source, write_transform
-from .publish import create_repository, upload
 
 _MAX_WEIGHTS_BYTES = 2**36
 _EXAMPLE = "example: accel-trainer export runs/first --to model"
@@ -45,16 +43,11 @@ _STEP = re.compile(r"step[- ](\d+)")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write or push the export and print where it is."""
+    """Write the export and print where it is."""
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_argument("run", type=Path, help="a run folder; the run may still be unfinished")
-    target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--to", type=Path, metavar="DIR", help="the folder to write")
-    target.add_argument(
-        "--hub",
-        metavar="ORG/NAME",
-        help="the hub repository to push to; created as private if it is new",
-    )
+    to_help = "the folder to write"
+    parser.add_argument("--to", type=Path, metavar="DIR", required=True, help=to_help)
     content = parser.add_mutually_exclusive_group()
     content.add_argument(
         "--onnx",
@@ -69,18 +62,10 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     run = read_run(options.run)
     if options.trained:
-        if options.to is None:
-            raise OutputError("USAGE", "--trained writes a file: add --to DIR")
         tell(export_trained(run.folder, options.to))
-        return 0
-    if options.to is not None:
+    else:
         export(run, options.to, with_onnx=options.onnx)
         tell(options.to)
-        return 0
-    create_repository(options.hub)  # before any work: this fails without a network or a login
-    with tempfile.TemporaryDirectory() as folder:
-        export(run, Path(folder), with_onnx=options.onnx)
-        tell(upload(Path(folder), options.hub))
     return 0
 
 

@@ -24,7 +24,6 @@ from accel_trainer.commands import (
 from ..replay.at import check_step
 from ..replay.replay import Replay, environment_changes, replay_folder
 from ..rows import shared
-from .story import Story, short
 from .causes import Cause, explain, order_of_sums
 from .finding import Finding
 from .records import (
@@ -41,6 +40,7 @@ from .records import (
     steps_with_digests,
 )
 from .sides import Retrained, Side, retrain
+from .story import Story, short
 from .within import Pair, trace_step
 
 _MAX_VALUE = 60
