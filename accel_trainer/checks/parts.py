@@ -9,10 +9,12 @@ from typing import Any
 from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from ..core.batch_plan import BatchPlan
 from ..core.errors import ConfigError
+from ..core.parameters import parameters_of
 from ..core.types import START, Task
 from ..training.callback import Callback
 from ..training.callback_runner import HOOKS
@@ -34,6 +36,7 @@ _NEEDED = {
 _NAME = re.compile("[a-z][a-z0-9_]*")
 # The names of what checkpoints hold besides.
 _TAKEN = {"model", "training_weights", "optimizer", "ema", "scaler", "buffers", "trainer"}
+_TAKEN |= {"process_buffers", "loop"}  # in a loop of the user's
 _VALUES = ("config", "plan", "num_samples")  # the others are methods
 
 
@@ -113,6 +116,33 @@ def check_optimizers(optimizer: Any, task: Task, accelerator: Accelerator) -> No
     names = optimizer if isinstance(optimizer, Mapping) else ()
     _check_names("optimizer", names)
     turn_at(START, task, names, accelerator)
+
+
+def check_trained(models: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
+    """Raise ConfigError for other types and names, and for parameters that no model has.
+
+    The only one that has no name is called "".
+    """
+    for argument, kind, parts in (
+        ("model", nn.Module, models),
+        ("optimizer", Optimizer, optimizers),
+    ):
+        _check_names(argument, {*parts} - {""})
+        for part in parts.values():
+            if not isinstance(part, kind):
+                raise ConfigError(
+                    "LOOP",
+                    f"{argument}= is or has a {type(part).__name__}: give a {kind.__name__}, or a "
+                    "dict of several by name",
+                )
+    known = {parameter for model in models.values() for parameter in model.parameters()}
+    for name, optimizer in optimizers.items():
+        if unknown := [each for each in parameters_of(optimizer) if each not in known]:
+            raise ConfigError(
+                "LOOP",
+                f"the optimizer {name} has {len(unknown)} parameters that no model= has: give all "
+                "models, as model={'generator': ..., 'critic': ...}",
+            )
 
 
 def check_states(states: Any) -> None:

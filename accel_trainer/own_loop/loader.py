@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
+from accelerate.data_loader import DataLoaderAdapter
+from torch.utils.data import Subset, TensorDataset, default_collate
 
+from ..checks.user_loader import torch_loader
 from ..core.errors import ConfigError
 from ..core.rng import fold_in, seed_generators
 from ..data.samples import datasets_in, set_epoch
 
 _ORDER = 0x6F72646572  # larger than any process index, which is the key of training
-_FIX = "give a torch DataLoader over a map-style dataset, as accelerator.prepare returns it"
 
 
 class OrderedLoader:
@@ -39,7 +32,7 @@ class OrderedLoader:
         self._loader = loader
         self._seed = seed
         self._process_index = process_index
-        self._base = base = _checked(loader)
+        self._base = base = torch_loader(loader)
         self._sampler = base.batch_sampler
         self._order = _Order(self._sampler)
         self.dataset = base.dataset
@@ -82,30 +75,22 @@ class OrderedLoader:
 
     def read(self, first: int) -> Iterator[Any]:
         """Yield the batches of the epoch from number `first` on; earlier ones are not read."""
-        self._order.read = (
-            partial(self._with_seeds, first) if self._draws else partial(self._from, first)
-        )
+        self._order.places = self._places(first)
         try:
             yield from self._loader
         finally:
-            self._order.read = None
+            self._order.places = None
 
     def end(self) -> None:
         """Tell accelerate that the loader is not read to the end of the epoch."""
         if isinstance(self._loader, DataLoaderAdapter):
             self._loader.end()
 
-    def _from(self, first: int) -> Iterator[Sequence[int]]:
-        return iter(self.batches[first:])
-
-    def _with_seeds(self, first: int) -> Iterator[list[_Place]]:
+    def _places(self, first: int) -> Iterator[Any]:
         key = fold_in(self._seed, self.epoch, self._process_index)
-        for number, batch in enumerate(self._from(first), first):
+        for number, batch in enumerate(self.batches[first:], first):
             start = fold_in(number, start=key)
-            yield [
-                (index, fold_in(place, start=start), self.epoch)
-                for place, index in enumerate(batch)
-            ]
+            yield _Placed(batch, start, self.epoch) if self._draws else batch
 
     def _ask(self) -> list[list[int]]:
         """Return the order of the epoch, from the same state of all generators."""
@@ -124,100 +109,64 @@ class OrderedLoader:
         return [list(batch) for batch in self._sampler]
 
 
-_Place = tuple[int, int, int]
-"""The number of a sample, the seed to read it with, and the epoch."""
+class _Placed(NamedTuple):
+    """The numbers of a batch's samples, what their seeds begin with, and the epoch."""
+
+    indices: Sequence[Any]
+    start: int
+    epoch: int
 
 
-class _Order:
+class _Around:
+    """What the run puts around an object of the user's, whose attributes it has, too."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:  # such as `classes`; accelerate asks for samplers
+        # Not while it is unpickled, and no method of Python's.
+        if name.startswith("__") or "_inner" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+class _Order(_Around):
     """The batch sampler while the run reads: it yields what is to be read next."""
 
-    read: Callable[[], Iterator[Any]] | None = None
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
+    places: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        if self.read is None:
+        if self.places is None:
             raise ConfigError(
                 "LOOP_LOADER",
                 "the loader was iterated outside of run.batches(): iterate run.batches(), or give "
                 "exact_run a loader of its own",
             )
-        return self.read()
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __getattr__(self, name: str) -> Any:  # accelerate asks for its sampler
-        return getattr(_inner(self, "_sampler", name), name)
+        return self.places
 
 
-class _PlacedSamples:
+class _PlacedSamples(_Around):
     """The dataset as a worker reads it: each sample after seeding the generators."""
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+        super().__init__(dataset)
         self._parts = datasets_in(dataset)
         self._epoch = -1
 
-    def __getitems__(self, places: Sequence[_Place]) -> list[Any]:
+    def __getitems__(self, placed: _Placed) -> list[Any]:
         """Return the samples of a batch, which torch asks for at once."""
-        if (epoch := places[0][2]) != self._epoch:
+        indices, start, epoch = placed
+        if epoch != self._epoch:
             self._epoch = epoch
             set_epoch(self._parts, epoch)
         samples = []
-        for index, key, _ in places:
-            seed_generators(key)
-            samples.append(self._dataset[index])
+        for place, index in enumerate(indices):
+            seed_generators(fold_in(place, start=start))
+            samples.append(self._inner[index])
         return samples
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getattr__(self, name: str) -> Any:  # such as `classes`, for the user
-        return getattr(_inner(self, "_dataset", name), name)
-
-
-def _inner(wrapper: object, attribute: str, name: str) -> Any:
-    """Return what `wrapper` wraps, but not while it is unpickled, or for a method of Python."""
-    if name.startswith("__") or attribute not in vars(wrapper):
-        raise AttributeError(name)
-    return vars(wrapper)[attribute]
-
-
-def _checked(loader: Any) -> Any:
-    """Return the torch DataLoader that reads the samples. Raises ConfigError for other kinds."""
-    base = loader.base_dataloader if isinstance(loader, DataLoaderAdapter) else loader
-    if (reason := _reason_against(loader, base)) is not None:
-        raise ConfigError("LOOP_LOADER", reason)
-    return base
-
-
-def _reason_against(loader: Any, base: Any) -> str | None:
-    """Return why a loader cannot be continued in the middle of an epoch, and the fix."""
-    if not isinstance(base, DataLoader):
-        return f"the loader is a {type(loader).__name__}: {_FIX}"
-    if isinstance(base.dataset, IterableDataset):
-        return f"the dataset is a stream, without numbers: {_FIX}"
-    if isinstance(loader, DataLoaderDispatcher):
-        return (
-            "with dispatch_batches the main process reads for all, which cannot be continued "
-            "exactly: use DataLoaderConfiguration(dispatch_batches=False)"
-        )
-    if hasattr(base, "state_dict"):
-        return (
-            "a stateful loader keeps a place of its own: use a plain DataLoader "
-            "(use_stateful_dataloader=False), whose place the run keeps"
-        )
-    if not base.in_order:
-        return "with in_order=False the fastest worker decides the order: use in_order=True"
-    if base.batch_sampler is None:
-        return "the loader makes no batches: give it a batch_size"
-    try:
-        len(base.batch_sampler)  # type: ignore[arg-type]  # not all have one
-    except TypeError:
-        return "the sampler has no length, so it has no epochs: give it a __len__"
-    return None
 
 
 def _draws_nothing(base: Any) -> bool:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
 
 from ..callbacks.metrics_file import MetricsFile
 from ..checks.loop_body import CarriedState, refuse_early_exits
+from ..core.digest import digest_of
 from ..core.errors import ConfigError, Preempted
-from ..core.registry import Stateful
+from ..core.registry import Pieces, Registry, Stateful
 from ..core.rng import fold_in, seed_generators
 from ..core.train_state import TrainState
-from ..fault_tolerance.activity import Activity
-from ..fault_tolerance.preemption import StopFlag
+from ..run.joining import JoinedRun
 from .loader import OrderedLoader
 from .means import Means
 from .updates import Updates
@@ -35,43 +34,44 @@ class ExactRun(Stateful):
 
     def __init__(
         self,
-        accelerator: Accelerator,
+        run: JoinedRun,
         loader: OrderedLoader,
         updates: Updates,
         *,
         seed: int,
         save_every: int | None,
         digest_every: int | None,
-        activity: Activity,
-        stop_flag: StopFlag,
         history: MetricsFile | None,
-        known: Collection[object],
-        ignored: Collection[str],
     ) -> None:
-        self._accelerator = accelerator
+        self._accelerator = run.accelerator
+        self._activity = run.activity
+        self._stop_flag = run.stop_flag
         self._loader = loader
         self._updates = updates
         self._seed = seed
         self._save_every = save_every
         self._digest_every = digest_every
-        self._activity = activity
-        self._stop_flag = stop_flag
         self._history = history
-        self._known = known
-        self._ignored = ignored
         self._carried: CarriedState | None = None
-        self._means = Means(accelerator)
-        self._saved_step = 0
+        self._means = Means(run.accelerator)
+        self._saved_step = self.step
         self._is_in_epoch = False
         self._is_boundary = True
         self._is_stopping = False  # after this epoch
         self.is_stopped = False
-        self.position = TrainState()
         self.metrics: dict[str, float] = {}
         """The values of the last row."""
-        self.write_checkpoint: Callable[[TrainState], None] = lambda position: None
-        """Saves the whole run, this object included."""
-        self.read_digests: Callable[[], dict[str, str]] = dict
+        self.states: Registry
+        """All parts of the run that have state, this object included."""
+        self.store: Callable[[TrainState, Pieces], object]
+        """Passes a checkpoint to the writer, on the main process."""
+        self.carried_by: Callable[[FrameType], CarriedState]
+        """Looks at what the loop in a frame carries from round to round."""
+
+    @property
+    def position(self) -> TrainState:
+        """Where the loop is: `optimizer_step` are its steps, and `step_in_epoch` its batches."""
+        return self._activity.position
 
     @property
     def step(self) -> int:
@@ -94,13 +94,23 @@ class ExactRun(Stateful):
         Raises ConfigError if the loop leaves an epoch before its end, and Preempted after a signal.
         """
         refuse_early_exits(sys._getframe(1))
-        return self._epochs(num_epochs)
+        return self._epochs(lambda: self.epoch >= num_epochs)
 
-    def _epochs(self, num_epochs: int) -> Iterator[int]:
-        while self.epoch < num_epochs and not self.is_stopped:
-            self._begin_epoch()
+    def _epochs(self, is_over: Callable[[], bool]) -> Iterator[int]:
+        while not (self.is_stopped or is_over()):
+            self._refuse_unfinished()
+            self._is_in_epoch = True
+            self._stop_flag.is_starting = False  # from here on, a signal ends the run after a save
+            self._loader.begin(self.epoch)
             yield self.epoch
-            self._end_epoch(is_last=self.epoch + 1 >= num_epochs)
+            self._refuse_unfinished()
+            self.is_stopped = self._is_stopping
+            if self.batch_in_epoch >= len(self._loader.batches):
+                self._activity.position = self.position.after_epoch()
+            if self._is_boundary:
+                self._stop_flag.agree()
+                is_end = self.is_stopped or self._save_every is None or is_over()
+                self._save_if(is_end or self._is_step_due)
 
     def batches(self) -> Iterator[Any]:
         """Return the batches of the epoch that are left, as the loader yields them.
@@ -121,10 +131,8 @@ class ExactRun(Stateful):
         return self._steps(num_steps)
 
     def _steps(self, num_steps: int) -> Iterator[Any]:
-        while self.step < num_steps and not self.is_stopped:
-            self._begin_epoch()
+        for _ in self._epochs(lambda: self.step >= num_steps):
             yield from self._rounds(num_steps)
-            self._end_epoch(is_last=self.step >= num_steps)
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Add a number, or a tensor [] on any device, to a mean of the next row. No host sync."""
@@ -171,42 +179,34 @@ class ExactRun(Stateful):
         if self._history is not None:
             self._history.num_kept = state["history_bytes"]
 
-    def check_order(self, position: TrainState, orders: Sequence[int]) -> None:
-        """Raise ConfigError if the orders of the epoch at `position` have other digests.
-
-        **Collective.**
-        """
+    def check_order(self, orders: Sequence[int]) -> None:
+        """Raise ConfigError if the orders of the epoch have other digests. **Collective.**"""
         found = self._accelerator.gather(self._order_digest()).tolist()
-        if position.step_in_epoch and orders != found:
+        if self.batch_in_epoch and orders != found:
             raise ConfigError(
                 "LOOP_ORDER",
-                f"the order of epoch {position.epoch} is not that of the run: the sampler depends "
+                f"the order of epoch {self.epoch} is not that of the run: the sampler depends "
                 "on more than the seed, the epoch and the data",
             )
 
-    def go_on_from(self, position: TrainState) -> None:
-        """Begin at `position`."""
-        self._move_to(position)
-        self._saved_step = position.optimizer_step
-
     def finish(self) -> None:
         """Save the end of the run. Raises ConfigError if the loop was left before its end."""
-        if self._is_in_epoch:
-            raise _left_early()
+        self._refuse_unfinished()
         self._save()
+
+    def _refuse_unfinished(self) -> None:
+        if self._is_in_epoch:
+            raise ConfigError(
+                "LOOP",
+                "the loop has left an epoch before its end, such as by break or return: call "
+                "run.stop() there, which ends both loops after the step",
+            )
 
     def _look_at(self, frame: FrameType) -> None:
         """Look at the body of the loop in `frame`, and at what it carries from round to round."""
         if self._carried is None:
             refuse_early_exits(frame)
-            self._carried = CarriedState(frame, [self, *self._known], self._ignored)
-
-    def _begin_epoch(self) -> None:
-        if self._is_in_epoch:
-            raise _left_early()
-        self._is_in_epoch = True
-        self._stop_flag.is_starting = False  # from here on, a signal ends the run after a save
-        self._loader.begin(self.epoch)
+            self._carried = self.carried_by(frame)
 
     def _rounds(self, num_steps: float) -> Iterator[Any]:
         """Yield what is left of the epoch, until `num_steps` steps were taken."""
@@ -228,28 +228,20 @@ class ExactRun(Stateful):
         before = self.position
         num_samples = len(self._loader.batches[before.step_in_epoch])
         position = before.after_step(num_samples * self._accelerator.num_processes)
-        self._move_to(position._replace(optimizer_step=before.optimizer_step + has_stepped))
+        position = position._replace(optimizer_step=before.optimizer_step + has_stepped)
+        self._activity.position = position
         self._activity.num_forwards += 1
         if self._carried is not None:
             self._carried.after_round()
         if self._is_boundary:
             self._stop_flag.poll()
             if has_stepped and self._digest_every and self.step % self._digest_every == 0:
-                self._write_row("digest", self.read_digests())
-            self._save_if(self._save_every is not None and self._is_step_due)
-
-    def _end_epoch(self, *, is_last: bool) -> None:
-        """Move to the next epoch, and save. Raises Preempted after a signal."""
-        if self._is_in_epoch:
-            raise _left_early()
-        self.is_stopped = self._is_stopping
-        if self.position.step_in_epoch >= len(self._loader.batches):
-            self._move_to(self.position.after_epoch())
-        if self._is_boundary:
-            self._stop_flag.agree()
-            self._save_if(
-                is_last or self.is_stopped or self._save_every is None or self._is_step_due
-            )
+                pieces = self.states.state_dict()
+                digests = {
+                    f"digest/{each}": digest_of(pieces[each]) for each in {*pieces} - {"loop"}
+                }
+                self._write_row("digest", digests)
+            self._save_if(self._is_step_due)
 
     @property
     def _is_step_due(self) -> bool:
@@ -268,7 +260,9 @@ class ExactRun(Stateful):
         self._stop_flag.is_save_agreed = False
         self._saved_step = self.step
         with self._activity.during("save"):
-            self.write_checkpoint(self.position)
+            pieces = self.states.state_dict()
+            if self._accelerator.is_main_process:
+                self.store(self.position, pieces)
 
     def _order_digest(self) -> Tensor:
         return torch.tensor([self._loader.digest()], device=self._accelerator.device)
@@ -277,19 +271,8 @@ class ExactRun(Stateful):
         place = (self.epoch, self.position.step_in_epoch, self._accelerator.process_index)
         seed_generators(fold_in(self._seed, *place), self._accelerator.device)
 
-    def _move_to(self, position: TrainState) -> None:
-        self.position = self._activity.position = position
-
     def _write_row(self, event: str, values: Mapping[str, Any]) -> None:
         if self._history is not None:
             epoch = self.epoch + (self.position.step_in_epoch > 0)
             place = {"event": event, "optimizer_step": self.step, "epoch": epoch}
             self._history.append({**place, **values})
-
-
-def _left_early() -> ConfigError:
-    return ConfigError(
-        "LOOP",
-        "the loop has left an epoch before its end, such as by break or return: call run.stop() "
-        "there, which ends both loops after the step",
-    )

@@ -10,11 +10,11 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from ..checkpoint.state_dict import training_state
+from ..checks.parts import check_trained
 from ..core.errors import ConfigError
-from ..core.parameters import Optimizers, parameters_of
+from ..core.parameters import Optimizers
 from ..core.registry import Registry, Stateful
 from ..training.strategy.data_parallel import settle_buckets
 from .process_buffers import ProcessBuffers
@@ -53,27 +53,9 @@ class Parts:
             )
         models = model if isinstance(model, Mapping) else {"": model}
         optimizers = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
-        for argument, kind, values in (
-            ("model", nn.Module, models.values()),
-            ("optimizer", Optimizer, optimizers.values()),
-        ):
-            for value in values:
-                if not isinstance(value, kind):
-                    raise ConfigError(
-                        "LOOP",
-                        f"{argument}= is or has a {type(value).__name__}: give a "
-                        f"{kind.__name__}, or a dict of several by name",
-                    )
+        check_trained(models, optimizers)
         unwrapped = {name: accelerator.unwrap_model(each) for name, each in models.items()}
-        module = unwrapped[""] if "" in unwrapped else nn.ModuleDict(unwrapped)
-        known = {*module.parameters()}
-        for name, each in optimizers.items():
-            if unknown := [p for p in parameters_of(each) if p not in known]:
-                raise ConfigError(
-                    "LOOP",
-                    f"the optimizer {name} has {len(unknown)} parameters that no model= has: give "
-                    "all models, as model={'generator': ..., 'critic': ...}",
-                )
+        module = unwrapped[""] if [*unwrapped] == [""] else nn.ModuleDict(unwrapped)
         for each in models.values():
             if isinstance(each, DistributedDataParallel) and not each.find_unused_parameters:
                 settle_buckets(each)
@@ -86,7 +68,7 @@ class Parts:
         inside = [
             vars(each).get("scheduler") for each in states.values() if hasattr(each, "__dict__")
         ]
-        models = [*self.module.modules(), *(each for each in self.given["models"])]
+        models = [*self.module.modules(), *self.given["models"]]
         owners = [*self.optimizers.values(), *self.given["optimizers"], *states.values()]
         return [*models, *owners, *inside, accelerator.scaler]
 

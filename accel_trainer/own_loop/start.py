@@ -20,11 +20,10 @@ from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.result import record_attempt, write_result
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.manager import Checkpointer, copy_metadata
+from ..checks.loop_body import CarriedState
 from ..checks.parts import check_states
-from ..core.digest import digest_of
 from ..core.errors import ConfigError
 from ..core.parameters import unstepped_parameters
-from ..core.registry import Pieces
 from ..core.rng import preserved_generators
 from ..core.train_state import TrainState
 from ..distributed.collectives import run_on_main
@@ -111,10 +110,9 @@ def exact_run(
         ordered = OrderedLoader(loader, seed=seed, process_index=accelerator.process_index)
         run.resources.callback(ordered.close)
         with preserved_generators(accelerator.device):
-            position = TrainState()
             if resume is not None:
-                position = TrainState.from_dict(resume.checkpoint.manifest)
-            ordered.begin(position.epoch)
+                run.activity.position = TrainState.from_dict(resume.checkpoint.manifest)
+            ordered.begin(run.activity.position.epoch)
             _check_equal_rounds(accelerator, ordered)
             header = identify(accelerator, ordered, settings, seed)
         if resume is not None:
@@ -135,44 +133,25 @@ def exact_run(
         )
         run.resources.callback(checkpointer.close)
         loop = ExactRun(
-            accelerator,
+            run,
             ordered,
             updates,
             seed=seed,
             save_every=save_every,
             digest_every=digest_every,
-            activity=run.activity,
-            stop_flag=run.stop_flag,
             history=history,
-            known=parts.known(accelerator, states),
-            ignored=ignore,
         )
-        stateful = parts.registry(accelerator, states, loop)
         unstepped = unstepped_parameters(parts.module, parts.optimizers)
-
-        def write_checkpoint(position: TrainState) -> None:
-            """Pass a checkpoint to the writer. **Collective.**"""
-            pieces = stateful.state_dict()
-            if accelerator.is_main_process:
-                checkpointer.save(position, pieces, unstepped=unstepped)
-
-        def read_digests() -> dict[str, str]:
-            states = stateful.state_dict()
-            return {f"digest/{name}": digest_of(states[name]) for name in states.keys() - {"loop"}}
-
-        loop.write_checkpoint = write_checkpoint
-        loop.read_digests = read_digests
+        loop.states = parts.registry(accelerator, states, loop)
+        loop.store = partial(checkpointer.save, unstepped=unstepped)
+        known = [loop, *parts.known(accelerator, states)]
+        loop.carried_by = partial(CarriedState, known=known, ignored=ignore)
         # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.
-        pieces = stateful.state_dict()
+        pieces = loop.states.state_dict()
         run_on_main(lambda: checkpointer.prepare(pieces, unstepped), accelerator)
         if resume is not None:
-            loop.check_order(position, resume.checkpoint.pieces["loop"]["orders"])
-
-            def load(pieces: Pieces) -> None:
-                stateful.load_state_dict(pieces)
-                loop.go_on_from(position)
-
-            resume.apply(load, parts.module)
+            loop.check_order(resume.checkpoint.pieces["loop"]["orders"])
+            resume.apply(loop.states.load_state_dict, parts.module)
         run_on_main(lambda: begin_history(history, run.folder, resume), accelerator)
         # 4. Nothing is refused any more.
         config = {

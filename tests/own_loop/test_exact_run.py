@@ -373,3 +373,11 @@ def test_samples_are_read_with_their_own_random_numbers(tmp_path: Path) -> None:
                     read.append(batch[0])
                     step(given, batch)
     assert torch.equal(torch.cat(read[:6]), torch.cat(read[6:]))
+
+
+def test_a_state_has_a_name_of_its_own(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="states= has the name 'loop'"),
+        exact_run(Accelerator(cpu=True), tmp_path, **parts(), states={"loop": Part(1)}),
+    ):
+        pass
