@@ -45,10 +45,8 @@ lint: setup ## Check style, format and types
 	@$(BIN)/mypy
 
 crash-test: setup ## Kill runs at many points, a hundred times as many as `make test`
+	@$(BIN)/python -m tests.programs --number 200 --log .programs.txt
 	@$(REPEATEDLY) -m crash $(ARGS)
-
-shard-test: setup ## Kill one of two processes at each change of the disk by a save of shards; PART=1/4: a quarter
-	@$(BIN)/python -m tests.faults.shard_kills --part $(or $(PART),1/1)
 
 # In an environment of its own, which stays: TORCH_VENV names another place for it.
 TORCH_VENV ?= .venv-torch/$(TORCH)
@@ -69,9 +67,7 @@ isa-test: setup ## Run the numeric tests as other CPUs would: every instruction 
 fuzz-test: setup ## Load damaged and hostile files, a hundred times as many as `make test`
 	@$(REPEATEDLY) -m fuzz $(ARGS)
 
-signal-test: setup ## Send every signal in every phase to every process, and kill processes, many times
-	@$(BIN)/python -m tests.faults.signals
-	@$(BIN)/python -m tests.faults.interruptions --number 200 --log .interruptions.jsonl
+signal-test: setup ## Send signals in every phase to every process, many times
 	@$(REPEATEDLY) -m signal $(ARGS)
 
 mutants: setup ## Make small mistakes in a copy, one at a time: a test must catch each
@@ -109,4 +105,4 @@ clean: ## Remove .venv and all caches, but not runs/
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test test-all test-daily lint crash-test shard-test isa-test test-torch fuzz-test signal-test mutants golden soak bench gpu docs lock clean
+.PHONY: help setup train test test-all test-daily lint crash-test isa-test test-torch fuzz-test signal-test mutants golden soak bench gpu docs lock clean

@@ -32,7 +32,7 @@ from accel_trainer import (
 from accel_trainer.callbacks.metric_logger import MetricLogger
 from accel_trainer.run import build
 from tests import processes
-from tests.faults.crash import outcome
+from tests.programs import left
 from tests.variants import NUM_THREADS
 
 NUM_CLASSES = 3
@@ -217,7 +217,7 @@ def left_by(run: Path) -> Any:
 
     A preemption adds a checkpoint, which takes the place of an older one.
     """
-    files = outcome(run)
+    files = left.left_by(run)
     newest = max(name.split("/")[1] for name in files if name.startswith("checkpoints/step-"))
     return {
         name: value
@@ -233,7 +233,7 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def rows_of(run: Path, event: str = "eval") -> list[dict[str, Any]]:
     """Return the rows of a run, without its speed."""
-    return [row for row in outcome(run).get("metrics.jsonl", []) if row["event"] == event]
+    return [row for row in left.left_by(run).get("metrics.jsonl", []) if row["event"] == event]
 
 
 def steps_of(run: Path, event: str = "eval") -> list[int]:

@@ -21,14 +21,11 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     "training/test_running.py": ("test_a_loop_that_is_left_early_is_saved_and_resumes_exactly",),
     "training/test_trainer_paths.py": ("test_a_hand_written_loop_gives_the_same_weights",),
     "faults/test_cache_in_use.py": (),
-    "faults/test_crash.py": (),
     "faults/test_dead_processes.py": (),
-    "faults/test_interruptions.py": (),
     "faults/test_little_data.py": (),
     "faults/test_moved_folder.py": (
         "test_a_moved_folder_is_not_made_again_and_the_run_resumes_where_it_is",
     ),
-    "faults/test_pack_kills.py": (),
     "faults/test_photo_damage.py": (),
     "faults/test_run_disk.py": (
         "test_no_room_for_a_checkpoint_ends_the_run_before_the_first_step",
@@ -245,7 +242,7 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_signal_in_the_start_is_no_error_of_what_it_interrupts[1:]",
     ),
     "faults/test_checkpoint_crash.py": (
-        "test_kills_at_random_times_and_again_during_the_resume_lose_nothing",
+        "test_kills_in_a_save_in_the_resume_and_again_lose_nothing",
     ),
     "faults/test_io_errors.py": ("test_an_error_at_any_change_of_a_save_is_survived[1:]",),
     "faults/test_power_loss.py": (

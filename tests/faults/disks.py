@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from accel_trainer.core import filesystem
+from accel_trainer.core.filesystem import TEMPORARY_NAME
 from accel_trainer.lab.chaos.disk import InterceptedDisk
 
 When = Literal["before", "half", "after"]
@@ -87,6 +91,34 @@ class FailingDisk(InterceptedDisk):
             act_half()
             raise OSError(self._error, os.strerror(self._error), str(path))
         return act()
+
+
+class NamingDisk(InterceptedDisk):
+    """Calls `meet` with each change: its kind, its path in `folder`, and the how manieth it is.
+
+    The thread that saves and the one that trains take turns differently in each run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def intercept(self, operation: str, path: Path, act: Any, act_half: Any, *details: Any) -> Any:
+        parts = os.path.relpath(path, self._folder).split("/")
+        key = (operation, "/".join(map(_without_owner, parts)))
+        with self._lock:
+            self._counts[key] += 1
+            named = (*key, self._counts[key])
+        return self.meet(named, act, act_half)
+
+    def meet(self, change: tuple[str, str, int], act: Any, act_half: Any) -> Any:
+        return act()
+
+
+def _without_owner(part: str) -> str:
+    """A temporary's name without the process and the time that make it unique."""
+    return re.sub(r"-\d+-\d+$", "", part) if TEMPORARY_NAME.fullmatch(part) else part
 
 
 def can_mount() -> bool:

@@ -2,14 +2,10 @@
 
 Blind mutations damage files; the hashes must catch every one, in one line. Re-hashed ones come from
 somebody who recomputes the hashes; what they then hold may be plain data or any error.
-
-    python -m tests.faults.fuzz --blind 10000 --rehashed 10000
 """
 
 from __future__ import annotations
 
-import argparse
-import logging
 import os
 import pickle
 import random
@@ -85,14 +81,6 @@ class Summary:
     max_s: float = 0.0
     rss_growth_bytes: int = 0
     problems: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.num_cases} cases, {self.num_accepted} accepted, "
-            f"{self.num_code_events} ran code, {len(self.problems)} problems, "
-            f"slowest {self.max_s * 1e3:.0f} ms, "
-            f"memory grew by {self.rss_growth_bytes / 2**20:.1f} MiB"
-        )
 
 
 class Campaign:
@@ -179,23 +167,3 @@ def _peak_memory_bytes() -> int:
         )
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blind", type=int, default=10_000)
-    parser.add_argument("--rehashed", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    logging.disable()
-    loading.RETRY_DELAYS_S = ()
-    for is_blind in (True, False):
-        num_cases = arguments.blind if is_blind else arguments.rehashed
-        summary = run_campaign(num_cases, is_blind=is_blind, seed=arguments.seed)
-        print(f"{'blind' if is_blind else 're-hashed'}: {summary}")
-        for problem in summary.problems[:5]:
-            print(f"    {problem}")
-
-
-if __name__ == "__main__":
-    main()

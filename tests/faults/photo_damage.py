@@ -1,10 +1,4 @@
-"""Damage, swap or delete photos and tables at random places: is each named, and what is not seen?
-
-    python -m tests.faults.photo_damage --number 500 --log photo_damage.jsonl
-
-The log has a line for each damage. The same command continues after the last one, and prints the
-counts.
-"""
+"""Damages, swaps or deletes photos and tables at random places: is each named, or not seen?"""
 
 from __future__ import annotations
 
@@ -13,9 +7,7 @@ import multiprocessing
 import os
 import random
 import shutil
-import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +16,7 @@ from accel_trainer.cli.main import main
 from accel_trainer.core.errors import UserError
 from accel_trainer.vision import load_photos
 from accel_trainer.vision.data.photo_decode import decode_photo
-from tests.faults.campaign import run_campaign
-from tests.faults.pack_kills import contents
+from tests.cli.test_pack import contents
 from tests.vision.make_photos import encoded, photo
 
 CLASSES = ("ant", "bee", "cow")
@@ -206,42 +197,8 @@ class Campaign:
         return "crashed" if "ended" in answer else "refused" if answer["code"] else "different"
 
 
-def as_table(results: list[dict[str, Any]]) -> str:
-    """Return the counts by layout and damage."""
-    outcomes = (
-        "named",
-        "refused",
-        "the same pixels",
-        "not seen, but at a resume",
-        "not seen",
-        "crashed",
-    )
-    counts = Counter((result["layout"], result["damage"], result["outcome"]) for result in results)
-    lines = [f"{'':<22}" + "".join(f"{name:>27}" for name in outcomes)]
-    for layout in LAYOUTS:
-        for kind in DAMAGES:
-            cells = "".join(f"{counts[layout, kind, name]:>27}" for name in outcomes)
-            lines.append(f"{layout + ', ' + kind:<22}{cells}")
-    lines.append(
-        f"{'all':<22}"
-        + "".join(f"{sum(r['outcome'] == name for r in results):>27}" for name in outcomes)
-    )
-    again = Counter(result["packed_again"] for result in results if "packed_again" in result)
-    return "\n".join([*lines, f"packed again: {dict(again)}"])
-
-
 def is_ok(result: dict[str, Any]) -> bool:
     """Return whether a start or a resume sees harmful damage, and packing again repairs it."""
     must_be_named = result["damage"] in ("cut short", "emptied") and result["outcome"] == "refused"
     is_repaired = result.get("packed_again", "whole") == "whole" or "pack.json" in result["files"]
     return result["outcome"] not in ("crashed", "not seen") and not must_be_named and is_repaired
-
-
-def command_line() -> None:
-    results = run_campaign(lambda scratch: Campaign(scratch).run_trial, number=500)
-    print(as_table(results))
-    sys.exit(not all(map(is_ok, results)))
-
-
-if __name__ == "__main__":
-    command_line()

@@ -3,21 +3,16 @@
 A program trains three runs: folds, the trials of a search that tries the next one after an error,
 or models of several sizes. In the second one it gets a signal at some place; the same program,
 started again, must end with the results of one that got none.
-
-    python -m tests.faults.several_runs [--num 60] [--seed 0]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import signal
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,36 +242,3 @@ def run_whole(folder: Path, kind: str, num_processes: int) -> dict[str, bytes]:
     arguments = (folder, kind, None)
     processes.run(program, *arguments, num_processes=num_processes, folder=folder / "logs")
     return left(folder)
-
-
-def run_cases(cases: list[Case], say: Callable[[str], None] = print) -> int:
-    """Run the cases and say how each ended; return how many failed."""
-    num_failed = 0
-    with tempfile.TemporaryDirectory() as scratch:
-        whole: dict[tuple[str, int], dict[str, bytes]] = {}
-        for number, case in enumerate(cases):
-            key = (case.kind, case.num_processes)
-            if key not in whole:
-                whole[key] = run_whole(Path(scratch, f"whole-{'-'.join(map(str, key))}"), *key)
-            try:
-                how = run_case(case, Path(scratch, str(number)), whole[key])
-            except AssertionError as error:
-                num_failed += 1
-                how = f"FAILED: {error}"
-            say(f"{number + 1:3} {case!s:40} {how}")
-    return num_failed
-
-
-def command_line() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--num", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    draw = random.Random(options.seed)
-    num_failed = run_cases([any_case(draw) for _ in range(options.num)])
-    print(f"{options.num - num_failed} of {options.num} cases passed")
-    sys.exit(1 if num_failed else 0)
-
-
-if __name__ == "__main__":
-    command_line()

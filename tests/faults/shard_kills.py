@@ -1,16 +1,10 @@
-"""Kills one of several processes at each disk change of a sharded save, and starts again.
-
-python -m tests.faults.shard_kills --part 1/4
-"""
+"""Kills one of several processes at each disk change of a sharded save, and starts again."""
 
 from __future__ import annotations
 
-import argparse
-import logging
 import os
 import re
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -118,31 +112,3 @@ def run_kills(folder: Path, kills: Sequence[Kill], num_processes: int = 2) -> Ta
         tally.committed[phase] += name_at(steps[-1]) > newest or len(acknowledged) > 1
         shutil.rmtree(logs)
     return tally
-
-
-def as_table(tally: Tally) -> str:
-    """Return a row per phase: kills, and how often the checkpoint of that save was committed."""
-    rows = [f"{'killed':40} {'kills':>6} {'committed':>10}"]
-    rows += [
-        f"{phase:40} {count:6} {tally.committed[phase]:10}" for phase, count in tally.kills.items()
-    ]
-    return "\n".join([*rows, f"{'all':40} {tally.kills.total():6} {tally.committed.total():10}"])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", default="1/1", help="which of how many parts of the campaign")
-    part, num_parts = map(int, parser.parse_args().part.split("/"))
-    logging.disable()
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
-        folder = Path(scratch, "run")
-        folder.mkdir()
-        tally = run_kills(folder, ALL_KILLS[part - 1 :: num_parts])
-    print(as_table(tally))
-    print("\n".join(tally.problems) or "nothing was lost")
-    raise SystemExit(1 if tally.problems else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -25,8 +25,8 @@ from accel_trainer.cli.recipe.main import main
 from accel_trainer.core.errors import ExitCode
 from accel_trainer.run.config import RecipeConfig
 from tests import processes, workload
-from tests.faults.crash import NamingDisk, Operation, outcome
-from tests.faults.disks import installed
+from tests.faults.disks import NamingDisk, installed
+from tests.programs.left import left_by
 
 
 class AtStep(Callback):
@@ -92,12 +92,12 @@ def train(folder: Path) -> None:
 class FailingAt(NamingDisk):
     """A disk that is full for one change."""
 
-    def __init__(self, folder: Path, failing: Operation) -> None:
+    def __init__(self, folder: Path, failing: tuple[str, str, int]) -> None:
         super().__init__(folder)
         self._failing = failing
 
-    def meet(self, operation: Operation, act: Any, act_half: Any) -> Any:
-        if operation != self._failing:
+    def meet(self, change: tuple[str, str, int], act: Any, act_half: Any) -> Any:
+        if change != self._failing:
             return act()
         act_half()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -124,10 +124,10 @@ def test_a_disk_that_is_full_for_a_moment_costs_a_warning_and_no_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = tmp_path / "starved"
-    with installed(FailingAt(folder, Operation(kind, path, nth))):
+    with installed(FailingAt(folder, (kind, path, nth))):
         assert workload.train(workload.make_config(folder)).state == "done"
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == num_warnings
-    assert outcome(folder) == outcome(whole)
+    assert left_by(folder) == left_by(whole)
 
 
 def test_a_folder_reached_by_a_symlink_is_resolved_once_and_shown(

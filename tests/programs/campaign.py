@@ -10,10 +10,14 @@ import signal
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from accel_trainer import ExitCode, RecipeConfig, main
-from accel_trainer.core.errors import shortened
+from accel_trainer.checkpoint.format import decode_files, read_files
+from accel_trainer.checkpoint.manager import Checkpointer
+from accel_trainer.core.errors import CheckpointError, shortened
 from tests import processes
+from tests.faults.tiny_run import whole
 
 from .faults import Fault, reset_signals
 from .left import differences, left_by
@@ -32,11 +36,47 @@ def train(program: Program, folder: Path, fault: Fault | None) -> None:
     # torch's, of noise on shards
     warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")
     draft = program.draft(folder)
+    note_acknowledged(_acknowledged_by(folder))
     os.environ.update(draft.variables)
     if fault is None:
         main(lambda _: draft.train(), RecipeConfig, description="", argv=["--quiet"])
     with fault.installed():
         main(lambda _: draft.train(), RecipeConfig, description="", argv=["--quiet"])
+
+
+def note_acknowledged(notes: Path) -> None:
+    """Write down the name of each checkpoint once the run says that it is saved."""
+    notes.parent.mkdir(parents=True, exist_ok=True)
+    record = Checkpointer.record_best
+
+    def noting(self: Checkpointer, best: Any, *, saved: str | None = None) -> None:
+        if saved is not None:
+            with notes.open("a") as file:
+                file.write(saved + "\n")
+        record(self, best, saved=saved)
+
+    Checkpointer.record_best = noting  # type: ignore[method-assign]
+
+
+def _acknowledged_by(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-acknowledged") / "names"
+
+
+def lost(folder: Path) -> str | None:
+    """Return the newest acknowledged checkpoint, if neither it nor a newer one is whole."""
+    notes = _acknowledged_by(folder)
+    newest = max(notes.read_text().split()) if notes.exists() else ""
+    names = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+    found = (path for name in names if _is_whole(path := folder / "checkpoints" / name))
+    return None if max((path.name for path in found), default="") >= newest else newest
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        whole(decode_files(read_files(path), path).pieces)
+    except CheckpointError:
+        return False
+    return True
 
 
 @dataclass
@@ -84,8 +124,7 @@ class _Runner:
 def try_program(program: Program, scratch: Path) -> Outcome:
     """Run a program whole, and killed and resumed; compare."""
     outcome = Outcome(program)
-    runner = _Runner(program, scratch)
-    codes, said = runner.attempt("whole", None, 0)
+    codes, said = _Runner(program, scratch).attempt("whole", None, 0)
     error = re.search(r"error\[(\w+)\]", said)
     outcome.refused = error[1] if error and any(codes) else None
     if outcome.refused != program.refusal:
@@ -93,8 +132,15 @@ def try_program(program: Program, scratch: Path) -> Outcome:
         outcome.wrong.append(f"{outcome.refused} in place of {expected}: {_short(said)}")
     elif outcome.refused is None and (any(codes) or said):
         outcome.wrong.append(f"ended with {codes} and said: {_short(said)}")
-    if outcome.wrong or outcome.refused:
-        return outcome
+    return outcome if outcome.wrong or outcome.refused else interrupted(program, scratch)
+
+
+def interrupted(program: Program, scratch: Path) -> Outcome:
+    """Run a program killed and resumed; compare with what it has left whole in `scratch`."""
+    for earlier in scratch.glob("killed*"):
+        shutil.rmtree(earlier)
+    outcome = Outcome(program)
+    runner = _Runner(program, scratch)
     for number, fault in enumerate((*program.faults, None)):
         codes, said = runner.attempt("killed", fault, number)
         was_killed = -signal.SIGKILL in codes
@@ -104,9 +150,12 @@ def try_program(program: Program, scratch: Path) -> Outcome:
         is_bad = any(codes) if fault is not None else any(codes) or said
         if is_bad and not (fault and (was_killed or was_preempted)):
             outcome.wrong.append(f"attempt {number} ended with {codes} and said: {_short(said)}")
+        if name := lost(scratch / "killed"):
+            outcome.wrong.append(f"after attempt {number}, the acknowledged {name} is lost")
+        if outcome.wrong:
             return outcome
-    whole, killed = (left_by(scratch / name) for name in ("whole", "killed"))
-    outcome.wrong += differences(whole, killed, keeps_all=program.keeps_all)
+    left = (left_by(scratch / name) for name in ("whole", "killed"))
+    outcome.wrong += differences(*left, keeps_all=program.keeps_all)
     return outcome
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from accel_trainer import (
     Batch,
+    ConfusionMatrix,
     DatasetOptions,
     MeanLoss,
     Position,
@@ -23,6 +24,7 @@ from accel_trainer import (
     TopKAccuracy,
     WholeSetMetric,
 )
+from accel_trainer.core.filesystem import write_file_atomic
 
 from .draft import NUM_STEPS, NUM_TRAIN, Draft
 from .models import NUM_CLASSES, NUM_FEATURES
@@ -142,6 +144,20 @@ def balanced(draft: Draft) -> None:
     draft.set("batch", order="balanced", drop_last=True)
 
 
+def stored(draft: Draft) -> None:
+    dataset(draft)
+    draft.set("batch", order="stored", drop_last=True)
+
+
+def left_out(draft: Draft) -> None:
+    dataset(draft)
+    folder = draft.config.run.output_dir
+    assert folder is not None
+    names = folder.parent / "left-out.txt"
+    write_file_atomic(names, b"0\n7  # a comment\n30\n")
+    draft.set("batch", leave_out=names)
+
+
 def weighted(draft: Draft) -> None:
     dataset(draft)
     draft.options = DatasetOptions(weights=1 + torch.arange(NUM_TRAIN) % 4)
@@ -159,6 +175,8 @@ DATA: dict[str, Callable[[Draft], None]] = {
     "stream that seeks": stream_that_seeks,
     "endless stream": endless_stream,
     "balanced": balanced,
+    "stored": stored,
+    "some left out": left_out,
     "weighted": weighted,
     "own loader": own_loader,
 }
@@ -230,7 +248,7 @@ def two_sets_and_test(draft: Draft) -> None:
 def own_metrics(draft: Draft) -> None:
     one_set(draft)
     whole = WholeSetMetric(spread, num_outputs=NUM_CLASSES, higher_is_better={})
-    draft.metrics = [MeanLoss(), TopKAccuracy(), Margin(), whole]
+    draft.metrics = [MeanLoss(), TopKAccuracy(), Margin(), ConfusionMatrix(NUM_CLASSES), whole]
 
 
 def by_reader(draft: Draft) -> None:

@@ -6,30 +6,44 @@ import itertools
 import os
 import random
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from accel_trainer import Trainer
+from torch.utils.data import get_worker_info
+
+from accel_trainer import MeanLoss, Trainer
 from accel_trainer.callbacks.export import Exporter
 from accel_trainer.callbacks.result import ResultWriter
 from accel_trainer.checkpoint import manager, retention
+from accel_trainer.core.platform import RUN_SIGNALS
+from accel_trainer.run import build
 from accel_trainer.training import trainer
+from accel_trainer.training.log import Log
 from tests.faults.disks import KillingDisk, When, installed
+
+from . import draft
+from .data import Points
 
 # By name: the call before which the signal comes, and the largest number of it that is drawn.
 MOMENTS: dict[str, tuple[Any, str, int]] = {
+    "start": (draft, "build_trainer", 1),
+    "data": (Points, "__getitem__", 150),
     "gradients": (Trainer, "compute_gradients", 6),
     "update": (Trainer, "apply_gradients", 6),
     "evaluation": (trainer, "run_evaluation", 2),
+    "evaluated batch": (MeanLoss, "update", 12),
+    "picture": (Log, "picture", 3),
     "save": (manager, "write_checkpoint", 2),
     "best": (retention, "update_best", 2),
+    "test": (build, "load_best_weights", 1),
     "export": (Exporter, "on_fit_end", 1),
     "result": (ResultWriter, "on_fit_end", 1),
 }
-AT_THE_END = ("export", "result")
+# Half of them are kills; a second one comes when the save begins that the first one asks for.
+SIGNALS = ("KILL",) * 6 + ("TERM", "INT", "USR1", "HUP", "USR2", "TERM KILL", "USR2 KILL")
+AT_THE_END = ("test", "export", "result")
 OF_MAIN = ("save", "best", "disk", *AT_THE_END)
 NUM_CHANGES = 80  # of the disk, that an attempt makes, about
 
@@ -58,7 +72,16 @@ class Fault:
         return nullcontext()
 
     def send(self) -> None:
-        os.kill(os.getpid(), getattr(signal, f"SIG{self.signal}"))
+        if get_worker_info() is not None:
+            return  # it is for a process that trains
+        first, *second = self.signal.split()
+        if second:
+            act_in_call(manager, "write_checkpoint", 1, lambda: _send(*second))
+        _send(first)
+
+
+def _send(name: str) -> None:
+    os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
 
 
 def as_python(value: Any) -> str:
@@ -83,7 +106,7 @@ def draw_fault(chosen: random.Random, num_processes: int) -> Fault:
         when: When = chosen.choice(("before", "half", "half", "after"))
         return Fault(moment, chosen.randrange(NUM_CHANGES), rank=rank, when=when)
     number = chosen.randint(1, MOMENTS[moment][2])
-    return Fault(moment, number, chosen.choice(("KILL", "KILL", "TERM")), rank)
+    return Fault(moment, number, chosen.choice(SIGNALS), rank)
 
 
 def act_in_call(owner: Any, name: str, number: int, act: Callable[[], None]) -> None:
@@ -101,6 +124,5 @@ def act_in_call(owner: Any, name: str, number: int, act: Callable[[], None]) -> 
 
 def reset_signals() -> None:
     """Let signals end this process as usual: a background job may ignore some."""
-    for name in ("TERM", "USR2", "INT"):
-        if sys.platform != "win32":
-            signal.signal(getattr(signal, f"SIG{name}"), signal.SIG_DFL)
+    for number in RUN_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)

@@ -132,24 +132,49 @@ def folding() -> Net:
 
 
 class Centred(nn.Module):
-    """Subtracts a running mean, in a buffer that each forward assigns, and counts the forwards."""
+    """Subtracts a running mean, in a buffer that each forward assigns, and counts.
+
+    It counts the forwards, and how often each feature is positive.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(NUM_FEATURES, WIDTH)
         self.register_buffer("mean", torch.zeros(WIDTH))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.register_buffer("positive", torch.zeros(WIDTH, dtype=torch.long))
 
     def forward(self, inputs: Tensor) -> Tensor:
         features = self.layer(inputs)
         if self.training and len(inputs):
             self.mean = self.mean.lerp(features.detach().float().mean(0), 0.1)
             self.count += 1
-        return F.tanh(features - self.mean)
+            self.positive += (features > 0).sum(0)
+        return F.tanh(features - self.mean + self.positive / 1000)
 
 
-def buffers() -> Net:
-    return Net(Centred())
+class OddWeights(nn.Module):
+    """Weights that are slices, expanded, in half precision and without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sliced = nn.Parameter((torch.randn(WIDTH, 48) / 3)[:, :NUM_FEATURES])
+        self.expanded = nn.Parameter(torch.zeros(1).expand(WIDTH))
+        self.coarse = nn.Parameter(torch.ones(WIDTH, dtype=torch.bfloat16))
+        self.empty = nn.Parameter(torch.ones(0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        features = F.relu(inputs @ self.sliced.T + self.expanded)
+        return features * self.coarse.float() + self.empty.sum()
+
+
+class CentredNet(Net):
+    """A net whose counts of samples add up over processes; its counts of forwards do not."""
+
+    summed_buffers = ("body.positive",)
+
+    def __init__(self) -> None:
+        super().__init__(Centred())
 
 
 def momentum(draft: Draft) -> None:
@@ -173,5 +198,6 @@ MODELS: dict[str, Callable[[Draft], None]] = {
     "momentum encoder": momentum,
     "tied": _with(TiedNet),
     "folding": _with(folding),
-    "buffers": _with(buffers),
+    "buffers": _with(CentredNet),
+    "odd weights": _with(lambda: Net(OddWeights())),
 }

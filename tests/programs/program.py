@@ -97,6 +97,8 @@ class Program:
 
 
 REFUSALS: list[tuple[str, Callable[[Program], bool]]] = [
+    # docs/step.md
+    ("BATCH_SIZE", lambda each: each.task == "pairs" and _accumulates(each)),
     # docs/fsdp.md
     ("FSDP", lambda each: bool(SHARDED & {*each.settings}) and _needs_whole_weights(each)),
 ]
@@ -108,6 +110,10 @@ def _needs_whole_weights(program: Program) -> bool:
     )
 
 
+def _accumulates(program: Program) -> bool:
+    return bool({"accumulation", "exact"} & {*program.settings})
+
+
 def draw(seed: int) -> Program:
     """Return the program of a seed."""
     chosen = random.Random(seed)
@@ -116,6 +122,8 @@ def draw(seed: int) -> Program:
         kind: _some(chosen, [*parts], most=4 if kind == "settings" else 2)
         for kind, parts in SOME_OF.items()
     }
+    if parts["model"] == "odd weights":  # torch shards no weights of several dtypes
+        some["settings"] = tuple(name for name in some["settings"] if name not in SHARDED)
     settings = {*some["settings"]}
     processes = chosen.choice([(1,), (2,)])
     if "exact" in settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.variants import slow_but
 
-from .campaign import tried
+from .campaign import interrupted, tried, try_program
 from .faults import Fault
 from .mistakes import MISTAKES
 from .program import Program, draw
@@ -46,6 +47,25 @@ def test_a_program_that_once_fell_leaves_the_bytes_of_an_unkilled_one(
 ) -> None:
     outcome = tried(program, tmp_path / "program")
     assert not outcome.wrong, str(outcome)
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+@pytest.mark.timeout(3600)
+def test_a_kill_at_any_change_of_the_disk_leaves_the_same_bytes(
+    tmp_path: Path, effort: int
+) -> None:
+    settings = ("average", "clipping", "accumulation", "patience", "few checkpoints")
+    program = Program(model="norms", data="workers", observers=("watches",), settings=settings)
+    assert not try_program(program, tmp_path).wrong
+    changes = itertools.count(1, max(1, 40 // effort))
+    for at, when in zip(changes, itertools.cycle(("before", "half", "after")), strict=False):
+        killed = replace(program, faults=(Fault("disk", at, when=when),))
+        outcome = interrupted(killed, tmp_path)
+        assert not outcome.wrong, f"{outcome} {outcome.program}"
+        if outcome.num_kills == 0:
+            break  # the run makes no more changes
+    assert at > 200
 
 
 @pytest.mark.slow

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -14,6 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from accel_trainer import (
     Batch,
     Callback,
+    ClassificationConfig,
     ClassificationTask,
     Gradients,
     MeanLoss,
@@ -24,7 +27,9 @@ from accel_trainer import (
     StepOutput,
     StepReport,
     Trainer,
+    gather_with_gradient,
 )
+from accel_trainer.vision import to_png
 from tests.checkpoint.sharded_run import KINDS
 
 from .draft import Draft
@@ -81,8 +86,36 @@ class Noisy:
         return StepOutput(F.cross_entropy(logits, batch.targets, reduction="none"), logits)
 
 
+class Pairs:
+    """Lets two noisy views of a sample find each other among those of all samples of a step."""
+
+    couples_batch: Any = "gathered"
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        views = batch.inputs.repeat(2, 1)
+        outputs = model(views + 0.2 * torch.randn_like(views))
+        mine, others = F.normalize(outputs, dim=1).chunk(2)
+        accelerator = Accelerator()
+        everyone = gather_with_gradient(others, accelerator)
+        everyones_ids = gather_with_gradient(batch.sample_ids, accelerator)
+        places = (batch.sample_ids[:, None] == everyones_ids).int().argmax(1)
+        losses = F.cross_entropy(mine @ everyone.T / 0.2, places, reduction="none")
+        return StepOutput(losses, outputs.chunk(2)[0])
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        outputs = model(batch.inputs)
+        return StepOutput(outputs.square().mean(1), outputs)
+
+
+def weighted_classes(draft: Draft) -> None:
+    config = ClassificationConfig(label_smoothing=0.1, class_weights="balanced")
+    draft.task = ClassificationTask(config, class_counts=torch.tensor([15, 30, 27]))
+
+
 TASKS: dict[str, Part] = {
     "classes": lambda draft: setattr(draft, "task", ClassificationTask()),
+    "weighted classes": weighted_classes,
+    "pairs": lambda draft: setattr(draft, "task", Pairs()),
     "curriculum": lambda draft: setattr(draft, "task", Curriculum()),
     "items": lambda draft: setattr(draft, "task", Items()),
     "only a mean": lambda draft: setattr(draft, "task", OnlyMean()),
@@ -162,6 +195,26 @@ class ScheduleFree(Optimizer):
                         mean.copy_(kept)
 
 
+class Counting(SGD):
+    """Its rate depends on a number that only `state_dict` shows."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.count = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.count += 1
+        self.param_groups[0]["lr"] = 0.1 / self.count
+        super().step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "count": self.count, "seen": {"counts": [self.count]}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.count = state["count"]
+
+
 def trained(module: nn.Module) -> list[nn.Parameter]:
     return [each for each in module.parameters() if each.requires_grad]
 
@@ -210,6 +263,7 @@ OPTIMIZERS: dict[str, Part] = {
     "sgd": by_name("sgd", 0.05),
     "adamw": by_name("adamw", 0.02),
     "RMSprop": by_name("RMSprop", 0.005),
+    "counting": own(lambda model: Counting(trained(model))),
     "odd form": own(lambda model: OddForm(trained(model))),
     "schedule-free": schedule_free,
     "two rates": own(two_rates),
@@ -525,7 +579,7 @@ class Count(Callback):
 
 
 class Watch(Callback):
-    """Logs gradients and weights, and keeps the mean of the gradients' norms."""
+    """Logs gradients, weights and pictures, and keeps the mean of the gradients' norms."""
 
     def __init__(self) -> None:
         self.mean = torch.zeros(())
@@ -540,7 +594,9 @@ class Watch(Callback):
         head = whole(trainer.model.head.weight)
         if report.optimizer_step % 2:
             trainer.log.histogram("head", head)
-        trainer.log("gradients/mean", self.mean)
+        trainer.log("gradients/mean", self.mean if report.optimizer_step % 5 else math.inf)
+        if report.optimizer_step % 3 == 0:
+            trainer.log.picture("head", to_png(head.sigmoid()[None]))
 
     def state_dict(self) -> dict[str, Any]:
         return {"mean": self.mean}
@@ -550,12 +606,16 @@ class Watch(Callback):
 
 
 class Ask(Callback):
-    """Asks for saves, and notes the steps in the metadata."""
+    """Asks for saves, and notes the steps in the metadata, which are another on each process."""
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         if report.optimizer_step % 4 == 1 and trainer.accelerator.is_last_process:
             trainer.request_save()
         trainer.metadata["steps"].append(report.optimizer_step)
+        if report.optimizer_step % 2:
+            trainer.metadata["process"] = trainer.accelerator.process_index
+        else:
+            trainer.metadata.pop("process", None)
 
 
 class StopAfter(Callback):
@@ -627,6 +687,7 @@ SETTINGS: dict[str, Part] = {
     "digests": lambda draft: draft.set("trainer", digest_every_n_steps=3),
     "skips NaN": skips_nan,
     "often evaluated": lambda draft: draft.set("trainer", evaluate_every="2steps"),
+    "parts of epochs": lambda draft: draft.set("trainer", evaluate_every="0.5epochs", max_steps=7),
     "patience": lambda draft: draft.set("trainer", evaluate_every="2steps", patience=2),
     "few checkpoints": lambda draft: draft.set("checkpoint", every_n_steps=1, keep_last_n=2),
 }
