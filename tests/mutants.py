@@ -1728,10 +1728,10 @@ MUTANTS = [
     ),
     Mutant(
         "the file of an evaluation has single numbers too",
-        "accel_trainer/training/evaluation/evaluation_file.py",
+        "accel_trainer/callbacks/evaluation_file.py",
         "return isinstance(value, list | dict | Tensor)",
         "return True",
-        ("tests/training/evaluation/test_evaluation_file.py",),
+        ("tests/callbacks/test_evaluation_file.py",),
     ),
     Mutant(
         "a metric of torchmetrics adds up all batches so far",

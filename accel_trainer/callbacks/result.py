@@ -1,4 +1,4 @@
-"""Records a run's attempts in `attempts.jsonl`, and how the last one ended in `result.json`."""
+"""Records attempts in `attempts.jsonl`, the last end in `result.json`, and details beside it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..core.run_dir import writes_to
 from ..distributed.machine import peak_memory_bytes
 from ..fault_tolerance.activity import Activity
 from ..training.callback import Callback, RunResult, TrainerView
-from ..training.evaluation.evaluation_file import EVALUATION_FILE, as_tensor_if_long
+from .evaluation_file import EVALUATION_FILE, as_tensor_if_long, write_details
 from .metric_logger import MetricLogger
 from .metrics_file import MetricsFile, Row, without_nan
 
@@ -30,7 +30,7 @@ _MAX_RESULT_BYTES = 2**26
 class ResultWriter(Callback):
     """Appends a row to `attempts.jsonl` at each start and orderly end, and writes `result.json`.
 
-    For the main process.
+    For the main process. The details of an evaluation go to their file.
 
     A `start` row with no `end` row means that the attempt was killed. An `end` row has the seconds
     of each phase, `phase_s`. No checkpoint holds these rows, since what is trained does not depend
@@ -51,6 +51,10 @@ class ResultWriter(Callback):
         """Record the start, unless there is nothing left to train."""
         self._is_attempt = not trainer.is_finished
         self._append("start", trainer, {"num_processes": trainer.accelerator.num_processes})
+
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+        """Replace the details by those of this evaluation."""
+        write_details(self.folder, metrics, optimizer_step=trainer.state.optimizer_step)
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Record how it ended."""

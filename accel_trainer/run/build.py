@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..callbacks.console import say
+from ..callbacks.evaluation_file import add_details
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.onnx import OnnxExport
 from ..checkpoint.frozen import marks_of
@@ -54,6 +55,7 @@ from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
 from ..core.module_order import take_order
 from ..core.parameters import named_parts, unstepped_parameters
+from ..core.registry import Pieces
 from ..core.tensor_memory import copy_model
 from ..core.types import Loader, Metric, Task
 from ..data.loader import DEFAULT_OPTIONS, DatasetOptions
@@ -541,7 +543,14 @@ def _frozen_so_far(run: Run, trainer: Trainer) -> set[str]:
 def _continue(run: Run, trainer: Trainer, history: MetricsFile | None) -> None:
     """Apply what the run continues from, or begin a new run. **Collective.**"""
     if run.resume is not None:
-        run.resume.apply(partial(trainer.restore, changes=run.resume.changes), trainer.model)
+        resume = run.resume
+
+        def restore(pieces: Pieces) -> None:
+            if run.accelerator.is_main_process:
+                add_details(pieces, run.folder)
+            trainer.restore(pieces, changes=resume.changes)
+
+        resume.apply(restore, trainer.model)
         trainer.metadata.update(run.resume.checkpoint.manifest.get("metadata", {}))
     run_on_main(lambda: begin_history(history, run.folder, run.resume), run.accelerator)
 

@@ -33,6 +33,11 @@ def plain_values(values: Any, source: str = "compute") -> dict[str, Any]:
     return {str(name): _plain(value, str(name)) for name, value in values.items()}
 
 
+def is_detail(value: Any) -> bool:
+    """Whether a value is more than a single number or text: no checkpoint stores it."""
+    return isinstance(value, list | dict | Tensor)
+
+
 def _plain(value: Any, name: str) -> Any:
     if isinstance(value, Tensor) and value.numel() > _MAX_LISTED_NUMBERS:
         return value.detach().cpu().contiguous()

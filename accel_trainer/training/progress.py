@@ -15,7 +15,7 @@ from ..fault_tolerance.preemption import Stop
 from .callback import RunResult
 from .config import RESTARTS_EPOCH, TrainerConfig
 from .evaluation.evaluation import TEST, Evaluation, check_monitored, groups_of
-from .evaluation.evaluation_file import is_detail
+from .plain_values import is_detail
 
 EVALUATION = "evaluation data"
 """Stands among the settings that were changed for data whose numbers cannot be compared."""

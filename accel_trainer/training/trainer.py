@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from .evaluation.evaluation import (
     nonfinite_loss,
     run_evaluation,
 )
-from .evaluation.evaluation_file import read_details, write_details
 from .inspector import Inspector
 from .log import Log
 from .loop_state import LoopState
@@ -409,10 +408,6 @@ class Trainer:
                     "the checkpoint has %s, which this run does not have: it is lost", name
                 )
             self._callback_runner.warn_of_lost(pieces["trainer"]["callbacks"])
-            with suppress(OSError, ValueError):
-                step, details = read_details(self._run_folder)
-                if step == self._progress.evaluated_step:  # the file is of the last evaluation
-                    self._progress.metrics = {**details, **self._progress.metrics}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run, as references to live tensors. **Collective. Host sync.**"""
@@ -567,7 +562,6 @@ class Trainer:
                 self._save()
             raise
         if self.accelerator.is_main_process:
-            write_details(self._run_folder, metrics, optimizer_step=position.optimizer_step)
             if found := nonfinite_loss(metrics):
                 _logger.warning(
                     "%s at step %d: lower the learning rate", found, position.optimizer_step

@@ -27,6 +27,7 @@ import yaml
 from matplotlib.axes import Axes
 from PIL import Image
 
+from accel_trainer.callbacks.evaluation_file import EVALUATION_FILE
 from accel_trainer.cli.main import main as door
 from accel_trainer.cli.report.charts import (
     draw_calibration,
@@ -42,7 +43,6 @@ from accel_trainer.cli.report.report import render
 from accel_trainer.cli.runs.confusion import Confusion, read_confusion
 from accel_trainer.cli.runs.run_reader import RunReader, read_run
 from accel_trainer.cli.share.evaluate import load_model
-from accel_trainer.training.evaluation.evaluation_file import EVALUATION_FILE
 from accel_trainer.vision import load_images
 from tests.browser import browser, needs_chromium
 from tests.cli.conftest import run_command

@@ -8,8 +8,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...callbacks.evaluation_file import read_details
 from ...core.json_files import read_json_object
-from ...training.evaluation.evaluation_file import read_details
 from ..runs.confusion import Confusion, read_confusion
 from ..runs.metric_groups import preferred_groups
 from ..runs.run_reader import RunReader

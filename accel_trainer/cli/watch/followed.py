@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...callbacks.evaluation_file import EVALUATION_FILE
 from ...core.errors import ConfigError, OutputError
 from ...core.filesystem import stamp_of
-from ...training.evaluation.evaluation_file import EVALUATION_FILE
 from ...vision.mistakes import MISTAKES_FILE
 from ..report.by_itself import Fault, fault_of
 from ..runs.run_reader import MetricsReader, RunReader, is_run, read_run

@@ -19,8 +19,7 @@ from ...core.types import START, Position
 from ...core.user_code import PartFailed
 from ...distributed.collectives import broadcast_from_main, run_on_main
 from ...fault_tolerance.preemption import StopFlag
-from ..plain_values import plain_values
-from .evaluation_file import is_detail
+from ..plain_values import is_detail, plain_values
 
 TEST = "test"
 """The name of the evaluation on the test set, once, at the end; the others begin with `eval`."""

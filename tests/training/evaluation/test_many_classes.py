@@ -29,13 +29,13 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
+from accel_trainer.callbacks.evaluation_file import EVALUATION_FILE, read_details
 from accel_trainer.cli.main import main as command_line
 from accel_trainer.core.errors import DataError
 from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.data.loader import EvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.training.evaluation.evaluation import run_evaluation
-from accel_trainer.training.evaluation.evaluation_file import EVALUATION_FILE, read_details
 from accel_trainer.training.evaluation.evaluator import Evaluator
 from accel_trainer.training.plain_values import plain_values
 

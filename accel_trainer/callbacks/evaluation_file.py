@@ -10,34 +10,31 @@ import json
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ...checkpoint.serialization import (
+from ..checkpoint.serialization import (
     decode,
     encode,
     pack_tensors,
     unpack_metadata,
     unpack_tensors,
 )
-from ...core import filesystem
-from ...core.errors import CheckpointError
-from ...core.guards import check_not_moved
+from ..core import filesystem
+from ..core.errors import CheckpointError
+from ..core.guards import check_not_moved
+from ..core.registry import Pieces
+from ..training.plain_values import is_detail
 
 EVALUATION_FILE = "evaluation.safetensors"
 _MAX_BYTES = 2**32
 _MAX_LISTED_NUMBERS = 4_096
 
 _logger = logging.getLogger(__name__)
-
-
-def is_detail(value: Any) -> bool:
-    """Whether a result is stored in the file: anything but a single number or text."""
-    return isinstance(value, list | dict | Tensor)
 
 
 def as_tensor_if_long(value: Any) -> Any:
@@ -92,3 +89,12 @@ def read_details(folder: Path) -> tuple[int, dict[str, Any]]:
         raise ValueError(
             f"{EVALUATION_FILE} is damaged ({type(error).__name__}: {error})"
         ) from None
+
+
+def add_details(pieces: Pieces, folder: Path) -> None:
+    """Add the details in `folder` to a checkpoint's `pieces` if both are of one evaluation."""
+    loop = pieces.get("trainer", {})
+    with suppress(OSError, ValueError):
+        step, details = read_details(folder)
+        if step == loop.get("evaluated_step"):
+            loop["metrics"] = {**details, **loop["metrics"]}

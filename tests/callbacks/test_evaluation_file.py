@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_trainer.core import filesystem
-from accel_trainer.training.evaluation.evaluation_file import (
+from accel_trainer.callbacks.evaluation_file import (
     EVALUATION_FILE,
     as_tensor_if_long,
-    is_detail,
     read_details,
     write_details,
 )
+from accel_trainer.core import filesystem
+from accel_trainer.training.plain_values import is_detail
 
 
 def test_details_of_an_evaluation_are_read_back_with_their_step(tmp_path: Path) -> None:
