@@ -16,9 +16,9 @@ from ..checkpoint.loading import load_checkpoint
 from ..checkpoint.sharded import load_whole, stream_tensors
 from ..core import filesystem
 from ..core.errors import CheckpointError
+from ..core.filesystem import writes_to
 from ..core.json_files import read_json_object, write_json
 from ..core.rng import preserved_generators
-from ..core.run_dir import writes_to
 from ..core.train_state import BestCheckpoint, TrainState, Weights, checkpoint_name
 from ..core.user_code import describe_error
 from ..training.callback import Callback, RunResult, TrainerView

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..core.digest import samples_digest
 from ..core.errors import ConfigError, DataError
+from ..core.filesystem import writes_to
 from ..core.history import is_number
-from ..core.run_dir import writes_to
 from ..core.types import StepReport
 from ..distributed.machine import peak_memory_bytes
 from ..fault_tolerance.activity import Activity

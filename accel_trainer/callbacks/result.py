@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from ..core import filesystem
+from ..core.filesystem import writes_to
 from ..core.json_files import read_json_object
-from ..core.run_dir import writes_to
 from ..distributed.machine import peak_memory_bytes
 from ..fault_tolerance.activity import Activity
 from ..training.callback import Callback, RunResult, TrainerView

@@ -15,9 +15,10 @@ import torch
 
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError, DivergedError
+from ..core.filesystem import writes_to
 from ..core.json_files import dump_json, parse_json
 from ..core.registry import WEIGHTS, Pieces
-from ..core.run_dir import free_bytes, writes_to
+from ..core.run_dir import free_bytes
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.wording import counted
 from ..distributed.collectives import SINGLE_PROCESS, Peers

@@ -48,11 +48,12 @@ from ..core import filesystem
 from ..core.config import config_values
 from ..core.digest import digest_of, flatten
 from ..core.errors import shortened
+from ..core.filesystem import writes_to
 from ..core.history import is_number
 from ..core.json_files import read_json_object
 from ..core.parameters import named_parts
 from ..core.rng import epoch_permutation
-from ..core.run_dir import prepare_directory, run_lock, writes_to
+from ..core.run_dir import prepare_directory, run_lock
 from ..core.wording import counted
 from ..distributed.accelerator import uses_cpu
 from ..distributed.machine import available_cpus

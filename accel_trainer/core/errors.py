@@ -163,3 +163,11 @@ class ProcessError(UserError):
         super().__init__(code, message, rank, exit_code)
         self.rank = rank
         self.exit_code = ExitCode(exit_code)
+
+
+class PartFailed(Exception):
+    """A part that users can provide failed: the message names it, and `__cause__` is its error."""
+
+
+class PeerFailed(PartFailed):
+    """A part failed on another process, whose own error says why."""

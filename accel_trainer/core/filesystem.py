@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from . import platform
+from .errors import OutputError
 from .guards import check_not_moved
 
 _logger = logging.getLogger(__name__)
@@ -101,6 +102,20 @@ class Disk:
 
 
 disk = Disk()
+
+
+@contextmanager
+def writes_to(folder: Path) -> Iterator[None]:
+    """Turn an OSError of the block, such as a full disk, into an OutputError naming `folder`."""
+    try:
+        yield
+    except OSError as error:
+        fact = f"cannot write to {str(folder)[:200]} ({error.strerror})"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutputError("NO_SPACE", f"{fact}: free some space and start again") from error
+        raise OutputError(
+            "OUT_DIR_NOT_WRITABLE", f"{fact}: choose a different --output-dir"
+        ) from error
 
 
 def temporary_path(path: Path, kind: str) -> Path:

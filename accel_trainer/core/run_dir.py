@@ -17,6 +17,7 @@ from pathlib import Path
 
 from . import filesystem, platform
 from .errors import ConfigError, OutputError
+from .filesystem import writes_to
 
 _logger = logging.getLogger(__name__)
 
@@ -75,20 +76,6 @@ def expand_home(path: Path) -> Path:
             f"{path} needs a home folder, which is unknown: set HOME, or give an absolute path "
             "(for the cache: --cache-dir)",
         ) from None
-
-
-@contextmanager
-def writes_to(folder: Path) -> Iterator[None]:
-    """Turn an OSError of the block, such as a full disk, into an OutputError naming `folder`."""
-    try:
-        yield
-    except OSError as error:
-        fact = f"cannot write to {str(folder)[:200]} ({error.strerror})"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutputError("NO_SPACE", f"{fact}: free some space and start again") from error
-        raise OutputError(
-            "OUT_DIR_NOT_WRITABLE", f"{fact}: choose a different --output-dir"
-        ) from error
 
 
 def free_bytes(path: Path) -> int:

@@ -10,7 +10,7 @@ from types import FrameType
 
 import torch.distributed as dist
 
-from .errors import ExitCode, OneLineError
+from .errors import ExitCode, OneLineError, PartFailed, PeerFailed
 
 _NAMES = """
 PIL accelerate datasets huggingface_hub jinja2 matplotlib numpy onnxruntime pandas psutil pyarrow
@@ -25,14 +25,6 @@ belongs to its caller."""
 _THIS_PACKAGE = __name__.partition(".")[0]
 _NOT_USER_CODE = LIBRARIES | sys.stdlib_module_names | {_THIS_PACKAGE}
 _MAX_LENGTH = 300
-
-
-class PartFailed(Exception):
-    """A part that users can provide failed: the message names it, and `__cause__` is its error."""
-
-
-class PeerFailed(PartFailed):
-    """A part failed on another process, whose own error says why."""
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -16,11 +16,11 @@ import psutil
 
 from ..checkpoint.format import list_checkpoints
 from ..core import filesystem
-from ..core.errors import ExitCode, OneLineError, Preempted, ProcessError, UserError
+from ..core.errors import ExitCode, OneLineError, PeerFailed, Preempted, ProcessError, UserError
+from ..core.filesystem import writes_to
 from ..core.guards import check_not_moved
 from ..core.json_files import read_json_object, write_json
-from ..core.run_dir import writes_to
-from ..core.user_code import PeerFailed, describe_error, exit_code_of, is_lost_peer
+from ..core.user_code import describe_error, exit_code_of, is_lost_peer
 from ..distributed.launch_env import count_local_processes
 from .activity import Activity
 from .watchdog import Watchdog

@@ -21,15 +21,10 @@ from ..core.errors import (
     ProcessError,
     UserError,
 )
+from ..core.filesystem import writes_to
 from ..core.guards import guarded, guarded_folder
 from ..core.json_files import write_json
-from ..core.run_dir import (
-    prepare_directory,
-    refuse_strange_entries,
-    remove_new_folder,
-    run_lock,
-    writes_to,
-)
+from ..core.run_dir import prepare_directory, refuse_strange_entries, remove_new_folder, run_lock
 from ..core.yaml_files import dump_yaml, read_yaml
 from ..fault_tolerance.preemption import StopFlag
 from .config import RunConfig

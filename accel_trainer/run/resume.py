@@ -39,9 +39,10 @@ from ..checkpoint.loading import (
 from ..checkpoint.sharded import keep_slices
 from ..checks.changes import warn_of_changes
 from ..core.errors import CheckpointError, ConfigError, OutputError
+from ..core.filesystem import writes_to
 from ..core.json_files import read_json_object
 from ..core.registry import Pieces
-from ..core.run_dir import expand_home, is_locked, writes_to
+from ..core.run_dir import expand_home, is_locked
 from ..core.user_code import describe_error
 from ..core.yaml_files import read_yaml
 from ..data.fingerprint import is_same_data

@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import ConfigError, UserError
-from ..core.user_code import PartFailed
+from ..core.errors import ConfigError, PartFailed, UserError
 from .callback import Callback, TrainerView
 
 if TYPE_CHECKING:

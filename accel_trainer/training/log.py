@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core import filesystem
 from ..core.errors import ConfigError
-from ..core.run_dir import writes_to
+from ..core.filesystem import writes_to
 from ..core.shards import is_shard
 from ..fault_tolerance.activity import Activity
 

@@ -12,13 +12,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..core.digest import digest_of
-from ..core.errors import CheckpointError, ConfigError, DataError
+from ..core.errors import CheckpointError, ConfigError, DataError, PartFailed
 from ..core.learning_rate import Decay, Schedule, set_learning_rate
 from ..core.parameters import preserved_weights, unstepped_parameters
 from ..core.registry import Pieces
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.types import Gradients, Loader, Position, StepBatch, StepReport
-from ..core.user_code import PartFailed
 from ..core.wording import describe_tensor
 from ..fault_tolerance.preemption import EvaluationStopped, StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core import filesystem
-from ..core.run_dir import writes_to
+from ..core.filesystem import writes_to
 from ..core.types import Batch, StepOutput
 from ..training.callback import Callback, RunResult, TrainerView
 from ..training.evaluation.metrics import check_labels

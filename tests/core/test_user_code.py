@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from accel_trainer.core.errors import ConfigError, ExitCode
+from accel_trainer.core.errors import ConfigError, ExitCode, PartFailed
 from accel_trainer.core.user_code import (
     LIBRARIES,
-    PartFailed,
     describe_error,
     exit_code_of,
     find_user_code,

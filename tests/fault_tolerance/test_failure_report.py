@@ -14,8 +14,8 @@ import pytest
 import torch.distributed as dist
 
 from accel_trainer import ConfigError, DataError, ProcessError
+from accel_trainer.core.errors import PartFailed, PeerFailed
 from accel_trainer.core.train_state import TrainState
-from accel_trainer.core.user_code import PartFailed, PeerFailed
 from accel_trainer.fault_tolerance.activity import Activity
 from accel_trainer.fault_tolerance.failure_report import failures_reported
 from accel_trainer.fault_tolerance.preemption import StopFlag

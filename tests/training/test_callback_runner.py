@@ -6,8 +6,7 @@ from typing import Any, cast
 import pytest
 
 from accel_trainer.checkpoint.manager import Checkpointer
-from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.user_code import PartFailed
+from accel_trainer.core.errors import ConfigError, PartFailed
 from accel_trainer.training.callback import Callback, TrainerView
 from accel_trainer.training.callback_runner import CallbackRunner
 

@@ -23,9 +23,10 @@ from tqdm import tqdm
 
 from ...core import filesystem, platform
 from ...core.errors import ConfigError, DataError, OutputError
+from ...core.filesystem import writes_to
 from ...core.json_files import read_json_object
 from ...core.own_files import SUMS, format_sums, read_sums
-from ...core.run_dir import prepare_directory, writes_to
+from ...core.run_dir import prepare_directory
 from ...core.wording import counted
 from ...vision.data.photo_decode import decoder_version
 from ...vision.sources.photo_columns import CHECKSUM

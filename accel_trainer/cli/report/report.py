@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...core import filesystem
 from ...core.errors import ConfigError, OutputError, UserError
-from ...core.run_dir import writes_to
+from ...core.filesystem import writes_to
 from ...core.wording import counted
 from ..common.output import tell
 from ..common.own_files import refuse_other_file, write_own_file

@@ -19,8 +19,9 @@ from typing import Any, BinaryIO
 from ...core import filesystem
 from ...core.config import config_to_dict, diff_config
 from ...core.errors import ConfigError, ExitCode, OutputError
+from ...core.filesystem import writes_to
 from ...core.json_files import parse_json
-from ...core.run_dir import prepare_directory, writes_to
+from ...core.run_dir import prepare_directory
 from ...run.config import with_defaults
 from ...vision.rules import open_settings
 from ..common.output import format_number, format_table, tell

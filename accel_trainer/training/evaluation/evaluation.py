@@ -11,12 +11,11 @@ from accelerate import Accelerator
 from torch import nn
 
 from ...core.buffers import BufferCopy, buffer_places
-from ...core.errors import ConfigError
+from ...core.errors import ConfigError, PartFailed
 from ...core.history import check_name, is_number
 from ...core.rng import preserved_generators, seed_evaluation
 from ...core.training_mode import evaluation_mode
 from ...core.types import START, Position
-from ...core.user_code import PartFailed
 from ...distributed.collectives import broadcast_from_main, run_on_main
 from ...fault_tolerance.preemption import StopFlag
 from ..plain_values import is_detail, plain_values

@@ -12,11 +12,10 @@ from accelerate.utils import recursively_apply, send_to_device
 from torch import Tensor, nn
 
 from ...core.batch_plan import parts_of_process
-from ...core.errors import ConfigError, UserError
+from ...core.errors import ConfigError, PeerFailed, UserError
 from ...core.pairwise import PairwiseSum
 from ...core.rng import seed_evaluation
 from ...core.types import Batch, EvalSource, Metric, Position, StepOutput, Task, eval_step_of
-from ...core.user_code import PeerFailed
 from ...core.wording import describe_tensor
 from ...distributed.collectives import sum_pairwise
 from ...fault_tolerance.preemption import StopFlag

@@ -12,9 +12,8 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from ...core.errors import ExitCode, ProcessError
+from ...core.errors import ExitCode, PeerFailed, ProcessError
 from ...core.tensor_memory import sum_of_bits
-from ...core.user_code import PeerFailed
 
 T = TypeVar("T")
 
