@@ -19,14 +19,14 @@ from .sharded import damaged
 _logger = logging.getLogger(__name__)
 
 
-def marks_of(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str, str]:
+def digests_of(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str, str]:
     """Return digests of the `weights` that `names` lists. **Host sync.**"""
     # The average may share their memory: reading it here, and not a copy, would end that.
     return {name: digest_of(weights[name].clone()) for name in weights if name in names}
 
 
 def split_frozen(pieces: Mapping[str, Encoded], frozen: Mapping[str, str]) -> dict[str, Encoded]:
-    """Move tensors of the model, whose marks are given, and their equals to a piece of their own.
+    """Move tensors of the model, whose digests are given, and their equals to a piece of their own.
 
     Their equals are those of the same name in the pieces of `WEIGHTS`.
 
@@ -42,8 +42,8 @@ def split_frozen(pieces: Mapping[str, Encoded], frozen: Mapping[str, str]) -> di
         if encoded is None or encoded.places is not None:
             continue
         tensors = encoded.tensors
-        marks = marks_of(tensors, frozen)
-        own = {name: tensors[name] for name in tensors if marks.get(name, "") != frozen.get(name)}
+        digests = digests_of(tensors, frozen)
+        own = {name: tensors[name] for name in tensors if digests.get(name, "") != frozen.get(name)}
         if len(own) < len(tensors):
             order[piece] = [*tensors]
             split[piece] = replace(encoded, tensors=own)

@@ -25,7 +25,7 @@ from ..distributed.collectives import SINGLE_PROCESS, Peers
 from . import retention
 from .config import CheckpointConfig
 from .format import FROZEN, commit_mark, is_committed, list_checkpoints, write_checkpoint
-from .frozen import marks_of, split_frozen
+from .frozen import digests_of, split_frozen
 from .read_back import check_readable
 from .serialization import Encoded, encode, first_nonfinite
 from .sharded import local_slices
@@ -65,7 +65,7 @@ class Checkpointer:
         self.last_committed: str | None = None
         self.num_failed_saves = 0
         # Digests of the parameters that nothing has changed since the run began.
-        self.marks: dict[str, str] = {}
+        self.frozen: dict[str, str] = {}
         # The commit marks of the checkpoints that retention may delete: those that the run had at
         # its start or saved itself, not those that somebody puts beside them.
         self._own: set[bytes | None] = set()
@@ -179,10 +179,10 @@ class Checkpointer:
 
         def commit() -> None:
             wait_for_copies()
-            self.marks = dict(
-                self.marks.items() & marks_of(copies["model"].tensors, unstepped).items()
+            self.frozen = dict(
+                self.frozen.items() & digests_of(copies["model"].tensors, unstepped).items()
             )
-            self._commit(name, copies, self.marks, header)
+            self._commit(name, copies, self.frozen, header)
             if index == 0:
                 _logger.info("checkpoint %s saved", name)
                 self.record_best(best, saved=name)

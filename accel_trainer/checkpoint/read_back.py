@@ -61,10 +61,10 @@ def _check_piece(folder: Path, piece: str, written: Encoded, process_index: int)
     for each in slices:
         if each.process_index == process_index:
             each.read()
-    if written.places is None and _marks(encode(value, name=piece)) != _marks(written):
+    if written.places is None and _identity(encode(value, name=piece)) != _identity(written):
         raise ValueError("it has other names, values or bits")
 
 
-def _marks(encoded: Encoded) -> tuple[bytes | None, list[str], str]:
+def _identity(encoded: Encoded) -> tuple[bytes | None, list[str], str]:
     """Return what tells two values apart, also by the order of their names."""
     return encoded.skeleton, [*encoded.tensors], digest_of(encoded.tensors)

@@ -17,7 +17,7 @@ from ..callbacks.console import say
 from ..callbacks.evaluation_file import add_details
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.onnx import OnnxExport
-from ..checkpoint.frozen import marks_of
+from ..checkpoint.frozen import digests_of
 from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer, copy_metadata
 from ..checks.agreement import (
@@ -263,7 +263,7 @@ def build_trainer(
 
     # 9. The checkpoint is applied: everything that it is loaded into is complete.
     _continue(run, trainer, history)
-    checkpointer.marks = marks_of(trainer.state_dict()["model"], _frozen_so_far(run, trainer))
+    checkpointer.frozen = digests_of(trainer.state_dict()["model"], _frozen_so_far(run, trainer))
     warn_of_untrained_norms(kept, run.accelerator)
 
     # 10. Nothing is refused any more: the folder gets the config that its run now has.

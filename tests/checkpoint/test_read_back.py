@@ -13,7 +13,7 @@ from torch import Tensor
 
 from accel_trainer.checkpoint.config import CheckpointConfig
 from accel_trainer.checkpoint.format import decode_files, read_files, write_checkpoint
-from accel_trainer.checkpoint.frozen import marks_of
+from accel_trainer.checkpoint.frozen import digests_of
 from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.checkpoint.read_back import check_readable
 from accel_trainer.checkpoint.serialization import Encoded, encode
@@ -68,7 +68,7 @@ def test_what_resembles_a_frozen_parameter_is_loaded_as_it_was_saved(
     pieces, still = draw_pieces(random.Random(seed))
     checkpointer = Checkpointer(directory, config=CheckpointConfig(), header=METADATA)
     checkpointer.prepare(pieces, still)
-    checkpointer.marks = marks_of(pieces["model"], still)
+    checkpointer.frozen = digests_of(pieces["model"], still)
     for step in (1, 2):
         checkpointer.save(position_at(step), pieces, unstepped=still)
         checkpointer.wait(must_succeed=True)

@@ -14,7 +14,7 @@ from accel_trainer.checkpoint.format import (
     list_checkpoints,
     read_files,
 )
-from accel_trainer.checkpoint.frozen import marks_of
+from accel_trainer.checkpoint.frozen import digests_of
 from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.checkpoint.serialization import encode
@@ -125,7 +125,7 @@ def continue_run(
 def begin(checkpointer: Checkpointer) -> None:
     """Tell the checkpointer what the run begins with, as `build_trainer` does."""
     weights: Any = pieces_at(0)["model"]
-    checkpointer.marks = marks_of(weights, FROZEN_NAMES)
+    checkpointer.frozen = digests_of(weights, FROZEN_NAMES)
 
 
 def valid_steps(folder: Path) -> list[int]:

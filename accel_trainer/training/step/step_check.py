@@ -72,18 +72,18 @@ def _run_marked(run: Callable[[], T], model: nn.Module) -> tuple[T, Counter[str]
     They are those of the gradients, before these are averaged over the processes, in the order of
     backward, and then of the buffers and parameters.
     """
-    marks = Counter[str]()
+    sums = Counter[str]()
 
-    def mark(name: str, parameter: Any) -> None:
-        marks[name] += int(sum_of_bits(parameter.grad))
+    def add(name: str, parameter: Any) -> None:
+        sums[name] += int(sum_of_bits(parameter.grad))
 
     model.zero_grad()
     with ExitStack() as hooks:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                hook = partial(mark, f"the gradient of {name}")
+                hook = partial(add, f"the gradient of {name}")
                 hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
         result = run()
     for name, tensor in (*model.named_buffers(), *model.named_parameters()):
-        marks[name] = int(sum_of_bits(tensor))
-    return result, marks
+        sums[name] = int(sum_of_bits(tensor))
+    return result, sums

@@ -11,13 +11,13 @@ from .parquet_files import unreadable
 from .photo_columns import read_columns
 from .photo_files import load_from_hub
 from .photos import refuse_untrained
-from .raw import Opened, Part, RawImages, Split
+from .raw import Opened, RawImages, Split, Table
 
 
 def read_hub(repository: str) -> RawImages:
     """Read a dataset from the hub, or from the Hugging Face cache if it was downloaded before."""
     splits = load_from_hub(repository, instead="--dataset digits, which needs no network")
-    named = {name: [Part(table, f"{repository} {name}")] for name, table in splits.items()}
+    named = {name: [Table(table, f"{repository} {name}")] for name, table in splits.items()}
     train, val = train_and_val(Opened(splits=named), repository)
     return _raw_images(train, val or [])
 
@@ -27,7 +27,7 @@ def read_parquet(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
     return _raw_images(*([_table(path) for path in files] for files in (train, test)))
 
 
-def _table(path: Path) -> Part:
+def _table(path: Path) -> Table:
     """Return the rows of a file as a `datasets.Dataset` in memory, with the types of this file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -35,7 +35,7 @@ def _table(path: Path) -> Part:
     from datasets.table import InMemoryTable
 
     try:
-        return Part(Dataset(InMemoryTable(pq.read_table(path))), str(path))
+        return Table(Dataset(InMemoryTable(pq.read_table(path))), str(path))
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
 

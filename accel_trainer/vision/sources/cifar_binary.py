@@ -88,13 +88,13 @@ def read_binary(files: BinaryFiles) -> RawImages:
 
 
 def _raw_split(paths: Sequence[Path], label_bytes: int) -> RawSplit:
-    parts = [_records(path, label_bytes) for path in paths]
-    records = np.concatenate(parts)  # [N, label_bytes + 3072]
-    ends = np.cumsum([len(part) for part in parts])
+    files = [_records(path, label_bytes) for path in paths]
+    records = np.concatenate(files)  # [N, label_bytes + 3072]
+    ends = np.cumsum([len(each) for each in files])
 
     def name_of(index: int) -> str:
         file = int(np.searchsorted(ends, index, side="right"))
-        return f"record {index - (ends[file] - len(parts[file]))} of {paths[file]}"
+        return f"record {index - (ends[file] - len(files[file]))} of {paths[file]}"
 
     def image_at(index: int) -> NDArray[np.uint8]:
         image = records[index, label_bytes:].reshape(_IMAGE_SHAPE)

@@ -17,7 +17,7 @@ from ...core.errors import DataError, shortened
 from ...core.wording import counted
 from .class_names import check_class_names, merged_names, numbers_in
 from .label_columns import refuse_unusable
-from .raw import Part, Split
+from .raw import Split, Table
 
 
 class _Labels(NamedTuple):
@@ -30,7 +30,7 @@ class _Labels(NamedTuple):
     names: tuple[str, ...]
     codes: NDArray[np.int64]
     rows: NDArray[np.int64]
-    part: Part
+    table: Table
 
 
 def read_labels(
@@ -46,17 +46,19 @@ def read_labels(
             list, or the classes of the tables cannot be compared.
     """
     found = [
-        [_read_column(part, column, splits, multi_label=multi_label) for part in split]
+        [_read_column(table, column, splits, multi_label=multi_label) for table in split]
         for split in splits
     ]
-    names = _classes_of([each for parts in found for each in parts], column, splits)
+    names = _classes_of([each for tables in found for each in tables], column, splits)
     numbered = _as_rows if multi_label else _as_numbers
-    return names, [np.concatenate([numbered(each, names) for each in parts]) for parts in found]
+    return names, [np.concatenate([numbered(each, names) for each in tables]) for tables in found]
 
 
-def _read_column(part: Part, column: str, splits: Sequence[Split], *, multi_label: bool) -> _Labels:
+def _read_column(
+    table: Table, column: str, splits: Sequence[Split], *, multi_label: bool
+) -> _Labels:
     """Return the labels of a table. Raises DataError if there is no such column, or no labels."""
-    dataset, name, _ = part
+    dataset, name, _ = table
     if column not in dataset.features:
         columns = ", ".join(dataset.features)
         fact = f"the splits of {splits[0][0].name} differ in column {column}"
@@ -73,7 +75,7 @@ def _read_column(part: Part, column: str, splits: Sequence[Split], *, multi_labe
         rows = rows.repeat(values.value_lengths().to_numpy(zero_copy_only=False))
         values = values.flatten()
         _refuse_missing(values, rows, column, name)
-    return _labels_in(feature, values, rows, part)
+    return _labels_in(feature, values, rows, table)
 
 
 def _refuse_missing(values: Any, rows: NDArray[np.int64], column: str, name: str) -> None:
@@ -86,7 +88,7 @@ def _refuse_missing(values: Any, rows: NDArray[np.int64], column: str, name: str
         raise DataError("DATA_LABEL", f"{fact}: add the label, or remove the row")
 
 
-def _labels_in(feature: Any, values: Any, rows: NDArray[np.int64], part: Part) -> _Labels:
+def _labels_in(feature: Any, values: Any, rows: NDArray[np.int64], table: Table) -> _Labels:
     """Return the labels of a table, with the names that it gives them itself."""
     import pyarrow.types as types
     from datasets import ClassLabel
@@ -113,11 +115,11 @@ def _labels_in(feature: Any, values: Any, rows: NDArray[np.int64], part: Part) -
         first = int(wrong[0])
         label = str(values[first]).strip() or "''"
         such = counted(len(wrong), "such row")
-        fact = f"row {rows[first]} of {part.name} has label {label} ({such})"
+        fact = f"row {rows[first]} of {table.name} has label {label} ({such})"
         if kind == "class names":
             fact += f": the classes are 0 to {len(names) - 1}"
         raise DataError("DATA_LABEL", f"{fact}: correct the label, or remove the row")
-    return _Labels(kind, names, codes, rows, part)
+    return _Labels(kind, names, codes, rows, table)
 
 
 def _classes_of(tables: Sequence[_Labels], column: str, splits: Sequence[Split]) -> tuple[str, ...]:
@@ -131,8 +133,8 @@ def _classes_of(tables: Sequence[_Labels], column: str, splits: Sequence[Split])
         integers = by_kind.pop("integers")
         other = next(iter(by_kind.values()))
         both = (
-            f"{integers.part.name} has the integers {shortened(integers.names)}, and "
-            f"{other.part.name} the {other.kind} {shortened(other.names)}"
+            f"{integers.table.name} has the integers {shortened(integers.names)}, and "
+            f"{other.table.name} the {other.kind} {shortened(other.names)}"
         )
         fact = f"the splits of {splits[0][0].name} differ in column {column}"
         raise DataError("DATA_COLUMNS", f"{fact}: write both with the same features ({both})")
@@ -163,6 +165,6 @@ def _as_numbers(labels: _Labels, names: Sequence[str]) -> NDArray[Any]:
 
 def _as_rows(labels: _Labels, names: Sequence[str]) -> NDArray[Any]:
     """Return a row of float32 [K] for each photo: 1 for its classes, and 0 for the others."""
-    rows = np.zeros((len(labels.part.dataset), len(names)), np.float32)
+    rows = np.zeros((len(labels.table.dataset), len(names)), np.float32)
     rows[labels.rows, _as_numbers(labels, names)] = 1
     return rows

@@ -21,7 +21,7 @@ from ...core.errors import DataError, reason_of
 from ...core.filesystem import read_file
 from .label_columns import is_label_name
 from .listing import LeftOut, Listing, images_at
-from .raw import Part
+from .raw import Table
 
 _MAX_BYTES = 2**32
 _NUM_BYTES_OF_UTF_16 = 64  # one of its first letters is ASCII
@@ -30,7 +30,7 @@ _INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"
 _DECIMAL = r"^-?[0-9]+\.[0-9]*$"
 
 
-def read_metadata(listing: Listing, root: Path, name: str) -> tuple[list[Part], list[LeftOut]]:
+def read_metadata(listing: Listing, root: Path, name: str) -> tuple[list[Table], list[LeftOut]]:
     """Return the tables of a folder, each with its own types, and the photos that none lists.
 
     The column `file_name` becomes `image`, and `left_file_name` becomes `left`; both hold paths,
@@ -55,11 +55,11 @@ def read_metadata(listing: Listing, root: Path, name: str) -> tuple[list[Part], 
         if path not in table_of
     ]
     others = [each for each in listing.left_out if each.path not in table_of]
-    parts = [
-        Part(dataset, name, {column: _inodes(paths, inodes) for column, paths in found.items()})
+    tables = [
+        Table(dataset, name, {column: _inodes(paths, inodes) for column, paths in found.items()})
         for dataset, found in loaded
     ]
-    return parts, [*unlisted, *others]
+    return tables, [*unlisted, *others]
 
 
 def _inodes(paths: Sequence[str], known: Mapping[str, int]) -> NDArray[np.uint64]:

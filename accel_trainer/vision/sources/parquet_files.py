@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import DataError, reason_of
-from .raw import Part
+from .raw import Table
 
 
 def have_same_types(files: Sequence[Path], of_card: Mapping[str, Any] | None) -> bool:
@@ -52,10 +52,10 @@ def unreadable(path: Path, error: Exception) -> DataError:
     return DataError("DATA_PARQUET", f"{fact}: download it again")
 
 
-def read_parts(files: Sequence[Path], load: Callable[[Sequence[Path]], Any]) -> list[Part]:
+def read_by_types(files: Sequence[Path], load: Callable[[Sequence[Path]], Any]) -> list[Table]:
     """Return the tables of a split. `load` reads files in a row that have the same types."""
     groups = [list(group) for _, group in groupby(files, types_of)]
-    return [Part(load(group), name_of_files(group)) for group in groups]
+    return [Table(load(group), name_of_files(group)) for group in groups]
 
 
 def name_of_files(files: Sequence[Path]) -> str:

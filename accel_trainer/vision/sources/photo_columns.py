@@ -39,7 +39,7 @@ class ImageColumn:
         import pyarrow as pa
         from datasets import Image, concatenate_datasets
 
-        has_checksums = all(CHECKSUM in part.dataset.column_names for part in split)
+        has_checksums = all(CHECKSUM in table.dataset.column_names for table in split)
         columns = [column, CHECKSUM] if has_checksums else [column]
         flat = []
         for dataset, name, _ in split:
@@ -50,10 +50,10 @@ class ImageColumn:
                 fact = f"column {column} of {name} has no images ({reason_of(error)})"
                 raise DataError("DATA_COLUMNS", f"{fact}: choose a different column") from error
         whole = flat[0] if len(flat) == 1 else concatenate_datasets(flat)
-        inodes = [part.inodes[column] for part in split if column in part.inodes]
+        inodes = [table.inodes[column] for table in split if column in table.inodes]
         self.inodes = np.concatenate(inodes) if len(inodes) == len(split) else None
-        ends = list(accumulate(len(part.dataset) for part in split))
-        self.__setstate__((whole, [part.name for part in split], ends, f"{root}{os.sep}"))
+        ends = list(accumulate(len(table.dataset) for table in split))
+        self.__setstate__((whole, [table.name for table in split], ends, f"{root}{os.sep}"))
 
     def __getstate__(self) -> tuple[Any, list[str], list[int], str]:
         # A copy of its Arrow tables would hold the bytes of all photos.
@@ -101,9 +101,9 @@ class ImageColumn:
     def name_of(self, index: int) -> str:
         """Return the path of an image, if it has one, and its row."""
         path = self.path_at(index)
-        part = bisect_right(self._ends, index)
-        start = self._ends[part - 1] if part else 0
-        row = f"row {index - start} of {self._names[part]}"
+        table = bisect_right(self._ends, index)
+        start = self._ends[table - 1] if table else 0
+        row = f"row {index - start} of {self._names[table]}"
         return row if path is None else f"{path} ({row})"
 
     def stored_name(self, index: int) -> str | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,8 @@ from .photo_folders import (
     list_splits,
     read_class_folders,
 )
-from .raw import Opened, Part
-from .tables import READERS, has_tables, is_saved, read_saved, read_table, read_tables
+from .raw import Opened
+from .tables import READERS, has_tables, is_saved, opened, read_saved, read_table, read_tables
 
 _PROBE_TIMEOUT_S = 5
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -108,23 +107,6 @@ def load_from_hub(repository: str, *, instead: str = "a different --dataset") ->
         ) from error
 
 
-def opened(dataset: Any, name: str) -> Opened:
-    """Return a `Dataset` or a `DatasetDict` as its splits; `name` describes them in errors.
-
-    Raises DataError for data that cannot be indexed.
-    """
-    from datasets import Dataset
-
-    splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
-    for split in splits.values():
-        if not isinstance(split, Dataset):
-            fact = f"{name} is a {type(split).__name__}"
-            raise DataError(
-                "DATA_TYPE", f"{fact}: give a map-style datasets.Dataset, which can be indexed"
-            )
-    return Opened(splits={str(key): [Part(table, name)] for key, table in splits.items()})
-
-
 def _open_folder(root: Path, name: str, cache_dir: Path | None, label_column: str | None) -> Opened:
     if is_saved(root):
         return read_saved(root, name)
@@ -163,6 +145,6 @@ def _open_metadata(found: SplitFolders, name: str, label_column: str | None) -> 
         left_out += unread
         if label_column is None:
             folders = set(map(os.path.basename, listing.folders))
-            for part, table in zip(splits[split], listing.metadata, strict=True):
-                refuse_unnamed_labels(part.dataset.features, str(table), folders)
+            for table, path in zip(splits[split], listing.metadata, strict=True):
+                refuse_unnamed_labels(table.dataset.features, str(path), folders)
     return Opened(splits=splits, left_out=left_out)

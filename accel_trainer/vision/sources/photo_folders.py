@@ -40,7 +40,7 @@ from .listing import (
     skipped,
     subfolders,
 )
-from .raw import Part, Split
+from .raw import Split, Table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ def read_class_folders(found: SplitFolders, names: Sequence[str], name: str) -> 
         # Without a given fingerprint, `Dataset` hashes all paths.
         dataset = Dataset(table, info=info.copy(), fingerprint=split)
         inodes = np.array(listing.inodes, np.uint64)
-        loaded[split] = [Part(dataset, name, {"image": inodes} if len(inodes) else {})]
+        loaded[split] = [Table(dataset, name, {"image": inodes} if len(inodes) else {})]
     return loaded
 
 

@@ -27,8 +27,9 @@ from .held_out import may_be_held_out, set_aside, train_and_val
 from .links import notes_on_links, refuse_two_classes
 from .notes import facts_about, warnings_about
 from .photo_columns import read_columns
-from .photo_files import are_folders, open_dataset, opened
+from .photo_files import are_folders, open_dataset
 from .raw import PhotoSplit
+from .tables import opened
 
 _NUM_HASHED = 256
 
@@ -125,40 +126,39 @@ def load_photos(
     if val is not None and val_fraction > 0:
         fact = f"{name} has a validation split, so --val-fraction {val_fraction} does not apply"
         raise ConfigError("VAL_FRACTION", f"{fact}: leave it out")
-    splits = [train] if val is None else [train, val]
+    used = [train] if val is None else [train, val]
     columns = read_columns(
-        splits,
+        used,
         image_column=image_column,
         label_column=None if are_folders(data, label_column) else label_column,
         root=expand_home(Path(source)).absolute() if is_path else None,
         multi_label=multi_label,
     )
     refuse_two_classes(columns)
-    parts = columns.splits
     class_names = columns.class_names
     if val is None:
-        parts = set_aside(columns, val_fraction)
+        splits = _by_kind(set_aside(columns, val_fraction))
         fix = "make it a folder or table val, or rename it"
         notes = [f"{each} may be what to evaluate on, but is ignored: {fix}" for each in beside]
-        notes += _notes_on_missing_classes(parts, class_names)
+        notes += _notes_on_missing_classes(splits, class_names)
     else:
-        refuse_untrained(parts, class_names)
+        splits = _by_kind(columns.splits)
+        refuse_untrained(columns.splits, class_names)
         notes = notes_on_links(columns)
-    for part, kind in zip(parts, ("training", "validation"), strict=True):
-        if not len(part):
+    for kind, split in splits.items():
+        if not len(split):
             raise DataError(
                 "DATA_EMPTY",
                 f"{name} has no {kind} photos: add some, or train with a different --val-fraction",
             )
-    named = dict(zip(("training", "validation"), parts, strict=True))
-    fingerprint, notes_on_pixels = fingerprint_photos(named, columns.names, class_names)
+    fingerprint, notes_on_pixels = fingerprint_photos(splits, columns.names, class_names)
     return Photos(
-        train=parts[0],
-        val=parts[1],
+        train=splits["training"],
+        val=splits["validation"],
         class_names=class_names,
         fingerprint=fingerprint,
         notes=(*warnings_about(data, columns), *notes, *notes_on_pixels),
-        facts=facts_about(data, columns, used=splits),
+        facts=facts_about(data, columns, used=used),
     )
 
 
@@ -169,22 +169,26 @@ def _check_fraction(val_fraction: float) -> None:
         raise ConfigError("VAL_FRACTION", f"{fact}: set it to at least 0 and below 1{percent}")
 
 
+def _by_kind(splits: Sequence[PhotoSplit]) -> dict[str, PhotoSplit]:
+    return dict(zip(("training", "validation"), splits, strict=True))
+
+
 def _notes_on_missing_classes(
-    parts: Sequence[PhotoSplit], class_names: tuple[str, ...]
+    splits: Mapping[str, PhotoSplit], class_names: tuple[str, ...]
 ) -> list[str]:
-    """Return a line for each part, training or validation, in which classes are missing."""
+    """Return a line for each split, training or validation, in which classes are missing."""
     notes = []
-    for part, kind in zip(parts[::-1], ("validation", "training"), strict=True):
-        missing = np.setdiff1d(np.arange(len(class_names)), _classes_in(part.labels))
-        if missing.size and len(part):
+    for kind, split in reversed([*splits.items()]):
+        missing = np.setdiff1d(np.arange(len(class_names)), _classes_in(split.labels))
+        if missing.size and len(split):
             fact = f"no {kind} photo of {shortened([class_names[label] for label in missing])}"
             notes.append(f"{fact}: add photos of it, or train with a different --val-fraction")
     return notes
 
 
-def refuse_untrained(parts: Sequence[PhotoSplit], class_names: Sequence[str]) -> None:
+def refuse_untrained(splits: Sequence[PhotoSplit], class_names: Sequence[str]) -> None:
     """Raise DataError if a validation photo is of a class that no training photo has."""
-    train, val = parts
+    train, val = splits
     missing = np.setdiff1d(_classes_in(val.labels), _classes_in(train.labels))
     if len(missing):
         is_list = val.labels.ndim == 2
@@ -200,27 +204,27 @@ def _classes_in(labels: NDArray[Any]) -> NDArray[np.int64]:
     return np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(0))
 
 
-def class_at(part: PhotoSplit, index: int, class_names: Sequence[str]) -> str:
+def class_at(split: PhotoSplit, index: int, class_names: Sequence[str]) -> str:
     """Return the name of a photo's class, empty if it may have several."""
-    return class_names[part.labels[index]] if part.labels.ndim == 1 else ""
+    return class_names[split.labels[index]] if split.labels.ndim == 1 else ""
 
 
 def fingerprint_photos(
-    parts: Mapping[str, PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]
+    splits: Mapping[str, PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]
 ) -> tuple[str, list[str]]:
-    """Return a hash of labels, names of columns and classes, decoder, and some photos of a part.
+    """Return a hash of labels, names of columns and classes, decoder, and some photos of a split.
 
-    Also returns a line for each part and format with photos of almost one shade, of those hashed.
+    Also returns a line for each split and format with photos of almost one shade, of those hashed.
     """
     digest = hashlib.sha256(repr((decoder_version(), columns, class_names)).encode())
     notes = []
-    for name, part in parts.items():
-        digest.update(f"{len(part)} ".encode() + part.labels.tobytes())
-        indices = np.linspace(0, len(part) - 1, min(_NUM_HASHED, len(part))).astype(int)
+    for name, split in splits.items():
+        digest.update(f"{len(split)} ".encode() + split.labels.tobytes())
+        indices = np.linspace(0, len(split) - 1, min(_NUM_HASHED, len(split))).astype(int)
         ranges = PixelRanges()
         for index in indices.tolist():
-            data = part.encoded_at(index)
+            data = split.encoded_at(index)
             digest.update(hashlib.sha256(data).digest())
-            ranges.look_at(data, part.name_of(index), class_at(part, index, class_names))
+            ranges.look_at(data, split.name_of(index), class_at(split, index, class_names))
         notes += ranges.notes(f"{name} photos")
     return f"{SAMPLED}{digest.hexdigest()}", notes

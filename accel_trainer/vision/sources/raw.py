@@ -17,8 +17,8 @@ from ...core.errors import DataError
 from .listing import LeftOut
 
 
-class Part(NamedTuple):
-    """A `datasets.Dataset` that is a split or a part of it; `name` describes it in errors.
+class Table(NamedTuple):
+    """A `datasets.Dataset` that is a split or belongs to one; `name` describes it in errors.
 
     `inodes` has those of the photos in each column of files, uint64 [N].
     """
@@ -28,7 +28,7 @@ class Part(NamedTuple):
     inodes: Mapping[str, NDArray[np.uint64]] = MappingProxyType({})
 
 
-Split = Sequence[Part]
+Split = Sequence[Table]
 """The tables of a split, in order."""
 
 

@@ -21,8 +21,8 @@ from ...core.errors import DataError, reason_of
 from ...core.filesystem import read_file
 from .layouts import EXPECTED, refuse_tables_of_splits
 from .listing import METADATA, LeftOut, reason_to_skip, subfolders
-from .parquet_files import have_same_types, read_parts
-from .raw import Opened, Part, Split
+from .parquet_files import have_same_types, read_by_types
+from .raw import Opened, Split, Table
 from .stamps import cache_of
 from .tar_files import check_samples, has_class_folders, index_tar, read_class_tars
 
@@ -33,6 +33,23 @@ _ELSEWHERE = re.compile(r"^[/~\\]|^\w:|(^|[/\\])\.\.([/\\]|$)|://|::")
 _MAX_DESCRIPTION_BYTES = 2**24
 _DECODED_MEMBERS = ("cls", "cls2", "index", "inx", "id", "json", "jsn")
 _TEXT_MEMBERS = ("txt", "text", "transcript")
+
+
+def opened(dataset: Any, name: str) -> Opened:
+    """Return a `Dataset` or a `DatasetDict` as its splits; `name` describes them in errors.
+
+    Raises DataError for data that cannot be indexed.
+    """
+    from datasets import Dataset
+
+    splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
+    for split in splits.values():
+        if not isinstance(split, Dataset):
+            fact = f"{name} is a {type(split).__name__}"
+            raise DataError(
+                "DATA_TYPE", f"{fact}: give a map-style datasets.Dataset, which can be indexed"
+            )
+    return Opened(splits={str(key): [Table(table, name)] for key, table in splits.items()})
 
 
 def has_tables(root: Path) -> bool:
@@ -53,16 +70,14 @@ def is_saved(root: Path) -> bool:
 def read_saved(root: Path, name: str) -> Opened:
     """Return what `save_to_disk` wrote; `name` describes it in errors."""
     dataset = _open_saved(root)
-    splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
-    folders = [root / split for split in splits] if isinstance(dataset, Mapping) else [root]
+    folders = [root / split for split in dataset] if isinstance(dataset, Mapping) else [root]
     read = {
         str(folder / str(file.get("filename")))
         for folder in folders
         for file in _names_in(folder / "state.json", "_data_files")
         if isinstance(file, dict)
     }
-    parts = {split: [Part(table, name)] for split, table in splits.items()}
-    return Opened(splits=parts, left_out=unread_data(root, read))
+    return replace(opened(dataset, name), left_out=unread_data(root, read))
 
 
 def read_table(path: Path, name: str, cache_dir: Path | None) -> Opened:
@@ -70,7 +85,7 @@ def read_table(path: Path, name: str, cache_dir: Path | None) -> Opened:
     reader = READERS[path.suffix]
 
     def load() -> Mapping[str, Split]:
-        return {"train": [Part(_load_files(reader, [path], cache_dir), name)]}
+        return {"train": [Table(_load_files(reader, [path], cache_dir), name)]}
 
     if reader == "webdataset":
         return _read_tars({"train": [path]}, path.parent, name, cache_dir, load=load)
@@ -107,7 +122,7 @@ def read_tables(root: Path, name: str, cache_dir: Path | None) -> Opened:
 
     def load() -> Mapping[str, Split]:
         builder.download_and_prepare()
-        return {str(key): [Part(table, name)] for key, table in builder.as_dataset().items()}
+        return opened(builder.as_dataset(), name).splits
 
     if builder.name == "webdataset":
         tars = _read_tars(files, root, name, cache_dir, load=partial(_checked, load, root))
@@ -115,7 +130,7 @@ def read_tables(root: Path, name: str, cache_dir: Path | None) -> Opened:
     if _checked(lambda: have_same_types(all_files, builder.info.features), root):
         return Opened(splits=_checked(load, root), left_out=unread)
     splits = {
-        split: read_parts(paths, lambda some: _load_files("parquet", some, cache_dir))
+        split: read_by_types(paths, lambda some: _load_files("parquet", some, cache_dir))
         for split, paths in files.items()
     }
     return Opened(splits=splits, left_out=unread)

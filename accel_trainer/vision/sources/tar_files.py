@@ -19,7 +19,7 @@ from .class_names import numbers_in
 from .layouts import TRAIN_NAMES, VAL_NAMES, first_of
 from .listing import LITTER, LeftOut, Listing, is_litter, reason_to_skip, skipped
 from .photo_folders import SplitFolders, class_of, everything_left_out, find_classes
-from .raw import Opened, Part
+from .raw import Opened, Table
 from .stamps import cache_of
 
 _BLOCK = 512
@@ -53,10 +53,10 @@ def index_tar(path: Path) -> TarIndex:
             for info in tar:
                 name = info.name
                 place = f"{path}/{name}"
-                parts = name.split("/")
-                if any(map(is_litter, parts)) or parts[-1].startswith("._"):
+                *folders, file = name.split("/")
+                if any(map(is_litter, (*folders, file))) or file.startswith("._"):
                     left_out.append(LeftOut(place, LITTER))
-                elif "." not in parts[-1] and not info.isdir():
+                elif "." not in file and not info.isdir():
                     left_out.append(LeftOut(place, "its name has no suffix"))
                 elif info.isfile() and not info.issparse():
                     members.append(Member(name, info.offset_data, info.size))
@@ -155,7 +155,7 @@ def read_class_tars(
     found = _list_members(splits, root)
     names = find_classes(found)
     features = Features({"image": Image(decode=False), "label": ClassLabel(names=list(names))})
-    parts = {}
+    tables = {}
     for split, listing in found.splits.items():
         labels = numbers_in(names, list(map(class_of, listing.photos))).tolist()
         labelled = zip(listing.photos, labels, strict=True)
@@ -166,8 +166,8 @@ def read_class_tars(
             cache_dir=cache_of(sorted({tar for _, tar, *_ in rows}), cache_dir),
             gen_kwargs={"rows": [rows]},
         )
-        parts[split] = [Part(dataset, name)]
-    return Opened(splits=parts, left_out=everything_left_out(found))
+        tables[split] = [Table(dataset, name)]
+    return Opened(splits=tables, left_out=everything_left_out(found))
 
 
 def _rows(rows: list[Any]) -> Iterator[dict[str, Any]]:
