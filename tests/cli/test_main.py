@@ -146,7 +146,6 @@ def test_a_misspelt_flag_is_one_line_that_names_the_nearest(
         "inspect loop",
         "report loop",
         "sweep recipes/minimal.py --seed 0 1 --output-dir loop",
-        "sweep recipes/minimal.py --seed 0 1 --values loop",
     ],
 )
 def test_a_loop_of_links_is_one_line(

@@ -24,12 +24,8 @@ from tests.vision.make_photos import write_classes
 ROOT = Path(__file__).parents[2]
 
 
-def plan(folder: Path, *flags: str, values: str | None = None) -> list[Trial]:
-    path = None
-    if values is not None:
-        path = folder / "values.yaml"
-        path.write_text(values)
-    return plan_trials(cifar.Config, flags, values=path, folder=folder)
+def plan(folder: Path, *flags: str) -> list[Trial]:
+    return plan_trials(cifar.Config, flags, folder=folder)
 
 
 def test_a_sweep_is_over_the_flags_with_several_values(tmp_path: Path) -> None:
@@ -58,7 +54,7 @@ class Containers(RecipeConfig):
 
 def test_the_items_of_one_value_are_not_swept(tmp_path: Path) -> None:
     flags = ["--weights", "a", "1", "b", "2", "--layers", "3", "4", "--seed", "0", "1"]
-    trials = plan_trials(Containers, flags, values=None, folder=tmp_path)
+    trials = plan_trials(Containers, flags, folder=tmp_path)
     assert [trial.folder.name for trial in trials] == ["seed-0", "seed-1"]
     for trial in trials:
         assert isinstance(trial.config, Containers)
@@ -68,7 +64,7 @@ def test_the_items_of_one_value_are_not_swept(tmp_path: Path) -> None:
 def test_values_that_are_equal_are_trained_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """However they are written, of each kind of setting, from flags and from a file."""
+    """However they are written, of each kind of setting."""
     for flag, *values in (
         ("--lr", "0.1", "0.10", "1e-1", ".1", "+0.1"),
         ("--seed", "1", "01", "+1", "1_0", "10"),
@@ -88,42 +84,19 @@ def test_values_that_are_equal_are_trained_once(
     assert len(both) == 2, "a setting of the run is one, too"
 
 
-def test_a_file_of_values_is_swept_as_flags_are(tmp_path: Path) -> None:
-    values = """
-        seed: [0, 1]
-        dataset: digits
-        runtime: {compile: [false, true]}
-        schedule.milestones: [[0.5], [0.3, 0.6]]
-        trainer.ema_decay: [null, 0.9]
-    """
-    trials = plan(tmp_path, "--epochs", "3", values=values)
-    assert len(trials) == len({t.folder for t in trials}) == 16
-    assert {t.config.dataset for t in trials} == {"digits"}
-    assert {t.config.runtime.compile for t in trials} == {False, True}
-    assert {t.config.schedule.milestones for t in trials} == {(0.5,), (0.3, 0.6)}
-    assert {t.config.trainer.ema_decay for t in trials} == {None, 0.9}
-
-
 @pytest.mark.parametrize(
-    ("flags", "values", "message"),
+    ("flags", "message"),
     [
-        (["--seed", "1"], None, "nothing to sweep"),
-        ([], "seed: []", "nothing to sweep"),
-        (["--seed", "1", "1"], None, "two runs would be seed-1: give each value once"),
-        (["--freeze", "a/b", "a b"], None, "two runs would be freeze-a-b: give each value once"),
-        (["--sed", "1", "2"], None, "did you mean --seed?"),
-        (["--lr", "0.1", "fast"], None, "--lr fast: expected float"),
-        ([], "sed: [1, 2]", "sed is not a value of this recipe"),
-        ([], "- 1", "cannot be read as a mapping of names to lists of values"),
-        ([], "seed: [1", "cannot be read"),
-        ([], "run.track: [--seed, '3']", "values.yaml: run.track: --seed looks like a flag"),
+        (["--seed", "1"], "nothing to sweep"),
+        (["--seed", "1", "1"], "two runs would be seed-1: give each value once"),
+        (["--freeze", "a/b", "a b"], "two runs would be freeze-a-b: give each value once"),
+        (["--sed", "1", "2"], "did you mean --seed?"),
+        (["--lr", "0.1", "fast"], "--lr fast: expected float"),
     ],
 )
-def test_a_mistake_is_found_before_any_run(
-    tmp_path: Path, flags: list[str], values: str | None, message: str
-) -> None:
+def test_a_mistake_is_found_before_any_run(tmp_path: Path, flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        plan(tmp_path, *flags, values=values)
+        plan(tmp_path, *flags)
     assert message in str(error.value)
 
 

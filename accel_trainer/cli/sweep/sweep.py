@@ -47,9 +47,6 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         f"{__doc__} {swept}", _EXAMPLE, prog="accel-trainer sweep RECIPE.py", allow_abbrev=False
     )
-    parser.add_path(
-        "--values", "FILE", "a YAML file with a list of values for each setting to sweep"
-    )
     parser.add_path("--output-dir", "DIR", "the folder of the sweep; default: runs/sweep-RECIPE")
     parser.add_number("--num-processes", "processes per run; default: 1", default=1)
     parser.add_argument(
@@ -63,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_below_one("--num-processes", options.num_processes, code="SWEEP")
     wanted = options.output_dir or Path("runs") / f"sweep-{recipe.stem}"
     folder = Path(os.path.realpath(wanted))
-    trials = plan_trials(find_config_class(recipe), flags, values=options.values, folder=folder)
+    trials = plan_trials(find_config_class(recipe), flags, folder=folder)
     if options.print:
         _print_commands(recipe, trials, num_processes=options.num_processes)
         return ExitCode.DONE

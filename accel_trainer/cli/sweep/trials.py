@@ -1,9 +1,8 @@
-"""Plans the runs of a sweep, from flags and a file with several values for some settings."""
+"""Plans the runs of a sweep, from flags with several values."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -11,15 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...core.config import flatten_config
 from ...core.errors import ConfigError
-from ...core.filesystem import read_file
-from ...core.yaml_files import MAX_BYTES, read_yaml
 from ...run.config import RecipeConfig
 from ..common.output import tell
-from ..flags.fields import ConfigField, config_fields, fields_by_flag, words_of
-from ..flags.parser import FLAG, parse_config, split_at_flags
-from ..flags.typed_words import refuse_misread_words
+from ..flags.fields import fields_by_flag
+from ..flags.parser import parse_config, split_at_flags
 
 
 @dataclass(frozen=True)
@@ -42,19 +37,15 @@ class Trial:
 
 
 def plan_trials(
-    config_class: type[RecipeConfig], flags: Sequence[str], *, values: Path | None, folder: Path
+    config_class: type[RecipeConfig], flags: Sequence[str], *, folder: Path
 ) -> list[Trial]:
-    """Return one run per combination of the values in `flags` and in the file `values`.
+    """Return one run per combination of the values in `flags`.
 
     Raises:
-        ConfigError: a flag, a value or the file is wrong, or there is nothing to sweep.
+        ConfigError: a flag or a value is wrong, or there is nothing to sweep.
     """
     fixed, axes = _read_flags(config_class, flags)
-    if values is not None:
-        more_fixed, more_axes = _read_values(config_class, values)
-        fixed = [*more_fixed, *fixed]
-        axes = [*more_axes, *axes]
-    if not axes or not all(axes):
+    if not axes:
         parse_config(config_class, fixed, description="")  # reports a misspelt flag first
         raise ConfigError(
             "SWEEP", "nothing to sweep: give a flag several values, such as --seed 0 1 2"
@@ -101,52 +92,3 @@ def _read_flags(config_class: Any, flags: Sequence[str]) -> tuple[list[str], lis
         else:
             axes.append([Choice(flag.lstrip("-"), value, [flag, value]) for value in values])
     return fixed, axes
-
-
-def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Choice]]]:
-    """Split the values of a file as `_read_flags` splits flags; each item of a list is a choice."""
-    try:
-        place = Path(os.path.realpath(path))
-        content = read_yaml(place)
-        text = read_file(place, max_bytes=MAX_BYTES).decode()
-        refuse_misread_words(text, source=f"--values {path}")
-    except ConfigError:
-        raise
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "SWEEP",
-            f"--values {path} cannot be read as a mapping of names to lists of values: {error}",
-        ) from None
-    fields = config_fields(config_class)
-    fixed: list[str] = []
-    axes = []
-    for key, value in flatten_config(content):
-        field = fields.get(key.replace("-", "_"))
-        if field is None:
-            raise ConfigError(
-                "SWEEP", f"--values {path}: {key} is not a value of this recipe, see its --help"
-            )
-        if isinstance(value, list) and not _is_one_value(field, value):
-            where = f"{path}: {key}"
-            axes.append([Choice(key, str(v), _as_flags(field, v, where)) for v in value])
-        else:
-            fixed += _as_flags(field, value, f"{path}: {key}")
-    return fixed, axes
-
-
-def _is_one_value(field: ConfigField, value: list[Any]) -> bool:
-    """Whether a list is a single value of such a field, rather than a list of values."""
-    return field.holds_several and not any(isinstance(item, list) for item in value)
-
-
-def _as_flags(field: ConfigField, value: Any, where: str) -> list[str]:
-    """Return a value of the file as arguments of a command."""
-    words = words_of(field, value, where)
-    if field.type is bool and isinstance(value, bool):
-        return [(field.flags if value else field.negations)[0]]
-    if not isinstance(value, list):
-        return [f"{field.flags[0]}={words[0]}"]
-    for word in words:
-        if FLAG.match(word):
-            raise ConfigError("SWEEP", f"{where}: {word} looks like a flag")
-    return [field.flags[0], *words]
