@@ -1,12 +1,13 @@
-"""Train a GAN (DCGAN) on digits: the critic and the generator step in turn, each by its own Adam.
+"""Train a GAN (DCGAN) on digits: the critic steps on a batch, then the generator on the same one.
 
 python recipes/gan.py
 
-A step trains the network that has the turn. The other is frozen meanwhile and gets no gradients.
-Each network is averaged after its own steps only (`ema_decay`). Evaluations see the model, and its
-average, without its DDP wrapper and in evaluation mode. Settings that are not in this file, such as
-the batch size, are those of `--help`. Killed at any moment, the same command continues the run to
-the same weights.
+Each has an Adam of its own, and is averaged after its own update (`ema_decay`). The generator's
+update draws the same noise, and meets the critic as it is by then. The other network is frozen
+meanwhile and gets no gradients. Rows have the losses of both: `train/critic/loss` and
+`train/generator/loss`. Evaluations see the model, and its average, without its DDP wrapper and in
+evaluation mode. Settings that are not in this file, such as the batch size, are those of `--help`.
+Killed at any moment, the same command continues the run to the same weights.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from torch.optim import Adam
 from accel_trainer import (
     Batch,
     Callback,
-    Position,
     RecipeConfig,
     RunResult,
     StepOutput,
@@ -69,12 +69,12 @@ class Gan(nn.Module):
         return F.softplus(-self.critic(pictures)) + F.softplus(self.critic(made.detach()))
 
 
-class InTurn:
-    """One step of the critic, then one of the generator."""
+class GanTask:
+    """An update of the critic in each step, then one of the generator."""
 
-    def turn(self, position: Position) -> str:
-        """Return the key of the optimizer that takes the step after `position.step` steps."""
-        return "generator" if position.step % 2 else "critic"
+    def updates(self, _: object) -> list[str]:
+        """Return the keys of the optimizers that step, one after the other, on a step batch."""
+        return ["critic", "generator"]
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the losses [B] of one of the networks."""
@@ -90,11 +90,7 @@ class InTurn:
 
 
 class Watch(Callback):
-    """Logs the loss of each network by itself, and a picture of 16 samples after each epoch."""
-
-    def on_micro_batch(self, trainer: TrainerView, batch: Batch, output: StepOutput) -> None:
-        """Log the mean loss of the network that has the turn."""
-        trainer.log(f"loss/{batch.turn}", output.losses.mean())
+    """Draws a picture of 16 samples after each epoch."""
 
     @torch.no_grad()
     def on_epoch_end(self, trainer: TrainerView) -> None:
@@ -114,7 +110,7 @@ def train(config: Config) -> RunResult:
         return build_trainer(
             run,
             model=Gan(),
-            task=InTurn(),
+            task=GanTask(),
             train_set=samples[200:],
             eval_sets=samples[:200],
             optimizer={

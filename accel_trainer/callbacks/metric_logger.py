@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from ..distributed.machine import peak_memory_bytes
 from ..fault_tolerance.activity import Activity
 from ..training.callback import Callback, RunResult, TrainerView
 from ..training.evaluation.metrics import sums_device
+from ..training.step.turns import names_in
 from .learning_rates import learning_rates
 from .metrics_file import MetricsFile, Row
 from .samples_so_far import SamplesSoFar
@@ -198,6 +201,9 @@ class Meters:
     Reports are kept, and summed in float64 when the sums are read. Sums of float32 in float64 are
     exact over any realistic interval, so the means do not depend on when reports were summed or
     saved. The samples of the same reports are added to `samples`.
+
+    Of steps with several `updates`, each has sums and counts of its own: their names begin with its
+    name, such as `critic/loss`.
     """
 
     def __init__(self, accelerator: Accelerator, samples: SamplesSoFar) -> None:
@@ -209,7 +215,7 @@ class Meters:
     def _clear(self) -> None:
         self._pending: list[StepReport] = []
         self._local: dict[str, Tensor] = {}
-        self._counts = dict.fromkeys(("num_items", "num_updates", "num_skipped"), 0)
+        self._counts = Counter(num_items=0, num_updates=0, num_skipped=0)
 
     @property
     def num_steps(self) -> int:
@@ -221,7 +227,7 @@ class Meters:
 
         Raises ConfigError if a sum has a reserved name.
         """
-        for name in report.sums:
+        for name in chain(report.sums, *(each.sums for each in report.updates)):
             if name in _RESERVED:
                 raise ConfigError(
                     "SUMS", f"the task returned a number named {name}, which is reserved: rename it"
@@ -231,27 +237,36 @@ class Meters:
             self._sum_pending()
 
     def _sum_pending(self) -> None:
+        steps, self._pending = self._pending, []
+        self._samples.add([step for step in steps if not step.was_skipped])
+        groups: dict[str, list[StepReport]] = defaultdict(list, {"": steps})
+        for step in steps:
+            for each in step.updates:
+                groups[f"{'+'.join(names_in(each.turn))}/"].append(each)
+        for group, reports in groups.items():
+            self._sum(group, reports)
+
+    def _sum(self, group: str, reports: Sequence[StepReport]) -> None:
+        """Add `reports` to the sums and counts whose names begin with `group`."""
         # Skipped steps are left out: their loss may be NaN, and would make the mean NaN.
-        reports = [report for report in self._pending if not report.was_skipped]
-        self._counts["num_skipped"] += len(self._pending) - len(reports)
-        self._pending = []
-        if not reports:
-            return
-        self._samples.add(reports)
+        applied = [report for report in reports if not report.was_skipped]
+        self._counts[f"{group}num_skipped"] += len(reports) - len(applied)
+        self._counts[f"{group}num_updates"] += len(applied)
+        self._counts[f"{group}num_items"] += sum(report.num_samples for report in applied)
         rows = [
             {"loss": each.loss_sum, **each.sums, _ITEMS: each.num_items, _NORM: each.grad_norm}
-            for each in reports
+            for each in applied
+            if not each.updates
         ]
-        for name in rows[0]:
+        for name in rows[0] if rows else ():
             column = [number for row in rows if (number := row[name]) is not None]
             if not column:
                 continue
             values = torch.stack(column).to(self._device).double()
             if name == _NORM and not self._accelerator.is_main_process:
                 values.zero_()  # every process has the same norm, which counts once
-            self._local[name] = self._local.get(name, 0) + summable(values).sum()
-        self._counts["num_items"] += sum(report.num_samples for report in reports)
-        self._counts["num_updates"] += len(reports)
+            place = group + name
+            self._local[place] = self._local.get(place, 0) + summable(values).sum()
 
     def _global_sums(self) -> dict[str, float]:
         """Return the sums over all processes. **Collective. Host sync.**"""
@@ -267,13 +282,23 @@ class Meters:
         **Collective. Host sync.**
         """
         sums = self._global_sums()  # must come first: it counts the pending steps
-        num_items = sums.pop(_ITEMS, self._counts["num_items"])
-        norm = sums.pop(_NORM, None)
-        means: dict[str, Any] = {
-            f"train/{name}": value / num_items for name, value in sums.items() if num_items
-        }
-        if norm is not None:
-            means["optim/grad_norm"] = norm / self._counts["num_updates"]
+        means: dict[str, Any] = {}
+        groups = [name[: -len("num_updates")] for name in self._counts if "/num_updates" in name]
+        for group in groups or [""]:
+            named = {
+                name.removeprefix(group): sums[name] for name in sums if name.startswith(group)
+            }
+            num_items = named.pop(_ITEMS, self._counts[f"{group}num_items"])
+            norm = named.pop(_NORM, None)
+            means |= {
+                f"train/{group}{name}": value / num_items
+                for name, value in named.items()
+                if num_items
+            }
+            if norm is not None:
+                means[f"optim/{group}grad_norm"] = norm / self._counts[f"{group}num_updates"]
+        if losses := [means[loss] for group in groups if (loss := f"train/{group}loss") in means]:
+            means = {"train/loss": sum(losses), **means}
         if num_skipped := self._counts["num_skipped"]:
             means["optim/skipped_steps"] = float(num_skipped)
         self._clear()
@@ -295,4 +320,4 @@ class Meters:
             name: torch.tensor(value if is_main else 0.0, dtype=torch.float64, device=self._device)
             for name, value in state["sums"].items()
         }
-        self._counts = {name: state[name] for name in self._counts}
+        self._counts.update({name: count for name, count in state.items() if name != "sums"})

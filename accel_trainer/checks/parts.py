@@ -18,7 +18,7 @@ from ..core.parameters import parameters_of
 from ..core.types import START, Task
 from ..training.callback import Callback
 from ..training.callback_runner import HOOKS
-from ..training.step.turns import turn_at
+from ..training.step.turns import updates_at
 
 _NEEDED = {
     "run": ("config",),
@@ -115,7 +115,13 @@ def check_optimizers(optimizer: Any, task: Task, accelerator: Accelerator) -> No
     """
     names = optimizer if isinstance(optimizer, Mapping) else ()
     _check_names("optimizer", names)
-    turn_at(START, task, names, accelerator)
+    if hasattr(task, "turn") and hasattr(task, "updates"):
+        raise ConfigError(
+            "TASK",
+            f"{type(task).__name__} has turn, for one update in a step, and updates, for several: "
+            "remove one of them",
+        )
+    updates_at(START, task, names, accelerator)
 
 
 def check_trained(models: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:

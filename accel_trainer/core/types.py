@@ -50,8 +50,8 @@ class Batch:
     samples' positions in their dataset: they seed the randomness of each sample, and errors name
     them. B may be 0: a process without samples in a short step batch still takes part in its
     collectives. `position` is where the training stands; a task may depend on it, and a resumed run
-    sees the same positions. `turn` is what the task's `turn` returned for this step: the optimizers
-    that have it; "" in an evaluation, and for a task without turns.
+    sees the same positions. `turn` is what the task's `turn` returned for this step, or one of its
+    `updates`: the optimizers that have it; "" in an evaluation, and for a task without turns.
     """
 
     inputs: Any
@@ -258,7 +258,11 @@ class StepReport(NamedTuple):
     global norm before clipping, or None if nothing asked for it. `was_skipped`: the weights did not
     change, because of an fp16 overflow, NaN or inf. `num_items` [] is the divisor of this process's
     `loss_sum` and `sums`, or None if they are divided by the number of samples. `sample_ids` int64
-    [B] each are those of this process's micro-batches.
+    [B] each are those of this process's micro-batches. `turn` has the optimizers that stepped.
+
+    A step of a task with `updates` has a report of each, in order; the numbers of the step are then
+    those of its last one, but `loss_sum` has the losses of all, and `was_skipped` is true if one of
+    them was.
     """
 
     optimizer_step: int
@@ -271,6 +275,8 @@ class StepReport(NamedTuple):
     was_skipped: bool
     num_items: Tensor | None = None
     sample_ids: Sequence[Tensor] = ()
+    turn: Turn = ""
+    updates: Sequence[StepReport] = ()
 
 
 class Task(Protocol):
@@ -290,7 +296,9 @@ class Task(Protocol):
 
     A task whose networks step in turn has a method `turn(position)`, which returns the name of the
     optimizer that steps, or a tuple of names, from the position alone. The parameters of the others
-    do not require gradients in that step.
+    do not require gradients in that step. A task whose networks step one after the other on the
+    same step batch has `updates(position)` instead: a list of turns, each with gradients of its
+    own, from the same random numbers and at the weights that the one before it has left.
     """
 
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:

@@ -129,9 +129,9 @@ def build_trainer(
     as in transformers, diffusers or peft, also writes `export/pretrained/`, together with its
     `processor` or tokenizer. `optimizer` is a function that
     builds your optimizer for the model on its device, or a dict of several by name, each over its
-    own parameters of the whole model; the task's `turn` says which of them steps, all if it has
-    none. `schedule` is a function that returns the learning rate at each step; other groups and
-    optimizers keep their ratio to the first. None: they follow the config. `states` are
+    own parameters of the whole model; the task's `turn` or `updates` says which of them step, all
+    if it has neither. `schedule` is a function that returns the learning rate at each step; other
+    groups and optimizers keep their ratio to the first. None: they follow the config. `states` are
     objects of your own with `state_dict` and `load_state_dict`, by the names under which
     checkpoints store them. `metadata` has plain JSON values that
     the manifest of every checkpoint stores; a run that continues keeps those of its checkpoint, and

@@ -142,9 +142,10 @@ class Callback:
 
     `on_fit_start` is called first. In a step, `before_micro_batch` and `on_micro_batch` come once
     with each micro-batch of this process, in the first call of `compute_gradients`, and
-    `before_update` once; `on_step_end` follows every step, `on_evaluate_end` every evaluation,
-    `on_epoch_end` every epoch. `before_save` and `on_checkpoint` come with every checkpoint. The
-    last call is `on_fit_end`, or `on_error` after an exception.
+    `before_update` once; with `updates` of the task, once in each of them. `on_step_end` follows
+    every step, `on_evaluate_end` every evaluation, `on_epoch_end` every epoch. `before_save` and
+    `on_checkpoint` come with every checkpoint. The last call is `on_fit_end`, or `on_error` after
+    an exception.
 
     Every checkpoint stores what `state_dict` returns, under the name of the class and the
     callback's number among the callbacks of that class. An exception in a hook ends the run with an

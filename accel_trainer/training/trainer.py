@@ -17,7 +17,7 @@ from ..core.learning_rate import Decay, Schedule, set_learning_rate
 from ..core.parameters import preserved_weights, unstepped_parameters
 from ..core.registry import Pieces
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
-from ..core.types import Gradients, Loader, Position, StepBatch, StepReport
+from ..core.types import Gradients, Loader, Position, StepBatch, StepReport, Turn
 from ..core.wording import describe_tensor
 from ..fault_tolerance.preemption import EvaluationStopped, StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights
@@ -35,7 +35,7 @@ from .inspector import Inspector
 from .log import Log
 from .loop_state import LoopState
 from .progress import Progress
-from .step.turns import in_turn, turn_at
+from .step.turns import in_turn, joined, updates_at
 
 if TYPE_CHECKING:
     from .assembly import Assembly
@@ -102,6 +102,9 @@ class Trainer:
         self.log = Log(self._run_folder, step.activity, self.accelerator.is_main_process)
         loop = LoopState(self._progress, step.nonfinite, self._callback_runner, self.log)
         self._states = self._trained.extended({"trainer": loop})
+        # Those of the step in progress, and how many of them it has made.
+        self._updates: list[Turn] = [""]
+        self._num_updates = 0
         # The one that was saved last; the one that a run begins with is never due.
         self._saved_position = self.state
         self.metadata: dict[str, Any] = {}
@@ -191,32 +194,41 @@ class Trainer:
 
     def _take_step(self, step_batch: StepBatch) -> StepReport:
         """Take one step, and show it to the hooks. Raises ConfigError if `train_step` does not."""
-        before = self.state.optimizer_step
         self._inspector.step()
-        report = self.train_step(step_batch)
+        self._updates = updates_at(self.position, self.task, self.optimizers, self.accelerator)
+        self._num_updates = 0
+        reports = []
+        for number, _ in enumerate(self._updates):
+            reports.append(self.train_step(step_batch))
+            self._check_update(reports[-1], self._num_updates - number)
         self._inspector.stepped()
+        report = joined(reports) if hasattr(self.task, "updates") else reports[0]
+        self._notify("on_step_end", report)
+        self._inspector = self._inspector.boundary(report)
+        return report
+
+    def _check_update(self, report: object, num_updates: int) -> None:
+        """Raise ConfigError unless `train_step` has made one update, and returned its `report`."""
         if not isinstance(report, StepReport):
             raise ConfigError(
                 "TRAINER",
                 f"train_step returned {describe_tensor(report)}: "
                 "return what super().train_step(step_batch) returns",
             )
-        if (num_steps := self.state.optimizer_step - before) != 1:
+        if num_updates != 1:
             raise ConfigError(
                 "TRAINER",
-                f"train_step took {num_steps} steps for a step batch: call apply_gradients or "
+                f"train_step took {num_updates} steps for a step batch: call apply_gradients or "
                 "super().train_step once. For several backward passes call compute_gradients "
                 "more than once; for larger batches use --accumulate; to train networks in "
-                "turn, give each an optimizer by name, and the task a method turn",
+                "turn, give each an optimizer by name, and the task a method turn, or updates",
             )
-        self._notify("on_step_end", report)
-        self._inspector = self._inspector.boundary(report)
-        return report
 
     def train_step(self, step_batch: StepBatch) -> StepReport:
         """Take one optimizer step by the mean loss over the step batch of all processes.
 
-        **Collective.** Override it to change the algorithm.
+        **Collective.** Override it to change the algorithm. With `updates` of the task, it is
+        called for each of them, with the same step batch.
         """
         return self.apply_gradients(self.compute_gradients(step_batch))
 
@@ -247,17 +259,16 @@ class Trainer:
         is_observed = has_listeners("before_micro_batch") or has_listeners("on_micro_batch")
         notify = self._notify if is_observed else None
         position = self.position
-        turn = turn_at(position, self.task, self.optimizers, self.accelerator)
-        step_batch = StepBatch(micro_batches, step_batch.num_samples, position, turn)
+        step_batch = StepBatch(micro_batches, step_batch.num_samples, position, self._turn)
         self._inspector.computing()
         gradients = self._step.compute_gradients(step_batch, notify)
         self._inspector.computed()
         return gradients
 
     def apply_gradients(self, gradients: Gradients) -> StepReport:
-        """Update the weights and their average, and move to the next position.
+        """Update the weights and their average; after the last update, move to the next position.
 
-        **Collective. Host sync** with loss scaling. Call it once in a step.
+        **Collective. Host sync** with loss scaling. Call it once in a step or update.
 
         Raises:
             ConfigError: `gradients` are not of this step, or do not fit the parameters.
@@ -271,11 +282,13 @@ class Trainer:
             )
         state = self.state
         number = state.optimizer_step + 1
-        if (place := gradients.step_batch.position.step + 1) != number:
+        step_batch = gradients.step_batch
+        if (place := (step_batch.position.step + 1, step_batch.turn)) != (number, self._turn):
             raise ConfigError(
                 "TRAINER",
-                f"apply_gradients got the gradients of step {place} in step {number}: "
-                "call it once in each step, with what compute_gradients returned",
+                f"apply_gradients got the gradients of step {place[0]} {place[1]}".rstrip()
+                + f" in step {number} {self._turn}".rstrip()
+                + ": call it once in each step, with what compute_gradients returned",
             )
         self._inspector.update()
         self._notify("before_update", gradients)
@@ -283,24 +296,28 @@ class Trainer:
         for optimizer in self.optimizers.values():
             set_learning_rate(optimizer, learning_rate)
         grad_norm, was_skipped = self._step.apply_gradients(state, gradients)
-        num_samples = gradients.step_batch.num_samples
-        self._move_to(state.after_step(num_samples))
+        self._num_updates += 1
+        is_last = self._num_updates >= len(self._updates)
+        if is_last:
+            self._move_to(state.after_step(step_batch.num_samples))
         num_turns = self._progress.num_turns
-        names = [*filter(None, in_turn(self.optimizers, gradients.step_batch.turn))]
+        names = [*filter(None, in_turn(self.optimizers, step_batch.turn))]
         num_turns.update(names)
         if self._average is not None and not was_skipped:
-            self._average.update({"": number, **{name: num_turns[name] for name in names}})
+            num_steps = {name: num_turns[name] for name in names}
+            self._average.update({"": number, **num_steps} if is_last else num_steps)
         return StepReport(
             optimizer_step=number,
             epoch=state.epoch,
             learning_rate=learning_rate,
             loss_sum=gradients.sums.loss,
             sums=gradients.sums.numbers,
-            num_samples=num_samples,
+            num_samples=step_batch.num_samples,
             grad_norm=grad_norm,
             was_skipped=was_skipped,
             num_items=gradients.sums.num_items,
             sample_ids=gradients.sample_ids,
+            turn=step_batch.turn,
         )
 
     def evaluate(self) -> dict[str, Any]:
@@ -464,6 +481,11 @@ class Trainer:
     def is_finished(self) -> bool:
         """Whether nothing is left to train."""
         return self._progress.end_reason is not None
+
+    @property
+    def _turn(self) -> Turn:
+        """Whose turn it is: that of the last update, once the step has made them all."""
+        return self._updates[min(self._num_updates, len(self._updates) - 1)]
 
     @property
     def _goes_on(self) -> bool:

@@ -105,7 +105,7 @@ REFUSALS: list[tuple[str, Callable[[Program], bool]]] = [
 
 
 def _needs_whole_weights(program: Program) -> bool:
-    return program.optimizer in ("two together", "turns") or bool(
+    return program.optimizer in ("two together", "turns", "updates") or bool(
         {"exact", "check"} & {*program.settings}
     )
 

@@ -247,6 +247,18 @@ def turns(draft: Draft) -> None:
     draft.task = InTurn(draft.task)
 
 
+class OnOneBatch(Around):
+    """Trains the body and then the head on each batch, and sometimes both at once."""
+
+    def updates(self, position: Position) -> list[str | tuple[str, ...]]:
+        return [("body", "head"), "head"] if position.step % 3 == 2 else ["body", "head"]
+
+
+def updates(draft: Draft) -> None:
+    draft.optimizer = TWO
+    draft.task = OnOneBatch(draft.task)
+
+
 def by_name(name: str, rate: float) -> Part:
     return lambda draft: draft.set("optimizer", name=name, learning_rate=rate)
 
@@ -269,6 +281,7 @@ OPTIMIZERS: dict[str, Part] = {
     "two rates": own(two_rates),
     "two together": lambda draft: setattr(draft, "optimizer", TWO),
     "turns": turns,
+    "updates": updates,
 }
 
 
@@ -559,10 +572,12 @@ class Count(Callback):
     def on_micro_batch(self, trainer: Trainer, batch: Batch, output: StepOutput) -> None:
         self.in_step.append(batch.sample_ids)
 
-    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
-        trained_on = torch.cat([*report.sample_ids])
+    def before_update(self, trainer: Trainer, gradients: Gradients) -> None:
+        trained_on = torch.cat([*gradients.sample_ids])
         assert torch.equal(torch.cat(self.in_step), trained_on), "a sample was not seen once"
         self.in_step.clear()
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         self.num_samples += report.num_samples
         trainer.log("samples", self.num_samples)
 

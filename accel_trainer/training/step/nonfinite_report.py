@@ -17,7 +17,7 @@ from ...core.errors import DivergedError
 from ...core.json_files import write_json
 from ...core.train_state import TrainState
 from ...core.training_mode import evaluation_mode
-from ...core.types import Batch, StepBatch, Task, eval_step_of
+from ...core.types import Batch, StepBatch, Task, Turn, eval_step_of
 from ...distributed.collectives import gather_rows
 from ..strategy.base import Strategy
 
@@ -62,8 +62,10 @@ class NonfiniteReport:
             DivergedError: the run must end.
         """
         record = self._build_record(update)
-        fact = self._write(record)
-        self.skipped_steps = [*self.skipped_steps, record["optimizer_step"]][-_MAX_RECENT:]
+        fact = self._write(record, update.step_batch.turn)
+        # A step may have several bad updates.
+        steps = dict.fromkeys([*self.skipped_steps, record["optimizer_step"]])
+        self.skipped_steps = [*steps][-_MAX_RECENT:]
         if not self.may_skip:
             raise DivergedError(
                 "NONFINITE",
@@ -77,18 +79,22 @@ class NonfiniteReport:
         if self.strategy.accelerator.is_main_process:
             _logger.warning("%s; training continues", fact)
 
-    def _write(self, record: Mapping[str, Any]) -> str:
-        """Write the record of a step into a file on the main process; return it as a message."""
+    def _write(self, record: Mapping[str, Any], turn: Turn) -> str:
+        """Write the record of a step into a file on the main process; return it as a message.
+
+        The first bad update of a step counts.
+        """
         path = self.folder / f"nonfinite-step-{record['optimizer_step']:010d}.json"
-        if self.strategy.accelerator.is_main_process:
+        is_first = record["optimizer_step"] not in self.skipped_steps
+        if is_first and self.strategy.accelerator.is_main_process:
             with suppress(OSError):  # a full disk must not hide the error itself
                 write_json(path, record)
         samples = "no single sample"
         if ids := record["nonfinite_sample_ids"]:
             samples = f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}"
         return (
-            f"step {record['optimizer_step']}, epoch {record['position']['epoch'] + 1}: the "
-            "gradient is NaN or inf, so it was not applied "
+            f"step {record['optimizer_step']}, epoch {record['position']['epoch'] + 1}"
+            f"{f', {turn}' * bool(turn)}: the gradient is NaN or inf, so it was not applied "
             f"(loss sum {record['loss_sum']:.4}, {samples}; see {path.name})"
         )
 

@@ -7,6 +7,7 @@ from accelerate.utils import DistributedType
 
 from ...core.batch_plan import BatchPlan
 from ...core.types import Task
+from ..step.turns import takes_turns
 from .base import Strategy
 from .data_parallel import DataParallelStrategy
 
@@ -26,7 +27,7 @@ def choose_strategy(
         from .exact import ExactStrategy
 
         return ExactStrategy(accelerator, seed=seed, num_micro_batches=plan.num_parts)
-    if hasattr(task, "turn") and accelerator.num_processes > 1:
+    if takes_turns(task) and accelerator.num_processes > 1:
         from .in_turn import TurnStrategy
 
         return TurnStrategy(accelerator, seed=seed)
