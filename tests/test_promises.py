@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from . import promises
-from .mutants import ROOT, copy_repository
+from .mutants import MUTANTS, ROOT, copy_repository
 from .promises import PROMISES, Promise, break_promise, find, try_promise
 
 
@@ -16,6 +16,17 @@ def test_each_promise_is_kept_by_one_function_and_has_tests() -> None:
         find(promise.function, ROOT)
         for test in promise.tests.split():
             assert (ROOT / test.partition("::")[0]).exists(), test
+
+
+def test_each_mutant_fits_the_code_once_and_has_tests() -> None:
+    for path, mutants in MUTANTS.items():
+        source = (ROOT / "accel_trainer" / path).read_text()
+        for mutant in mutants:
+            assert source.count(mutant.old) == 1, mutant.name
+            for test in mutant.tests.split():
+                file, _, name = test.partition("::")
+                tests = (ROOT / "tests" / file).read_text() if name else "def ("
+                assert f"def {name.partition('[')[0]}(" in tests, test
 
 
 def test_the_table_of_promises_is_in_the_guide_for_contributors() -> None:
