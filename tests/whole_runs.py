@@ -236,7 +236,7 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_page_runs_from_top_to_bottom[docs/models.md]",
         "test_a_page_runs_from_top_to_bottom[docs/replay.md]",
         "test_a_page_runs_from_top_to_bottom[docs/runs.md]",
-        "test_a_page_runs_from_top_to_bottom[docs/why.md]",
+        "test_a_page_runs_from_top_to_bottom[docs/why_runs_differ.md]",
     ),
     "fault_tolerance/test_preemption.py": (
         "test_a_signal_in_the_start_is_no_error_of_what_it_interrupts[1:]",

@@ -20,7 +20,7 @@ from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig
 from ..training.config import TrainerConfig
 
-# The versions that the whole suite has run with; the tables are in docs/troubleshooting.md.
+# The versions that the whole suite has run with; the tables are in docs/scope.md.
 TRIED_PYTHON = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TRIED_TORCH = ("2.11", "2.13", "2.15")
 _HAS_TF32 = (8, 0)  # CUDA's compute capability

@@ -30,6 +30,8 @@ MOVED = {
     "slurm": "launching",
     "notebooks": "launching",
     "trackers": "callbacks",
+    "large_batches": "batches",
+    "why": "why_runs_differ",
 }
 # How much a page counts in the search: answers before details, and both before records.
 _SEARCH_BOOST = {

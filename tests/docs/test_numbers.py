@@ -47,8 +47,8 @@ def accuracy(*, epochs: int, batch: int, warmup: int, seed: int) -> float:
     return 100 * float(run["accuracy"])
 
 
-def test_the_page_of_large_batches_is_that_of_the_runs() -> None:
-    page = (ROOT / "docs" / "large_batches.md").read_text()
+def test_the_page_of_batches_is_that_of_the_runs() -> None:
+    page = (ROOT / "docs" / "batches.md").read_text()
     for batch, warmup, named in ((128, 1, "1 epoch"), (1024, 1, "1 epoch"), (1024, 0, "none")):
         runs = [(16, 0), (16, 1), (8, 0)]
         cells = [f"{accuracy(epochs=e, batch=batch, warmup=warmup, seed=s):.2f}%" for e, s in runs]
