@@ -32,6 +32,7 @@ MOVED = {
     "trackers": "callbacks",
     "large_batches": "batches",
     "why": "why_runs_differ",
+    "tutorial": "own_model",
 }
 # How much a page counts in the search: answers before details, and both before records.
 _SEARCH_BOOST = {

@@ -30,7 +30,7 @@ LONG = (
     "faults.md",
     "photos.md",
     "step.md",
-    "tutorial.md",
+    "own_model.md",
 )
 LANGUAGES = {"bash", "python", "text", "yaml"}
 ALL = [block for page in PAGES for block in blocks_of(page)]
