@@ -432,9 +432,9 @@ RULES = {
             "callbacks.metric_logger",
             "training.log",  # the bins of a histogram, which are on the host
             "core.digest",  # for a row
+            "core.tensor_memory",  # in the first two steps, and for what processes save
             "training.evaluation.evaluator",
             "checks.evaluation_trial",  # before the first step
-            "checks.unsaved_state",  # in the first two steps
             "training.step.targets",  # looks at labels on the CPU only
             "training.evaluation.metrics",  # computes from merged sums, which are on the host
             "training.plain_values",  # likewise

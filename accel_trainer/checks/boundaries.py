@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..callbacks.metric_logger import MetricLogger
@@ -17,7 +16,7 @@ from ..checkpoint.state_dict import EXTRA_STATE
 from ..core.digest import flatten
 from ..core.registry import Pieces
 from ..core.shards import is_shard
-from ..core.tensor_memory import sum_of_bits
+from ..core.tensor_memory import quick_digest
 from ..core.wording import describe_tensor
 from ..distributed.collectives import run_on_main
 from ..training.callback import Callback, TrainerView
@@ -186,12 +185,10 @@ class BoundaryChecks(Inspector):
         run_on_main(lambda: self._compare(now), subject.accelerator)
         self._warn_of_views()
         self.evaluation()
-        named = subject.model.named_parameters()
-        weights = {name: each for name, each in named if not is_shard(each)}
-        if subject.accelerator.num_processes > 1 and weights:
-            # Stacked, so that there is one host sync.
-            sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")
-            lines = [f"model.{name} bits {each}" for name, each in zip(weights, sums, strict=True)]
+        if subject.accelerator.num_processes > 1:
+            named = subject.model.named_parameters(prefix="model")
+            weights = {name: each for name, each in named if not is_shard(each)}
+            lines = [f"{name} bits {quick_digest(each)}" for name, each in weights.items()]
             check_same_lines(lines, subject.accelerator)
         check_same_parts(pieces, subject.accelerator)
 

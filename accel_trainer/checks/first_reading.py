@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, listed
 from ..core.rng import preserved_generators, seed_generators
 from ..data.loader import EvalLoader, TrainLoader
 from ..data.stream import StreamReader
 from ..distributed.collectives import differing_lines, gather_rows
+from .subject import Marks, changed
+from .unsaved_state import mark_unsaved
 from .used_up import hash_of, start_again
 
+_logger = logging.getLogger(__name__)
+
 _NUM_COMPARED = 16  # samples
+_NUM_REPEATED = 3  # samples: the first may be a header
+_CPU = torch.device("cpu")
 
 Samples = Iterator[tuple[int, Any]]
 """Samples and their positions in the stream."""
@@ -91,24 +99,46 @@ class _FirstReading:
     _epoch: int | None = None
 
     def samples_from(self, epoch: int | None, position: int) -> Samples:
-        """Return what that of the reader does, and hash the first samples as they are read."""
+        """Yield what that of the reader does; hash the first samples, and look at what they change.
+
+        Only where reading changes something is the stream read again.
+        """
         self._epoch = epoch
+        before = self._mark()
         opened = start_again(self.name, self.reader.stream, epoch)
         this = copy(self.reader)
         this.stream = lambda _: opened
         samples = this.samples_from(epoch, position)
-        return chain(self._noted(islice(samples, _NUM_COMPARED)), samples)
+        for number in range(_NUM_COMPARED):
+            if (found := next(samples, None)) is None:
+                return
+            # What follows a `yield` runs with the second sample.
+            if number == 1 and (names := changed(before, self._mark())):
+                self._warn_of_others(names)
+                with preserved_generators(_CPU):
+                    samples = self.reader.samples_from(epoch, position)
+                    next(islice(samples, 1, None), None)
+            self.position = found[0] - number
+            self.hashes.append(hash_of(found[1]))
+            yield found
+        yield from samples
 
-    def _noted(self, samples: Samples) -> Samples:
-        for position, sample in samples:
-            if not self.hashes:
-                self.position = position
-            self.hashes.append(hash_of(sample))
-            yield position, sample
+    def _mark(self) -> Marks:
+        return mark_unsaved({self.name: self.reader.stream}, model=nn.Identity(), has_defaults=True)
+
+    def _warn_of_others(self, names: set[str]) -> None:
+        """Warn if the first samples are others now that reading has changed these values."""
+        if self.read_again(_NUM_REPEATED) != self.read_again(_NUM_REPEATED):
+            _logger.warning(
+                "[UNSAVED_STATE] %s has other samples when an epoch is read again, as in a resume, "
+                "since reading changes %s: let all that it yields follow from the epoch alone",
+                self.name,
+                listed(names),
+            )
 
     def read_again(self, number: int) -> list[bytes]:
         """Return the hashes of the first samples, read with generators that are seeded alike."""
-        with preserved_generators(torch.device("cpu")):
+        with preserved_generators(_CPU):
             seed_generators(0)
             samples = self.reader.samples_from(self._epoch, 0)
             return [hash_of(sample) for _, sample in islice(samples, number)]

@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..core.parameters import parameters_of
-from ..core.shards import local_part
-from ..core.tensor_memory import sum_of_bits
+from ..core.tensor_memory import quick_digest
 
 _HOOKS = (
     "_forward_pre_hooks",
@@ -24,32 +23,32 @@ _HOOKS = (
 )
 
 
-_NUM_SAMPLED = 16  # of each axis of a parameter: all of a ResNet-18 takes a tenth of a second
-
-
 def hooks_of(owner: nn.Module | Tensor) -> list[Any]:
     """Return the hooks of a module or parameter."""
     return [hook for kind in _HOOKS for hook in (getattr(owner, kind, None) or {}).values()]
 
 
-def mark_model(model: nn.Module, prefix: str = "model") -> dict[str, Any]:
+def mark_model(model: nn.Module) -> dict[str, Any]:
     """Return marks, by name, of what only a step is to change in a model. **Host sync.**
 
     These are its weights and which of them are trained, and of each module the object, its parts,
     its forward, its hooks and whether it is in training mode.
     """
     marks: dict[str, Any] = {}
-    for name, module in model.named_modules(prefix=prefix):
+    for name, module in model.named_modules(prefix="model"):
         forward = getattr(module.forward, "__func__", module.forward)
         marks[name] = [*map(id, (module, forward, *module.children()))]
         marks[f"{name}.hooks"] = [*map(id, hooks_of(module))]
         marks[f"{name}.training"] = module.training
-    for name, weight in model.named_parameters(prefix=prefix):
-        part = local_part(weight.detach())
-        sample = part[tuple(slice(None, None, size // _NUM_SAMPLED + 1) for size in part.shape)]
-        marks[name] = [int(sum_of_bits(sample)), *map(id, hooks_of(weight))]
+    for name, weight in model.named_parameters(prefix="model"):
+        marks[name] = [quick_digest(weight), *map(id, hooks_of(weight))]
         marks[f"{name}.requires_grad"] = weight.requires_grad
     return marks
+
+
+def weights_in(model: nn.Module, prefix: str = "model") -> dict[str, object]:
+    """Return digests, by name, of the parameters of a model. **Host sync.**"""
+    return {name: quick_digest(each) for name, each in model.named_parameters(prefix=prefix)}
 
 
 class StepUse(NamedTuple):

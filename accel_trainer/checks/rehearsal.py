@@ -33,8 +33,6 @@ from ..core.parameters import (
     unstepped_parameters,
 )
 from ..core.registry import Pieces
-from ..core.shards import local_part
-from ..core.tensor_memory import sum_of_bits
 from ..core.types import StepReport
 from ..core.user_code import describe_error
 from ..distributed.collectives import run_on_main
@@ -50,7 +48,7 @@ from .batch_norms import has_lone_sample, lone_samples_refused
 from .boundaries import IN_STEPS, BoundaryChecks
 from .evaluation_trial import EvaluationTrial
 from .hook_arguments import HookArguments
-from .model_watch import StepUse, flags_noted, mark_model, watched_read
+from .model_watch import StepUse, flags_noted, mark_model, watched_read, weights_in
 from .same_everywhere import check_same_lines, lines_of
 from .subject import (
     NOT_NEEDED,
@@ -96,7 +94,7 @@ class Rehearsal(Inspector):
         is_main = self.subject.accelerator.is_main_process
         self._arguments = HookArguments(self.subject.model, is_main=is_main)
         self._uses: list[StepUse] = []
-        self._weights: list[Mapping[str, int]] = []
+        self._weights: list[Mapping[str, object]] = []
         self._read: set[str] = set()
         self._restored: set[str] = set()
 
@@ -210,7 +208,7 @@ class Rehearsal(Inspector):
             "keep what it needs in on_micro_batch, and change it in on_step_end; call eval() on a "
             "module whose norms change their statistics",
         )
-        self._weights.append(self._sum_weights())
+        self._weights.append(weights_in(self.subject.model))
 
     def update(self) -> None:
         """Check that the weights are those of the step's first gradients.
@@ -221,16 +219,10 @@ class Rehearsal(Inspector):
             refuse_changes(
                 "train_step",
                 self._weights[0],
-                self._sum_weights(),
+                weights_in(self.subject.model),
                 "restore what train_step changes between two calls of compute_gradients",
             )
         self._weights.clear()
-
-    def _sum_weights(self) -> dict[str, int]:
-        return {
-            f"model.{name}": int(sum_of_bits(local_part(each)))
-            for name, each in self.subject.model.named_parameters()
-        }
 
     def _digest_states(self) -> dict[str, str]:
         return {name: digest_of(state.state_dict()) for name, state in self.subject.states.items()}

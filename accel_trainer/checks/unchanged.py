@@ -10,9 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..core.shards import local_part
-from ..core.tensor_memory import sum_of_bits
-from .model_watch import hooks_of, mark_model
+from .model_watch import hooks_of, mark_model, weights_in
 from .subject import refuse_changes
 from .unsaved_state import is_of_user
 
@@ -27,12 +25,17 @@ def left_unchanged(what: str, model: nn.Module, average: nn.Module | None = None
 
     Raises CheckpointError for what is not as it was.
     """
-    before = _mark(model) | _weights_of(average)
+
+    def mark() -> dict[str, Any]:
+        # The first forward of an average may set up the rest.
+        return _mark(model) | ({} if average is None else weights_in(average, "average_model"))
+
+    before = mark()
     yield
     refuse_changes(
         what,
         before,
-        _mark(model) | _weights_of(average),
+        mark(),
         "put it back before the call returns, since a run that is killed evaluates more often",
     )
 
@@ -43,12 +46,6 @@ def _mark(model: nn.Module) -> dict[str, Any]:
         # A library may add hooks of its own when it is asked for something.
         kept[f"{name}.hooks"] = [id(hook) for hook in hooks_of(module) if _is_users(hook)]
     return kept
-
-
-def _weights_of(average: nn.Module | None) -> dict[str, Any]:
-    """Return the sums of an average's weights: its first forward may set up the rest."""
-    named = () if average is None else average.named_parameters(prefix="average_model")
-    return {name: int(sum_of_bits(local_part(each))) for name, each in named}
 
 
 def _is_users(hook: Any) -> bool:

@@ -30,16 +30,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.digest import bytes_of
 from ..core.shards import local_part
-from ..core.tensor_memory import sum_of_bits
+from ..core.tensor_memory import quick_digest
 from ..core.user_code import LIBRARIES
 from .model_watch import hooks_of
 
 _MAX_ITEMS = 1000
 _MAX_BYTES = 2**16
-_MAX_SUMMED_BYTES = 2**24
+_MAX_DIGESTED_BYTES = 2**26
 QUEUES = (queue.Queue, queue.SimpleQueue)
 _IN_BYTES = (bytearray, array.array, ctypes.c_int.__mro__[2])
 # What shows the value of an object, by its type.
@@ -133,15 +134,19 @@ class _Walk:
         if isinstance(value, _CODE):
             self._visit_code(name, value)
             return
-        # A ctypes array belongs to the file that first names its length.
-        is_users = is_of_user(type(value)) and not isinstance(value, _IN_BYTES)
-        has_attributes = hasattr(value, "__dict__") or bool(getattr(value, "__slots__", ()))
-        if isinstance(value, nn.Module | Optimizer) or (is_users and has_attributes):
+        if _has_attributes(value):
             if id(value) not in self._seen:
                 self._seen.add(id(value))
-                self._visit_object(name, value, is_users=is_users)
-            return
+                self._visit_object(name, value)
+            if not isinstance(value, list | dict | set | deque):
+                return
         with suppress(Exception):
+            if isinstance(value, list | tuple | deque | Mapping) and len(value) <= _MAX_ITEMS:
+                # The mark of a list or a dict shows only plain values.
+                items = value if isinstance(value, Mapping) else dict(enumerate(value))
+                for key, item in items.items():
+                    if _has_attributes(item):
+                        self.visit(f"{name}[{key}]", item)
             if (mark := self._mark(value)) is not None:
                 # A callback has the name of its class, whose values it may have replaced.
                 self.marks.setdefault(name, mark)
@@ -162,7 +167,7 @@ class _Walk:
         elif isinstance(value, ModuleType) and _is_users(value.__name__):
             self._visit_owner(value.__name__, value)
 
-    def _visit_object(self, name: str, value: Any, *, is_users: bool) -> None:
+    def _visit_object(self, name: str, value: Any) -> None:
         if isinstance(value, nn.Module):
             hooks = hooks_of(value)
             owned = {
@@ -181,13 +186,14 @@ class _Walk:
             self.marks[name] = type(value), None
         if isinstance(value, Optimizer) and not any(value is part for part in self._parts):
             self.visit(f"{name}.state", value.state)
-        if is_users or type(value).__module__.startswith("torch.nn."):  # as `p` of a dropout
+        kind = type(value)
+        if is_of_user(kind) or kind.__module__.startswith(("torch.nn.", "torch.optim.lr")):
             values = _values_in(value)
             if self._has_defaults:
-                values = defaults_of(type(value)) | values
+                values = defaults_of(kind) | values
             own = {key: each for key, each in values.items() if key not in _set_by_libraries()}
             self._visit_all(name, value, own)
-        self.visit_code(*type(value).__mro__)
+        self.visit_code(*kind.__mro__)
 
     def _visit_all(self, name: str, owner: object, values: Mapping[str, Any]) -> None:
         unneeded = getattr(owner, "unsaved_attributes", ())
@@ -217,7 +223,7 @@ class _Walk:
         if isinstance(value, Tensor):
             if id(value) in self._seen or value.grad_fn is not None:
                 return None
-            if value.nbytes > _MAX_SUMMED_BYTES:  # such as data in memory: a sum takes seconds
+            if value.nbytes > _MAX_DIGESTED_BYTES:  # such as data in memory
                 value = local_part(value).reshape(-1)[:: value.nbytes // _MAX_BYTES]
             return mark_tensor(value)
         for kinds, read in _CONTENT.items():
@@ -233,7 +239,8 @@ class _Walk:
         if not isinstance(value, list | tuple | set | frozenset | deque | Mapping):
             return None
         if len(value) > _MAX_ITEMS:
-            return type(value), len(value)
+            values = value.values() if isinstance(value, Mapping) else value
+            return type(value), hash((*map(id, values),))
         items = value.items() if isinstance(value, Mapping) else value
         return type(value), [self._mark(item) for item in items]
 
@@ -256,20 +263,23 @@ class _Walk:
 
 
 def mark_tensor(tensor: Tensor) -> Mark:
-    """Mark a tensor by the sum of its elements' bits, and by a sample of its bytes.
-
-    Of a small tensor the sample has all bytes; of a large one, such as a teacher's, only a few.
-    """
-    flat = local_part(tensor.detach()).reshape(-1).contiguous()
-    sample = flat[:: flat.nbytes // _MAX_BYTES + 1].cpu().contiguous()
-    kind = (type(tensor), tensor.dtype, tensor.shape)
-    return kind, (int(sum_of_bits(flat)), bytes_of(sample).numpy().tobytes())
+    """Mark a tensor by its kind and a digest of its bytes."""
+    return (type(tensor), tensor.dtype, tensor.shape), quick_digest(tensor)
 
 
 def _held_by(value: Any) -> object:
     if isinstance(value, SynchronizedBase):
         return value.get_obj()
     return value.get(None) if isinstance(value, ContextVar) else vars(value)
+
+
+def _has_attributes(value: object) -> bool:
+    """Return whether a value is a module, an optimizer, or an object of the user's classes."""
+    if isinstance(value, nn.Module | Optimizer | LRScheduler):
+        return True
+    # A ctypes array belongs to the file that first names its length.
+    is_users = is_of_user(type(value)) and not isinstance(value, (*_IN_BYTES, type))
+    return is_users and (hasattr(value, "__dict__") or bool(getattr(value, "__slots__", ())))
 
 
 def _is_code(value: object) -> bool:

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 from ..core.errors import listed
 from ..core.parameters import Optimizers, parameters_of
-from ..core.shards import local_part
-from ..core.tensor_memory import sum_of_bits
+from ..core.tensor_memory import quick_digest
 from ..training.callback import TrainerView
 
 _logger = logging.getLogger(__name__)
@@ -21,10 +20,10 @@ def untrained_named(optimizers: Optimizers, trainer: TrainerView) -> Iterator[No
 
     The run must end, after an epoch or more. Of a rate of 0, nobody expects more.
     """
-    before = _sums_of(optimizers)
+    before = _digests_of(optimizers)
     yield
-    after = _sums_of(optimizers) if trainer.is_finished and trainer.state.epoch else {}
-    if same := {name for name, sums in after.items() if sums and sums == before.get(name)}:
+    after = _digests_of(optimizers) if trainer.is_finished and trainer.state.epoch else {}
+    if same := {name for name, each in after.items() if each and each == before.get(name)}:
         _logger.warning(
             "[UNTRAINED] the run has changed no parameter of %s: look for a turn that never "
             "comes, a gradient that train_step drops, or a detach() before the loss",
@@ -32,14 +31,10 @@ def untrained_named(optimizers: Optimizers, trainer: TrainerView) -> Iterator[No
         )
 
 
-def _sums_of(optimizers: Optimizers) -> dict[str, list[int]]:
-    """Return the sums of the bits of what each optimizer is to train."""
+def _digests_of(optimizers: Optimizers) -> dict[str, list[object]]:
+    """Return digests of what each optimizer is to train."""
     return {
-        name: [
-            int(sum_of_bits(local_part(each)))
-            for each in parameters_of(optimizer)
-            if each.requires_grad
-        ]
+        name: [quick_digest(each) for each in parameters_of(optimizer) if each.requires_grad]
         for name, optimizer in optimizers.items()
         if any(group["lr"] for group in optimizer.param_groups)
     }

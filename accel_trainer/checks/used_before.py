@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from ..core.errors import listed
-from .model_watch import mark_model
+from .model_watch import weights_in
 from .unsaved_state import mark_unsaved
 
 _logger = logging.getLogger(__name__)
@@ -51,7 +51,6 @@ def _seen(part: object) -> dict[str, Any] | None:
 def _mark(part: object) -> dict[str, Any]:
     """Return marks of an object's own values; of the files that it comes from, others have some."""
     if isinstance(part, nn.Module):
-        names = [name for name, _ in part.named_parameters(prefix="model")]
-        return {name: each for name, each in mark_model(part).items() if name in names}
+        return weights_in(part)
     marks = mark_unsaved({"own": part}, model=nn.Identity())
     return {name: mark for name, mark in marks.items() if name.startswith("own.")}

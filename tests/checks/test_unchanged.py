@@ -39,7 +39,7 @@ class Net(nn.Sequential):
     on_store: Change = staticmethod(lambda model: None)
 
     def __init__(self) -> None:
-        super().__init__(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+        super().__init__(nn.Linear(4, 40), nn.BatchNorm1d(40), nn.Dropout(0.5), nn.Linear(40, 2))
 
     def save_pretrained(self, folder: str) -> None:
         Path(folder, "net").touch()
@@ -49,6 +49,17 @@ class Net(nn.Sequential):
 def scale(model: nn.Module) -> None:
     with torch.no_grad():
         model.get_parameter("3.weight").mul_(1.01)
+
+
+def forget_row(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.get_parameter("0.weight")[-1] = 0
+
+
+def permute(model: nn.Module) -> None:
+    with torch.no_grad():
+        weight = model.get_parameter("0.weight")
+        weight.copy_(weight.roll(1, 0))
 
 
 def average(model: nn.Module) -> None:
@@ -66,6 +77,8 @@ def replace_layer(model: nn.Module) -> None:
 
 CHANGES: dict[str, tuple[Change, str]] = {
     "weights": (scale, "model.3.weight"),
+    "the last row": (forget_row, "model.0.weight"),
+    "rows in another order": (permute, "model.0.weight"),
     "all weights": (average, "model.0.bias"),
     "requires_grad": (lambda model: model.requires_grad_(False), "model.0.bias.requires_grad"),
     "hook": (add_hook, "model.hooks"),

@@ -74,6 +74,55 @@ def test_each_kind_of_generator_of_numpy_is_marked(state: Any, use: Callable[[An
     assert mark_unsaved({"task": state}, model=nn.Identity()) != before
 
 
+class Held:
+    """What a list or a dict may hold."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def use(self) -> None:
+        self.number += 1
+
+
+class OwnList(list[int]):
+    """A list of the user's class."""
+
+
+def stepped() -> torch.optim.lr_scheduler.LRScheduler:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimizer.step()
+    return schedule
+
+
+@pytest.mark.parametrize(
+    ("make", "use"),
+    [
+        (lambda: [Held()], lambda held: held[0].use()),
+        (lambda: {"loss": Held()}, lambda held: held["loss"].use()),
+        (lambda: (1, Held()), lambda held: held[1].use()),
+        (lambda: [nn.Linear(2, 2)], lambda held: nn.init.ones_(held[0].weight)),
+        (lambda: OwnList([1]), lambda held: held.append(2)),
+        (lambda: [0.0] * 5000, lambda held: held.__setitem__(5, 1.0)),
+        (lambda: dict.fromkeys(range(5000), 0.0), lambda held: held.update({5: 1.0})),
+        (stepped, lambda held: held.step()),
+    ],
+)
+def test_state_of_objects_that_others_hold_is_found(
+    make: Callable[[], Any], use: Callable[[Any], Any]
+) -> None:
+    def marks() -> dict[str, Any]:
+        return mark_unsaved({"task": part}, model=nn.Identity())
+
+    part = Part()
+    vars(part)["held"] = make()
+    before = marks()
+    assert marks() == before
+    use(vars(part)["held"])
+    after = marks()
+    assert [name for name in after if after[name] != before[name]]
+
+
 @pytest.mark.parametrize("number", [Decimal("0.1"), Fraction(1, 3), np.float32(2), 1j])
 def test_each_kind_of_number_is_marked(number: Any) -> None:
     assert changed(lambda part: vars(part).update(step=number)) == ["task.step"]

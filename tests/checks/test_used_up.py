@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch.utils.data import DataLoader, IterableDataset
 
 from accel_trainer import (
@@ -27,7 +29,8 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
-from accel_trainer.checks.used_up import start_again
+from accel_trainer.checks.first_reading import FirstReadings
+from accel_trainer.checks.used_up import hash_of, start_again
 
 # Many of these streams leave their file to the garbage collector.
 pytestmark = [
@@ -271,3 +274,84 @@ def test_an_iterator_in_place_of_a_dataset_is_refused_with_the_way_out(tmp_path:
             train_set=zip(SAMPLES, SAMPLES, strict=True),
             eval_sets=SAMPLES,
         )
+
+
+DRAWING = random.Random(0)
+
+
+class Stateful:
+    """A stream whose reading changes something of its own."""
+
+    def __init__(self) -> None:
+        self.order = [*range(64)]
+        self.drawing = random.Random(0)
+        self.torch_drawing = torch.Generator()
+        self.number = 0
+        self.kept: dict[int, Sample] = {}
+
+    def shuffles_in_place(self, epoch: int) -> Iterator[Any]:
+        random.Random(epoch).shuffle(self.order)
+        for number in self.order:
+            yield SAMPLES[number]
+
+    def shuffles_when_called(self, epoch: int) -> Iterator[Any]:
+        random.Random(epoch).shuffle(self.order)
+        return iter(self.order)
+
+    def draws(self, epoch: int) -> Iterator[Any]:
+        for inputs, _ in SAMPLES:
+            yield inputs + self.drawing.random()
+
+    def draws_from_torch(self, epoch: int) -> Iterator[Any]:
+        for inputs, _ in SAMPLES:
+            yield inputs + torch.rand(4, generator=self.torch_drawing)
+
+    def draws_from_a_global(self, epoch: int) -> Iterator[Any]:
+        for inputs, _ in SAMPLES:
+            yield inputs + DRAWING.random()
+
+    def counts(self, epoch: int) -> Iterator[Any]:
+        for inputs, _ in SAMPLES:
+            self.number += 1
+            yield inputs * self.number
+
+    def counts_behind(self, epoch: int) -> Iterator[Any]:
+        for inputs, _ in SAMPLES:
+            yield inputs * self.number
+            self.number += 1
+
+    def fine_keeps_samples(self, epoch: int) -> Iterator[Any]:
+        for number, sample in enumerate(SAMPLES):
+            yield self.kept.setdefault(number, sample)
+
+    def fine_counts_for_a_log(self, epoch: int) -> Iterator[Any]:
+        for inputs, _ in SAMPLES:
+            self.number += 1
+            yield inputs + torch.rand(4)
+
+    def fine_keeps_its_place(self, epoch: int) -> Iterator[Any]:
+        self.number = 0
+        while self.number < len(SAMPLES):
+            yield SAMPLES[self.number]
+            self.number += 1
+
+    def fine_draws_by_epoch(self, epoch: int) -> Iterator[Any]:
+        self.drawing.seed(epoch)
+        for inputs, _ in SAMPLES:
+            yield inputs + self.drawing.random()
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Stateful) if "__" not in name])
+def test_a_stream_whose_reading_changes_its_samples_is_named(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = StreamReader(getattr(Stateful(), name), 64)
+    FirstReadings({"train_set": SimpleNamespace(reader=reader)}, Accelerator(cpu=True))
+    torch.manual_seed(7)
+    samples = [each for _, each in reader.samples_from(3, 0)]
+    is_named = any("UNSAVED_STATE" in line for line in caplog.messages)
+    assert is_named != name.startswith("fine"), caplog.messages
+    if not is_named:  # it is read as without the check
+        torch.manual_seed(7)
+        again = getattr(Stateful(), name)(3)
+        assert hash_of(samples) == hash_of([*again])

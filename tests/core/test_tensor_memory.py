@@ -10,6 +10,7 @@ from accel_trainer.core.tensor_memory import (
     copy_model,
     is_dense,
     make_dense,
+    quick_digest,
     sum_of_bits,
     tied_by_memory,
 )
@@ -75,3 +76,16 @@ def test_the_sum_of_bits_does_not_depend_on_the_layout() -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8):
         strided = torch.arange(24).to(dtype)[::2]
         assert sum_of_bits(strided) == sum_of_bits(strided.clone()) != 0, dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool, torch.complex64])
+def test_a_digest_shows_each_element_and_its_place(dtype: torch.dtype) -> None:
+    tensor = torch.arange(60).reshape(20, 3).to(dtype)
+    found = quick_digest(tensor)
+    assert quick_digest(tensor.t().contiguous().t()) == found
+    assert quick_digest(tensor.roll(1, 0)) != found
+    for place in range(20):
+        changed = tensor.clone()
+        changed[place, 1] = 0 if tensor[place, 1] else 1
+        assert quick_digest(changed) != found
+    assert quick_digest(tensor[:0]) == quick_digest(torch.zeros(0))
