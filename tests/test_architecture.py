@@ -38,6 +38,7 @@ ENGINE = (
     "own_loop",
 )
 ORDER = (
+    "names",
     *ENGINE,
     "removed",
     "public_names",
@@ -544,6 +545,7 @@ RULES = {
         calls("open", ".open", ".read_text", ".read_bytes"),
         {
             "core.filesystem",
+            "names.unknown",  # its table
             "callbacks.console",  # where printing leads that fails
             "run.provenance",  # the recipe, to hash it
             "distributed.machine",  # what the kernel says

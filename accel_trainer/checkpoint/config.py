@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from ..core.config import AT_LEAST_ONE, NOT_NEGATIVE, Range, short_flag
+from ..core.config import AT_LEAST_ONE, NOT_NEGATIVE, Config, Range, short_flag
 from ..core.train_state import TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Config):
     """When checkpoints are saved, and which are kept."""
 
     every_n_steps: Annotated[int | None, short_flag("--checkpoint-every-n-steps")] = None

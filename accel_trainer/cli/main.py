@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OneLineError as error:
         # An `UnknownRecipeError` has it, whose module not every command imports.
         shown = error.with_command(argv) if hasattr(error, "with_command") else error
-        print(f"accel_trainer: {shown}", file=sys.stderr)
+        print(f"accel_trainer: {shown.line}", file=sys.stderr)
         return int(error.exit_code)
     except KeyboardInterrupt:
         print("accel_trainer: interrupted", file=sys.stderr)

@@ -12,7 +12,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
-from .config import AT_LEAST_ONE, NOT_NEGATIVE, short_flag
+from .config import AT_LEAST_ONE, NOT_NEGATIVE, Config, short_flag
 from .errors import ConfigError, DataError
 from .wording import counted
 
@@ -203,7 +203,7 @@ def parts_of_process(
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchConfig:
+class BatchConfig(Config):
     """How many samples make a step: per device x processes x accumulation = global.
 
     Only the global batch affects what is learned, not how it is split over processes and
@@ -231,7 +231,7 @@ class BatchConfig:
     eval_batch_size: int = 500
     """Samples per forward pass on one process in evaluation. It changes metrics only by rounding,
     unless evaluation is random; with `--reduce exact`, a resume cannot change it."""
-    num_workers: int = 0
+    num_workers: Annotated[int, short_flag("--num-workers")] = 0
     """Data workers per training process, for data that is not already decoded in memory."""
 
     def __post_init__(self) -> None:

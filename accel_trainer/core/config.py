@@ -10,11 +10,23 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 
 from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 C = TypeVar("C")
 
@@ -103,6 +115,23 @@ def _alternatives(kind: Any) -> list[str]:
     if kind is type(None):
         return ["None"]
     return [re.sub(r"\w+\.(?=\w)", "", inspect.formatannotation(kind))]
+
+
+class Config:
+    """The base of config classes: a keyword that none has is answered as an unknown flag is."""
+
+    def __new__(cls, *args: object, **given: object) -> Self:
+        """Raise ConfigError for an unknown keyword."""
+        try:
+            inspect.signature(cls).bind_partial(*args, **given)
+        except TypeError:
+            from ..names import everyday, unknown  # which few programs need
+
+            elsewhere = everyday.spelt_fields(Config.__subclasses__(), cls)
+            known = inspect.signature(cls).parameters
+            if said := unknown.describe_unknown(cls.__name__, given, known, elsewhere):
+                raise ConfigError("CONFIG", said) from None
+        return super().__new__(cls)
 
 
 def unchecked_defaults(config_class: type[C]) -> C:

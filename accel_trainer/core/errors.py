@@ -63,6 +63,8 @@ class OneLineError(BaseException):
     """
 
     exit_code = ExitCode.INTERNAL
+    is_of_python = False
+    """Whether its text has keywords, for a Python program, in place of flags."""
 
     def __init__(self, code: str, message: str, *more: object) -> None:
         self.code = code
@@ -70,8 +72,15 @@ class OneLineError(BaseException):
         self.message = _CONTROL.sub(" ", message)
         super().__init__(code, self.message, *more)  # pickle creates the error from these
 
-    def __str__(self) -> str:
+    @property
+    def line(self) -> str:
+        """What a command prints: the message with its code."""
         return f"error[{self.code}]: {self.message}"
+
+    def __str__(self) -> str:
+        from ..names.everyday import in_python  # few programs fail
+
+        return in_python(self.line) if self.is_of_python else self.line
 
 
 class UserError(OneLineError, Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, repeat, tee
 from typing import Any, Generic, TypeVar
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from ..core.batch_plan import ENDLESS, BatchConfig, BatchPlan, split_evenly
-from ..core.config import ABOVE_ZERO, AT_LEAST_ONE
+from ..core.config import ABOVE_ZERO, AT_LEAST_ONE, Config
 from ..core.errors import ConfigError
 from ..core.types import Batch, LazyBatches, StepBatch
 from ..distributed.streams import has_streams
@@ -164,7 +164,7 @@ class EvalLoader(Generic[AnyReader]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetOptions:
+class DatasetOptions(Config):
     """How the samples of a map-style dataset become batches.
 
     Samples are `(input, target)` pairs, or what `collate` accepts. For a table, such as a
@@ -174,7 +174,7 @@ class DatasetOptions:
     dataset has at hand.
     """
 
-    collate: Collate = default_collate
+    collate: Collate = field(default=default_collate, repr=False)
     columns: tuple[str, str] | None = None
     num_classes: int | None = None
     labels: Sequence[int] | Tensor | None = None

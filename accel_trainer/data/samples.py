@@ -18,7 +18,7 @@ def check_dataset(dataset: Any, name: str) -> None:
     if isinstance(dataset, type):
         fix = "give an instance of it"
     elif isinstance(dataset, DataLoader):
-        why = "--batch-size, --batch.order and --batch.num-workers replace its settings"
+        why = "--batch-size, --batch.order and --num-workers replace its settings"
         fix = f"give its dataset, as loader.dataset; {why}"
     elif isinstance(dataset, Mapping) and 0 not in dataset:
         fix = f"give one of its parts, {', '.join(map(repr, dataset))}"

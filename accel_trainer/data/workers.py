@@ -131,7 +131,7 @@ class SampleReader(Reader):
                 "DATASET",
                 f"data workers cannot be given the dataset ({error}): "
                 "define it at the top level of a file, without lambdas and open files, "
-                "or use --batch.num-workers 0",
+                "or use --num-workers 0",
             ) from error
 
     def fingerprint(self) -> str:
@@ -325,5 +325,5 @@ def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:
     return DataError(
         "DATA_WORKER",
         f"{reasons[0].partition('. ')[0]} (the last samples started: {last}): "
-        "look at these, or read them with --batch.num-workers 0 to see the error itself",
+        "look at these, or read them with --num-workers 0 to see the error itself",
     )

@@ -21,7 +21,7 @@ from accelerate.utils import (
 )
 from accelerate.utils import FullyShardedDataParallelPlugin as FsdpPlugin
 
-from ..core.config import POSITIVE, Range, short_flag
+from ..core.config import POSITIVE, Config, Range, short_flag
 from ..core.errors import ConfigError
 from ..core.version import package_version
 from ..core.wording import counted
@@ -44,7 +44,7 @@ _M_MMAP_THRESHOLD = -3
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuntimeConfig:
+class RuntimeConfig(Config):
     """Precision, devices and processes."""
 
     mixed_precision: Annotated[

@@ -17,6 +17,7 @@ from ..core.config import (
     BELOW_ONE,
     INSIDE_ONE,
     NOT_NEGATIVE,
+    Config,
     check_pattern,
     short_flag,
 )
@@ -35,7 +36,7 @@ UNSUITABLE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Config):
     """The optimizer and its learning rate."""
 
     name: str = "sgd"

@@ -15,14 +15,14 @@ import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..core.config import FRACTION, INSIDE_ONE, NOT_NEGATIVE
+from ..core.config import FRACTION, INSIDE_ONE, NOT_NEGATIVE, Config
 from ..core.errors import ConfigError
 from ..core.learning_rate import Decay, Schedule
 from ..core.user_code import describe_error
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
+class ScheduleConfig(Config):
     """The shape of the learning rate over the run.
 
     Warmup is linear from `peak / warmup_steps`; the shape then spans the remaining steps.

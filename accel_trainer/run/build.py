@@ -77,6 +77,7 @@ from .config import decisive_values
 from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, fingerprint_of
 from .extra_callbacks import Observer, extra_callbacks
 from .folder import record_start
+from .keywords import answers_unknown
 from .modes import kept_in_evaluation, put_into_training
 from .optimization import (
     BuildOptimizer,
@@ -91,6 +92,7 @@ from .session import Run
 _logger = logging.getLogger(__name__)
 
 
+@answers_unknown
 def build_trainer(
     run: Run,
     *,

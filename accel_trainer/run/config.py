@@ -12,6 +12,7 @@ from ..callbacks.metrics_file import without_nan
 from ..checkpoint.config import CheckpointConfig
 from ..core.batch_plan import BatchConfig
 from ..core.config import (
+    Config,
     check_pattern,
     config_values,
     diff_config,
@@ -63,7 +64,7 @@ _PINNED_IF_EXACT = ("batch.per_device_batch_size", "batch.eval_batch_size", "run
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Config):
     """Where a run lives and where it starts from."""
 
     output_dir: Annotated[Path | None, short_flag("--output-dir")] = None
@@ -134,7 +135,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeConfig:
+class RecipeConfig(Config):
     """The settings of every recipe. A recipe subclasses it to add those of its data and model."""
 
     seed: int = 0

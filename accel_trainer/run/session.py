@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from accelerate import Accelerator
 
@@ -16,13 +17,14 @@ from ..checks.agreement import check_same_everywhere, describe_identity
 from ..checks.explain import explain
 from ..checks.preflight import find_launch_warnings, find_setting_warnings, refuse_launch
 from ..core.config import check_types
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, OneLineError
 from ..core.rng import seed_generators
 from ..distributed.accelerator import start_accelerator
 from ..distributed.collectives import shutdown
 from ..distributed.determinism import is_too_late_for_cublas, nondeterminism_named
 from ..fault_tolerance.activity import Activity
 from ..fault_tolerance.preemption import StopFlag
+from ..names.everyday import Everyday
 from .config import (
     RecipeConfig,
     check_allowed_changes,
@@ -32,7 +34,11 @@ from .config import (
 )
 from .folder import open_folder
 from .joining import joined_run
+from .keywords import everyday_config
 from .resume import Resume, advise_flags, allowed_names, choose_folder, continued, load_for_all
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _logger = logging.getLogger(__name__)
 
@@ -61,8 +67,13 @@ class Run:
 
 
 @contextmanager
-def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
+def start_run(
+    config: RecipeConfig | None = None, *, recipe: str, **settings: Unpack[Everyday]
+) -> Iterator[Run]:
     """Join the processes, lock the run folder and load the checkpoint. **Collective.**
+
+    `recipe` names the run's folder. The everyday settings can be given instead of a config, under
+    the names of their flags: `start_run(recipe="digits", epochs=20, lr=0.1, batch_size=32)`.
 
     A program may start several runs, one after the other: a signal that stops one of them ends the
     program on every process. Random numbers continue after the block as if there had been no run.
@@ -76,10 +87,27 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         Preempted: a signal came, and the block has ended without an error. Alone in a script it
             is a SystemExit, and in a notebook or a thread a KeyboardInterrupt.
     """
+    try:
+        if config is None:
+            config = everyday_config(settings)
+        elif settings:
+            given = ", ".join(f"{name}=" for name in settings)
+            fact = f"start_run was given a config and {given}"
+            raise ConfigError("CONFIG", f"{fact}: give one of them")
+        with _started(config, recipe) as run:
+            yield run
+    except OneLineError as error:
+        error.is_of_python = True  # commands, which show `line`, keep the flags
+        raise
+
+
+@contextmanager
+def _started(config: RecipeConfig, recipe: str) -> Iterator[Run]:
     # The order matters; what is entered is left in reverse.
     # 1. Mistakes in settings are reported before any process waits for another.
     if not isinstance(config, RecipeConfig):
-        raise ConfigError("CONFIG", f"start_run was given {config!r:.60}: give a RecipeConfig")
+        fix = "give a RecipeConfig, or its everyday settings as keywords"
+        raise ConfigError("CONFIG", f"start_run was given {config!r:.60}: {fix}")
     check_types(config, RecipeConfig)
     check_finite(config)
     config = with_defaults(config)

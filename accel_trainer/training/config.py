@@ -15,6 +15,7 @@ from ..core.config import (
     INSIDE_ONE,
     NOT_NEGATIVE,
     POSITIVE,
+    Config,
     short_flag,
 )
 from ..core.errors import ConfigError
@@ -30,7 +31,7 @@ progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
+class TrainerConfig(Config):
     """How long to train, and when to evaluate and log."""
 
     num_epochs: Annotated[int | None, short_flag("--epochs")] = None

@@ -53,14 +53,15 @@ class Trainer:
     itself, override `train_step`. `decay` is where a trunk decays. The `inspector` looks on.
     """
 
-    def __new__(cls, config: object = None, *_: object, **__: object) -> Trainer:
+    def __new__(cls, config: object = None, *_: object, **parts: object) -> Trainer:
         """Return a new trainer. Raises ConfigError for arguments as other toolkits take them."""
         if not isinstance(config, TrainerConfig):
+            given = ", ".join(f"{name}=" for name in parts) or describe_tensor(config)
             raise ConfigError(
                 "TRAINER",
-                f"{cls.__name__} was called with {describe_tensor(config)}: trainers come from "
-                "build_trainer(run, model=..., task=..., ...), those of a subclass with "
-                f"trainer_class={cls.__name__}",
+                f"{cls.__name__} was called with {given}: give settings to start_run(epochs=...), "
+                "and parts to build_trainer(run, model=..., task=..., ...), which makes trainers, "
+                f"those of a subclass with trainer_class={cls.__name__}",
             )
         return super().__new__(cls)
 

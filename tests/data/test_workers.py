@@ -148,7 +148,7 @@ def test_what_cannot_be_pickled_has_workers_unless_they_are_spawned(
             (batch,) = read(SampleReader(Unsendable(file), CPU, num_workers=1), [3, 7])
             assert batch.inputs.tolist() == [[4, 0], [8, 0]], method
         choose_start_method("spawn")
-        with pytest.raises(ConfigError, match=r"DATASET.*pickle.*--batch\.num-workers 0"):
+        with pytest.raises(ConfigError, match=r"DATASET.*pickle.*--num-workers 0"):
             read(SampleReader(Unsendable(file), CPU, num_workers=1), [3, 7])
 
 

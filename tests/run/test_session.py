@@ -102,7 +102,7 @@ def test_a_changed_config_is_listed_with_the_flag_that_allows_it(tmp_path: Path)
     with pytest.raises(ConfigError) as error:
         run(tmp_path, **changes)
     assert "seed: 3 -> 4; optimizer.learning_rate: 0.05 -> 0.1" in str(error.value)
-    assert "--allow-change seed optimizer.learning_rate" in str(error.value)
+    assert "allow_change=['seed', 'optimizer.learning_rate']" in str(error.value)
     result = run(tmp_path, run={"allow_change": ("seed", "optimizer.learning-rate")}, **changes)
     assert result.state == "done"
 

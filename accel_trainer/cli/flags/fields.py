@@ -18,6 +18,7 @@ import tyro
 
 from ...core.config import type_name
 from ...core.errors import ConfigError
+from ...names.everyday import flag_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def config_fields(config_class: Any, prefix: str = "") -> dict[str, ConfigField]
         else:
             notes = getattr(hints[field.name], "__metadata__", ())
             aliases = [alias for note in notes for alias in getattr(note, "aliases", None) or ()]
-            flags = ["--" + name.replace("_", "-"), *aliases]
+            flags = [flag_of(name), *aliases]
             found[name] = ConfigField(name, kind, config_class, flags)
     return found
 

@@ -7,25 +7,24 @@ import re
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
-from ...core.config import config_to_dict, unchecked_defaults
+from ...core.config import config_to_dict
 from ...core.errors import ConfigError
 from ...core.filesystem import read_file
 from ...core.run_dir import expand_home
 from ...core.yaml_files import MAX_BYTES, dump_yaml, parse_yaml
+from ...names.unknown import suggest
+from ...run.keywords import build_config
 from .fields import ConfigField, config_fields, fields_by_flag, words_of
-from .suggest import suggest
 from .typed_words import refuse_misread_words
 
 C = TypeVar("C")
 
 FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
-_NOTHING: Mapping[str, str] = {}
 
 
 def parse_config(
@@ -66,12 +65,12 @@ def parse_config(
         raise ConfigError("CONFIG", f"unknown flags: {hints}")
     known = config_fields(config_class)
     values = _with_length(from_files, known) | _with_length(from_flags, known)
-    return _build(config_class, values, typed=typed)
+    return build_config(config_class, values, typed)
 
 
 def load_config(config_class: type[C], text: str, *, source: str = "config") -> C:
     """Return the config that `save_config` wrote; errors name the text by `source`."""
-    return _build(config_class, _parse_file(config_class, text, source=source))
+    return build_config(config_class, _parse_file(config_class, text, source=source))
 
 
 def save_config(config: Any) -> str:
@@ -161,32 +160,3 @@ def _values_by_name(
             yield from _values_by_name(value, dicts, f"{name}.")
         else:
             yield name, value
-
-
-def _build(
-    config_class: type[C], values: Mapping[str, Any], *, typed: Mapping[str, str] = _NOTHING
-) -> C:
-    """Return the config; an error starts with the flag that was `typed` for its field."""
-    try:
-        config: C = _with_values(unchecked_defaults(config_class), values)
-        return config
-    except ConfigError as error:
-        name, _, rest = error.message.partition(" ")
-        if name not in typed:
-            raise
-        raise ConfigError(error.code, f"{typed[name]} {rest}") from None
-    except ValueError as error:  # of a config class
-        raise ConfigError("CONFIG", str(error)) from None
-
-
-def _with_values(config: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """Return the config with the values, which have dotted names."""
-    changes = {}
-    for field in fields(config):
-        name = prefix + field.name
-        default = getattr(config, field.name)
-        if is_dataclass(default):
-            changes[field.name] = _with_values(default, values, f"{name}.")
-        elif name in values:
-            changes[field.name] = values[name]
-    return replace(config, **changes)

@@ -109,5 +109,7 @@ def _report(error: BaseException, *, is_debug: bool) -> None:
         where = next(
             (note for note in getattr(error, "__notes__", ()) if note.endswith(said)), said
         )
-        line = str(error) if is_expected else f"error[{exit_code_of(error).name}]: {where}"
+        line = f"error[{exit_code_of(error).name}]: {where}"
+        if isinstance(error, OneLineError):
+            line = error.line
         print(f"accel_trainer: {f'process {rank}: ' * is_alone}{line}", file=sys.stderr)

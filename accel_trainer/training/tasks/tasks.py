@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.config import BELOW_ONE
+from ...core.config import BELOW_ONE, Config
 from ...core.errors import ConfigError
 from ...core.types import Batch, StepOutput
 from ...core.wording import describe_tensor
@@ -23,7 +23,7 @@ _NO_LABEL = torch.iinfo(torch.int64).min  # is ignored, and no label has it
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassificationConfig:
+class ClassificationConfig(Config):
     """The loss of a classifier."""
 
     label_smoothing: float = 0.0

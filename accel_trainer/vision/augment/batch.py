@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.config import NOT_NEGATIVE
+from ...core.config import NOT_NEGATIVE, Config
 from ...core.rng import fold_in
 from .draws import random_bits, random_int, random_uniform
 
@@ -25,7 +25,7 @@ _MAX_SIMD_ELEMENTS = 32  # two AVX-512 vectors, which torch processes at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class BasicAugmentConfig:
+class BasicAugmentConfig(Config):
     """The augmentation settings that small images and photos share."""
 
     crop_padding: int = 4

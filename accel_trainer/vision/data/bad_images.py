@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.config import BELOW_ONE, short_flag
+from ...core.config import BELOW_ONE, Config, short_flag
 from ...core.errors import DataError
 from ..sources.raw import RawSplit
 
@@ -22,7 +22,7 @@ class BadImage(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BadImageConfig:
+class BadImageConfig(Config):
     """What to do about images that cannot be decoded, are missing, or differ in size or mode."""
 
     policy: Annotated[Literal["error", "skip"], short_flag("--on-bad-image")] = "error"

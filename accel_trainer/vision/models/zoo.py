@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from torch import nn
 
-from ...core.config import short_flag
+from ...core.config import Config, short_flag
 from ...core.errors import ConfigError
 from .airbench import Airbench
 from .blocks import Norm
@@ -50,7 +50,7 @@ MODEL_NAMES: tuple[str, ...] = (*_CIFAR_BLOCKS, "resnet9", *_AIRBENCH, *_IMAGENE
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Config):
     """Which model to train."""
 
     name: Annotated[str, short_flag("--model")] = "resnet20"

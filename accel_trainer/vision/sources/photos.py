@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from ...core.config import short_flag
+from ...core.config import Config, short_flag
 from ...core.errors import ConfigError, DataError, shortened
 from ...core.run_dir import expand_home
 from ...data.fingerprint import SAMPLED
@@ -35,7 +35,7 @@ _NUM_HASHED = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhotoConfig:
+class PhotoConfig(Config):
     """Which columns and which part of the data to use, and the size of the model's input."""
 
     image_column: Annotated[str | None, short_flag("--image-column")] = None

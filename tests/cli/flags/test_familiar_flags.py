@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import pytest
-import yaml
 
-from accel_trainer import ConfigError, RecipeConfig, parse_config
-from accel_trainer.cli.flags import suggest
+from accel_trainer import ConfigError, RecipeConfig, build_trainer, parse_config
 from accel_trainer.cli.flags.fields import config_fields
+from accel_trainer.names import unknown
+from accel_trainer.names.everyday import flag_of
 from recipes import cifar, images
 
 
@@ -52,7 +53,7 @@ TO_THE_LAUNCHER = (
             "the CPU",
         ),
         ("--img-size", "images keep their size: resize the files first"),
-        ("-j", "did you mean --batch.num-workers?"),
+        ("-j", "did you mean --num-workers?"),
         ("--epoch", "did you mean --epochs?"),  # the nearest, as no toolkit calls it so
         ("--experiment-name", "did you mean --output-dir?"),
         ("--master_port", TO_THE_LAUNCHER),
@@ -101,9 +102,9 @@ def test_a_familiar_flag_is_answered_by_its_first_row_that_the_recipe_has(
     monkeypatch: pytest.MonkeyPatch, config: type[RecipeConfig]
 ) -> None:
     # The table is read once here, and not for each of hundreds of names.
-    monkeypatch.setattr(suggest, "read_yaml", functools.cache(suggest.read_yaml))
+    monkeypatch.setattr(unknown, "familiar_names", functools.cache(unknown.familiar_names))
     known = {flag for field in config_fields(config).values() for flag in field.flags}
-    table = yaml.safe_load(suggest.FAMILIAR_FLAGS.read_text())
+    table = unknown.familiar_names()
     answers: dict[str, list[str]] = {}
     for here, names in table.items():
         for name in names.split():
@@ -116,8 +117,8 @@ def test_a_familiar_flag_is_answered_by_its_first_row_that_the_recipe_has(
         if expected.startswith("--"):
             expected = f"did you mean {expected}?"
         if f"--{name}" not in known:
-            assert suggest.suggest(f"--{name}", known) == expected
-            assert suggest.suggest(f"--trainer.{name}", known) == expected, (
+            assert unknown.suggest(f"--{name}", known) == expected
+            assert unknown.suggest(f"--trainer.{name}", known) == expected, (
                 "as LightningCLI writes it"
             )
 
@@ -139,16 +140,14 @@ def test_only_a_near_name_is_suggested(flag: str, said: str) -> None:
     assert said_of(flag) == said
 
 
-def test_every_flag_in_the_table_is_one_of_a_recipes() -> None:
+def test_every_name_in_the_table_is_of_a_recipe_or_of_build_trainer() -> None:
     known = {
         flag
         for config in (cifar.Config, images.Config)
         for field in config_fields(config).values()
         for flag in field.flags
-    }
-    rows = [
-        here for here in yaml.safe_load(suggest.FAMILIAR_FLAGS.read_text()) if here.startswith("--")
-    ]
+    } | {flag_of(name) for name in inspect.signature(build_trainer).parameters}
+    rows = [here for here in unknown.familiar_names() if here.startswith("--")]
     assert [here for here in rows if here.split()[0] not in known] == []
 
 

@@ -1,22 +1,25 @@
-"""What a misspelt flag, or one of another toolkit, is called here."""
+"""What a misspelt name, or one of another toolkit, is called here: of a flag or a keyword."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from ...core.yaml_files import read_yaml
+import yaml
 
-FAMILIAR_FLAGS = Path(__file__).with_name("familiar_flags.yaml")
+from .everyday import flag_of, in_python
+
+FAMILIAR_NAMES = Path(__file__).with_name("familiar_names.yaml")
 _MIN_SIMILARITY = 0.75  # `--step-size` and `--batch-size` have 0.63
 
 
 def suggest(name: str, known: Collection[str]) -> str:
     """Return a hint: advice or the name of this flag in our package, else the most similar name."""
     plain = name.lstrip("-").replace("_", "-").lower()
-    table = read_yaml(FAMILIAR_FLAGS)
+    table = familiar_names()
     if not name.startswith("-"):  # a key of a file, for which no flag stands in
         table = {ours: names for ours, names in table.items() if not ours.startswith("--")}
     theirs = {plain, re.sub(r"^(trainer|model|data)\.", "", plain)}  # as LightningCLI writes them
@@ -30,3 +33,25 @@ def suggest(name: str, known: Collection[str]) -> str:
     spelt |= {each.lstrip("-"): each for each in known}
     nearest = difflib.get_close_matches(plain, spelt, n=1, cutoff=_MIN_SIMILARITY)
     return f"did you mean {spelt[nearest[0]]}?" if nearest else "see --help"
+
+
+def familiar_names() -> dict[str, str]:
+    """Return the names elsewhere of each of our flags, and of what we have no flag for."""
+    found: dict[str, Any] = yaml.safe_load(FAMILIAR_NAMES.read_text(encoding="utf-8"))
+    return found
+
+
+def describe_unknown(
+    owner: str, given: Iterable[str], known: Collection[str], elsewhere: Mapping[str, str]
+) -> str | None:
+    """Return what the first name in `given` is called that is none of the `known` keywords.
+
+    `elsewhere` has how Python writes what other flags set, such as `start_run(epochs=)`. None: all
+    names are known.
+    """
+    spelt = {**elsewhere, **{flag_of(name): f"{name}=" for name in known}}
+    for name in given:
+        if name not in known:
+            hint = suggest(flag_of(name), spelt).replace("--help", f"help({owner})")
+            return f"{owner} has no {name}=: {in_python(hint, spelt)}"
+    return None

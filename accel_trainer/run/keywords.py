@@ -1,0 +1,79 @@
+"""Settings and parts as keywords in Python, and configs from their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import wraps
+from inspect import signature
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
+
+from ..core.config import Config, unchecked_defaults
+from ..core.errors import ConfigError
+from ..names.everyday import IN_START_RUN, Everyday, config_fields, flag_of, spelt_fields
+from ..names.unknown import describe_unknown
+from .config import RecipeConfig
+
+C = TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def everyday_config(settings: Everyday) -> RecipeConfig:
+    """Return the config with the keywords of `start_run`. Raises ConfigError."""
+    classes = Config.__subclasses__()
+    known = Everyday.__annotations__
+    if said := describe_unknown("start_run", settings, known, spelt_fields(classes)):
+        raise ConfigError("CONFIG", said)
+    given = {flag_of(name): name for name in settings}
+    rows = config_fields(classes)
+    names = {given[flag]: name for *_, name, flags in rows for flag in given.keys() & flags}
+    values = {names[name]: value for name, value in settings.items()}
+    return build_config(RecipeConfig, values, {names[name]: f"{name}=" for name in settings})
+
+
+def answers_unknown(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a call of `function` with an unknown keyword say what it is called, here or there."""
+    elsewhere = {flag: f"start_run({name})" for flag, name in IN_START_RUN.items()}
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        known = signature(function).parameters
+        if said := describe_unknown(function.__name__, kwargs, known, elsewhere):
+            raise ConfigError("CONFIG", said)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def build_config(
+    config_class: type[C],
+    values: Mapping[str, Any],
+    given: Mapping[str, str] = MappingProxyType({}),
+) -> C:
+    """Return the config with `values`, which have dotted names.
+
+    Raises ConfigError, which starts with how the setting was `given`, such as `--epochs`.
+    """
+    try:
+        return _with_values(unchecked_defaults(config_class), values)
+    except ConfigError as error:
+        name, _, rest = error.message.partition(" ")
+        if name not in given:
+            raise
+        raise ConfigError(error.code, f"{given[name]} {rest}") from None
+    except ValueError as error:  # of a config class
+        raise ConfigError("CONFIG", str(error)) from None
+
+
+def _with_values(config: C, values: Mapping[str, Any], prefix: str = "") -> C:
+    changes = {}
+    for field in fields(config):  # type: ignore[arg-type]
+        name = prefix + field.name
+        default = getattr(config, field.name)
+        if is_dataclass(default):
+            changes[field.name] = _with_values(default, values, f"{name}.")
+        elif name in values:
+            changes[field.name] = values[name]
+    return replace(config, **changes)  # type: ignore[type-var]

@@ -1,0 +1,143 @@
+"""Settings and parts as keywords in Python: what they set, and what unknown ones are called."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel_trainer import (
+    BatchConfig,
+    CheckpointConfig,
+    ClassificationTask,
+    ConfigError,
+    DatasetOptions,
+    OptimizerConfig,
+    RecipeConfig,
+    RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    Trainer,
+    TrainerConfig,
+    build_trainer,
+    start_run,
+)
+from accel_trainer.core.config import Config
+
+from .mistakes import DATA, make_net
+
+
+def started(**settings: Any) -> RecipeConfig:
+    with start_run(recipe="keywords", **settings) as run:
+        return run.config
+
+
+def built(**parts: Any) -> Trainer:
+    with start_run(recipe="keywords", quiet=True) as run:
+        return build_trainer(run, model=make_net(), **parts)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_everyday_settings_are_keywords_of_start_run() -> None:
+    config = started(epochs=3, lr=0.1, batch_size=8, accumulate=2, num_workers=1, seed=5, ema=0.9)
+    assert (config.trainer.num_epochs, config.trainer.ema_decay, config.seed) == (3, 0.9, 5)
+    assert config.optimizer.learning_rate == 0.1
+    assert config.batch == BatchConfig(
+        per_device_batch_size=8, global_batch_size=16, accumulation_steps=2, num_workers=1
+    )
+
+
+def test_keywords_train_what_a_config_trains(tmp_path: Path) -> None:
+    def weights(**start: Any) -> list[float]:
+        with start_run(recipe="same", **start) as run:
+            trainer = build_trainer(
+                run, model=make_net(), task=ClassificationTask(), train_set=DATA, eval_sets=DATA
+            )
+            trainer.fit()
+            return [float(each.detach().sum()) for each in trainer.model.parameters()]
+
+    flat = weights(steps=3, lr=0.05, batch_size=6, output_dir=tmp_path / "flat", quiet=True)
+    config = RecipeConfig(
+        batch=BatchConfig(per_device_batch_size=6),
+        trainer=TrainerConfig(num_steps=3),
+        optimizer=OptimizerConfig(learning_rate=0.05),
+        run=RunConfig(output_dir=tmp_path / "config", quiet=True),
+    )
+    assert flat == weights(config=config)
+
+
+@pytest.mark.parametrize(
+    ("guess", "facts"),
+    [
+        (lambda: RecipeConfig(epochs=3), ("RecipeConfig has no epochs=", "start_run(epochs=)")),
+        (lambda: RecipeConfig(lr=0.1), ("OptimizerConfig(learning_rate=)",)),
+        (lambda: RecipeConfig(batch_size=32), ("BatchConfig(per_device_batch_size=)",)),
+        (lambda: OptimizerConfig(lr=0.1), ("did you mean learning_rate=",)),
+        (lambda: TrainerConfig(epochs=3), ("did you mean num_epochs=",)),
+        (lambda: TrainerConfig(max_epochs=3), ("did you mean num_epochs=",)),
+        (lambda: TrainerConfig(wd=0.1), ("OptimizerConfig(weight_decay=)",)),
+        (lambda: BatchConfig(batch_size=32), ("did you mean per_device_batch_size=",)),
+        (lambda: RuntimeConfig(amp=True), ("mixed_precision='bf16'",)),
+        (lambda: CheckpointConfig(save_steps=9), ("did you mean every_n_steps=",)),
+        (lambda: ScheduleConfig(milestone=3), ("did you mean milestones=",)),
+        (lambda: DatasetOptions(batch_size=3), ("start_run(batch_size=)",)),
+        (lambda: started(max_epochs=3), ("start_run has no max_epochs=", "mean epochs=")),
+        (lambda: started(weight_decay=0.1), ("OptimizerConfig(weight_decay=)",)),
+        (lambda: started(sead=1), ("did you mean seed=",)),
+        (lambda: started(lr="fast"), ("lr= is 'fast'",)),
+        (lambda: started(epochs=-1), ("epochs= is -1",)),
+        (lambda: started(epochs=3, steps=9), ("epochs=3 and steps=9",)),
+        (lambda: started(config=RecipeConfig(), lr=1), ("a config and lr=",)),
+        (lambda: built(train_dataset=DATA), ("did you mean train_set=",)),
+        (lambda: built(val_set=DATA), ("did you mean eval_sets=",)),
+        (lambda: built(loss=len), ("did you mean task=",)),
+        (lambda: built(batch_size=4), ("start_run(batch_size=)",)),
+        (lambda: built(whatever=4), ("help(build_trainer)",)),
+        (lambda: Trainer(max_epochs=3), ("max_epochs=", "start_run(epochs=...)")),  # type: ignore[call-arg]
+    ],
+)
+def test_an_unknown_or_wrong_keyword_says_what_it_is_called(
+    guess: Callable[[], object], facts: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        guess()
+    assert [fact for fact in facts if fact not in str(caught.value)] == []
+
+
+def test_the_dotted_name_of_a_setting_follows_from_its_class() -> None:
+    """As config_fields assumes, which knows no recipe's config."""
+    config = RecipeConfig()
+    for name in RecipeConfig.__dataclass_fields__:
+        if isinstance(group := getattr(config, name), Config):
+            assert type(group).__name__ == f"{name.capitalize()}Config"
+
+
+def test_configs_are_copied_changed_and_pickled_as_other_dataclasses() -> None:
+    config = RecipeConfig(trainer=TrainerConfig(num_epochs=3))
+    assert pickle.loads(pickle.dumps(config)) == deepcopy(config) == replace(config) == config
+    assert replace(config, seed=1).trainer.num_epochs == 3
+
+
+def test_a_config_with_its_own_init_takes_what_that_takes() -> None:
+    class Named(RecipeConfig):
+        def __init__(self, name: str, **others: Any) -> None:
+            super().__init__(**others)
+            object.__setattr__(self, "name", name)
+
+    assert Named("x", seed=3).seed == 3
+
+
+def test_the_signature_of_a_config_class_lists_its_fields() -> None:
+    import inspect
+
+    assert "num_epochs" in inspect.signature(TrainerConfig).parameters
+    assert "function" not in str(inspect.signature(build_trainer))
