@@ -167,14 +167,6 @@ def test_the_page_shows_what_the_model_sees_and_needs_no_other_file(
     assert near == [4]
 
 
-def test_a_page_in_a_folder_that_is_not_there_is_refused_before_any_work(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = data(capsys, photos, "--html", tmp_path / "nowhere" / "page.html")
-    assert (code, out) == (73, "")
-    assert "in a folder that does not exist" in err
-
-
 def test_what_another_program_would_decode_differently_is_counted(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,21 @@ def test_a_command_in_no_group_is_listed_under_debugging() -> None:
     assert set().union(*groups.values()) == {*find_commands(), "brand-new"}, "no group is outdated"
 
 
+def test_a_run_in_the_place_of_a_recipe_or_of_photos_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, photos = tmp_path / "run", tmp_path / "photos"
+    (run / "export").mkdir(parents=True)
+    photos.mkdir()
+    (run / "config.yaml").touch()
+    for words, fact in (
+        (["compare", str(run), str(run)], "for two runs: accel-trainer diff"),
+        (["predict", str(photos), str(run)], "run is a run: give it first"),
+    ):
+        assert main(words) == ExitCode.USAGE
+        assert fact in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["--help"], ["runs", "{runs}"], ["status", "{runs}/fast"]])
 def test_what_only_reads_runs_imports_no_torch(words: list[str], runs: Path) -> None:
     typed = [word.format(runs=runs) for word in words]

@@ -101,6 +101,8 @@ def split_at_flags(argv: Sequence[str]) -> list[list[str]]:
             groups[-1].append(word)
         else:
             fix = "put a flag in front of each value, such as --seed 1; see --help"
+            if Path(word).is_dir():
+                fix = f"did you mean --dataset {word}?"
             raise ConfigError("CONFIG", f"unexpected {word!r}: {fix}")
     return groups
 

@@ -59,6 +59,7 @@ FLAGS: list[tuple[list[str], str]] = [
         ["--", "--lr", "1"],
         "unexpected '--': put a flag in front of each value, such as --seed 1; see --help",
     ),
+    (["/", "--lr", "1"], "unexpected '/': did you mean --dataset /?"),
     # names of other toolkits; test_familiar_flags.py has more
     (["--learning_rate", "1"], "unknown flag --learning_rate: did you mean --lr?"),
     (["--max-epochs", "3"], "unknown flag --max-epochs: did you mean --epochs?"),
