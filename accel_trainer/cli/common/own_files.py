@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...core import filesystem
 from ...core.errors import OutputError
+from ...core.run_dir import prepare_directory
 
 GENERATOR = '<meta name="generator" content="accel-trainer">'
 """The mark of a page; it has to be in its head."""
@@ -23,15 +24,10 @@ _HEAD_BYTES = 8192
 def refuse_other_file(path: Path, flag: str) -> None:
     """Raise OutputError if `path`, which `flag` has named, is not to be written.
 
-    It is a file that no command has written, or its folder cannot be created. To be called before
-    any work.
+    It is a file that no command has written, or its folder cannot be written to; a missing folder
+    is created. To be called before any work.
     """
-    nearest = next(each for each in path.absolute().parents if each.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        fact = (
-            f"{flag} {path} cannot be written, since {nearest} is no folder that you may write to"
-        )
-        raise OutputError("FILE_NOT_WRITABLE", f"{fact}: choose a different one")
+    prepare_directory(path.absolute().parent)
     if not os.path.lexists(path):
         return
     try:
@@ -46,13 +42,9 @@ def refuse_other_file(path: Path, flag: str) -> None:
 
 
 def write_own_file(path: Path, data: bytes, flag: str) -> None:
-    """Write a page or a picture, or replace an earlier one. Raises OutputError.
-
-    Its folder is created.
-    """
+    """Write a page or a picture, or replace an earlier one. Raises OutputError."""
     refuse_other_file(path, flag)  # it may have been written meanwhile
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         filesystem.write_file_atomic(path, data)
     except OSError as error:
         fact = f"{flag} {path} cannot be written ({error.strerror})"

@@ -25,7 +25,7 @@ from .run_reader import RunReader, is_run, read_run
 
 _COLUMNS = ("name", "data", "state", "step", "epoch", "metric", "best", "last", "samples/s", "wall")
 # What a narrow terminal has no room for, the least important first.
-_DROPPABLE = ("samples/s", "data", "wall", "epoch", "last", "step", "metric")
+_DROPPABLE = ("samples/s", "wall", "epoch", "last", "step", "metric")
 _EXAMPLE = "example: accel-trainer runs runs --sort best"
 
 
@@ -58,6 +58,8 @@ def _print_table(rows: Sequence[Mapping[str, Any]], *, sort: str) -> None:
         for row in rows
     ]
     droppable = [column for column in _DROPPABLE if column != sort]
+    if len({row["data"] for row in rows}) == 1:  # otherwise each star is the best of its data
+        droppable.insert(0, "data")
     kept = columns_that_fit(columns, cells, droppable=droppable)
     tell(format_table([columns[i] for i in kept], [[line[i] for i in kept] for line in cells]))
     if left_out := [column for i, column in enumerate(columns) if i not in kept]:

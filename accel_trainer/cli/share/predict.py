@@ -70,9 +70,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--jsonl", action="store_true", help="print a JSON object per image")
     options = parser.parse_args(argv)
     refuse_below_one("--batch-size", options.batch_size)
-    first, *others = options.model, *options.image
-    if not (first / "export").is_dir() and (others[0] / "export").is_dir():
-        raise ConfigError("USAGE", f"{others[0]} is a run: give it first, before the images")
+    image = options.image[0]
+    if (image / "export").is_dir() and not (options.model / "export").is_dir():
+        raise ConfigError("USAGE", f"{image} is a run: give it first, before the images")
     with opened_export(options.model) as folder:
         return _predict(folder, options)
 
