@@ -29,9 +29,9 @@ def test_each_mutant_fits_the_code_once_and_has_tests() -> None:
                 assert f"def {name.partition('[')[0]}(" in tests, test
 
 
-def test_the_table_of_promises_is_in_the_guide_for_contributors() -> None:
-    assert promises.table() in (ROOT / "CONTRIBUTING.md").read_text(), (
-        "update it: python -m tests.promises --table"
+def test_the_page_of_promises_is_that_of_the_table() -> None:
+    assert (ROOT / "docs/reference/promises.md").read_text() == promises.page(), (
+        "update it: python -m tests.promises --page"
     )
 
 

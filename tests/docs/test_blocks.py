@@ -32,7 +32,7 @@ LONG = (
     "step.md",
     "own_model.md",
 )
-LANGUAGES = {"bash", "python", "text", "yaml"}
+LANGUAGES = {"bash", "diff", "python", "text", "yaml"}
 ALL = [block for page in PAGES for block in blocks_of(page)]
 NOT_RUN = [block for block in ALL if block.mark == "not run"]
 PAGES_TO_RUN = [page for page in PAGES if any(block.mark != "not run" for block in blocks_of(page))]
@@ -122,6 +122,7 @@ class Session:
                 "python": self._run_python,
                 "yaml": self._read_yaml,
                 "text": self._compare,
+                "diff": lambda block: None,
             }
             runners[block.language](block)
 
