@@ -44,7 +44,7 @@ def load_initial_weights(
 
     Raises:
         CheckpointError: there are no weights, or they do not fit.
-        ConfigError: `skip` is no regular expression, or finds no name.
+        ConfigError: `skip` is no regular expression, or finds no name, or nothing is left to load.
     """
     mine = model.state_dict()
     found, sha256 = _read_weights(path, model)
@@ -71,6 +71,11 @@ def load_initial_weights(
         name for name in mine if name.endswith("num_batches_tracked") and name not in theirs
     )
     kept = {name: tensor for name, tensor in theirs.items() if name not in skipped}
+    if not kept:
+        raise ConfigError(
+            "INIT_FROM",
+            f"no tensor of {path} would be loaded: correct or remove --init-skip or --init-from",
+        )
     expected = {name: tensor for name, tensor in mine.items() if name not in skipped}
     check_weights("model", expected, kept)
     make_dense(model)

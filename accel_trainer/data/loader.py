@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain, islice, repeat, tee
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -19,7 +20,7 @@ from ..core.config import ABOVE_ZERO, AT_LEAST_ONE, Config
 from ..core.errors import ConfigError
 from ..core.types import Batch, LazyBatches, StepBatch
 from ..distributed.streams import has_streams
-from .order import SampleOrder, choose_order, labels_of, to_tensor
+from .order import GIVE_LABELS, SampleOrder, choose_order, labels_of, to_tensor
 from .reader import Reader, checked
 from .samples import Columns, check_dataset
 from .stream import StreamReader
@@ -214,9 +215,12 @@ def build_train_loader(
         batch = replace(batch, order="stored", drop_last=batch.drop_last or is_endless)
     if order is None:
         labels = options.labels
-        if labels is None and batch.order == "balanced":
+        is_guessed = labels is None and batch.order == "balanced"
+        if is_guessed:
             labels = labels_of(data, options.columns)
         order = choose_order(batch, len(reader), labels=labels, weights=options.weights)
+        if is_guessed:
+            _check_labels(reader, np.asarray(labels))
     return TrainLoader(
         reader,
         batch.plan(order.num_samples, num_processes=accelerator.num_processes),
@@ -225,6 +229,27 @@ def build_train_loader(
         process_index=accelerator.process_index,
         order=order,
     )
+
+
+def _check_labels(reader: Reader, labels: np.ndarray[Any, Any]) -> None:
+    """Raise ConfigError if some samples of a dataset have other classes than its labels at hand.
+
+    They may have other numbers, and no class at all.
+    """
+    middle = len(reader) // 2
+    try:
+        batches = [reader.extremes(range(*half)) for half in ((0, middle), (middle, len(reader)))]
+        targets = torch.cat([batch.targets for batch in batches]).numpy()
+        at_hand = labels[torch.cat([batch.sample_ids for batch in batches]).numpy()]
+        is_other = np.equal.outer(targets, targets) != np.equal.outer(at_hand, at_hand)
+    except Exception:  # what collates otherwise, or cannot be read, is told in the first step
+        return
+    if targets.ndim == 1 and targets.dtype.kind in "biu" and is_other.any():
+        raise ConfigError(
+            "ORDER",
+            "--batch.order balanced goes by the labels that the dataset has at hand (its targets, "
+            f"labels or last tensor), but its samples have other classes: {GIVE_LABELS}",
+        )
 
 
 def build_eval_loader(

@@ -22,7 +22,7 @@ from ..core.errors import ConfigError
 from ..core.rng import epoch_permutation, fold_in
 from .fingerprint import hash_value
 
-_FIX = "give the labels of the samples as labels=, a tensor or list of class numbers"
+GIVE_LABELS = "give the labels of the samples as labels=, a tensor or list of class numbers"
 
 Ids = range | Tensor
 """Sample ids, int64 on the CPU; a range takes no memory, however many samples there are."""
@@ -118,13 +118,19 @@ def _weighted(kept: Tensor, weights: Sequence[float] | Tensor, num_samples: int)
 def _balanced(kept: Tensor, labels: Any, num_samples: int) -> SampleOrder:
     """Return the order in which an epoch has the same number of samples of each class.
 
-    An epoch is as long as without balance, but for the rest of a division. A class goes through its
+    An epoch is as long as without balance, but for samples without a label (-100 and the like) and
+    the rest of a division. A class goes through its
     samples in one random order after another, over the epochs: a small class repeats its samples
     within an epoch, a large one needs several epochs for all of them.
     """
     if labels is None:
-        raise ConfigError("ORDER", f"--batch.order balanced does not know the classes: {_FIX}")
-    labels = _read_numbers(labels, num_samples, "labels=", "biu", _FIX).long()
+        raise ConfigError("ORDER", f"--batch.order balanced finds no classes: {GIVE_LABELS}")
+    labels = _read_numbers(labels, num_samples, "labels=", "biu", GIVE_LABELS).long()
+    kept = kept[labels[kept] >= 0]
+    if not len(kept):
+        raise ConfigError(
+            "ORDER", f"--batch.order balanced finds no label from 0 on: {GIVE_LABELS}"
+        )
     found, counts = labels[kept].unique(return_counts=True)
     by_class = kept[labels[kept].argsort(stable=True)].split(counts.tolist())
     classes = dict(zip(found.tolist(), by_class, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from os.path import commonprefix
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,8 @@ from ..core.learning_rate import RATIO
 from .config import OptimizerConfig, pattern_values
 
 _BLOCK = re.compile(r"(?:[^.]+\.)*?\d+(?=\.)")  # up to the first part of the name that is a number
+_IN_STAGE = re.compile(r"\.(?:(?:blocks?|layers?)\.)?(?P<number>\d+)(?=\.)")
+_HEAD = re.compile(r"(?:^|\.)(?:heads?|fc|classifier|score|lm_head)\.")
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
@@ -21,13 +24,13 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     The settings follow from the number of dimensions, the name and the depth of a parameter.
     """
     groups: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
-    depths = layer_depths(name for name, _ in model.named_parameters())
-    if config.layer_decay and len({*depths.values()}) < 3:
+    depths = layer_depths(model) if config.layer_decay else {}
+    if depths and len({*depths.values()}) < 3:
         raise ConfigError(
             "CONFIG",
             "--optimizer.layer-decay goes by numbered blocks such as blocks.0, and the names "
             f"({', '.join(depths)[:80]}) have fewer than two beside a stem or a head: leave it "
-            "out, set --optimizer.learning-rate-scales, or pass the net without its wrapper",
+            "out, or set --optimizer.learning-rate-scales",
         )
     trained = {
         name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
@@ -83,23 +86,35 @@ def _settings(num_dimensions: int, config: OptimizerConfig) -> dict[str, Any]:
     return {"weight_decay": config.weight_decay if decays else 0.0, RATIO: 1.0}
 
 
-def layer_depths(names: Iterable[str]) -> dict[str, int]:
-    """Return the depth of each parameter, from 0 at the input, by the numbered blocks of its name.
+def layer_depths(model: nn.Module) -> dict[str, int]:
+    """Return the depth of each parameter by name, from 0 at the input, by the numbered blocks.
 
-    `layer1.0.conv1.weight` is in the block `layer1.0`, `blocks.3.attn.qkv.bias` in `blocks.3`.
-    Names without a number are in the stem if they come before the first block, and in the head if
-    they come after it. This is usual in fine-tuning vision transformers since BEiT (arXiv
-    2106.08254).
+    `layer1.0.conv1.weight` is in the block `layer1.0`, `blocks.3.attn.qkv.bias` in `blocks.3`. A
+    number in a stage counts, too, if its blocks are of one class: `stages.0.blocks.2`. What stands
+    before all names, as of a wrapper, is left out. Names without a number are in the head if they
+    are called so, or come after the first block, else in the stem. This is usual in fine-tuning
+    vision transformers since BEiT (arXiv 2106.08254).
     """
+    names = [name for name, _ in model.named_parameters()]
+    start = commonprefix(names).rfind(".") + 1
     blocks: dict[str, int] = {}
     depths: dict[str, int | None] = {}
     for name in names:
-        block = _BLOCK.match(name)
-        if block:
-            depths[name] = blocks.setdefault(block[0], len(blocks) + 1)
+        if block := _BLOCK.match(name, start):
+            inner = _IN_STAGE.match(name, block.end())
+            if inner and _is_stage(model.get_submodule(name[: inner.start("number") - 1])):
+                block = inner
+            key = name[: block.end()]
+            if any(each.startswith(f"{key}.") for each in blocks):
+                key += " behind its blocks"
+            depths[name] = blocks.setdefault(key, len(blocks) + 1)
         else:
-            depths[name] = None if blocks else 0
+            depths[name] = None if blocks or _HEAD.search(name) else 0
     return {name: len(blocks) + 1 if depth is None else depth for name, depth in depths.items()}
+
+
+def _is_stage(module: nn.Module) -> bool:
+    return len({*map(type, module.children())}) == 1
 
 
 def freeze(model: nn.Module, pattern: str) -> None:

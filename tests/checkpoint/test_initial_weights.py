@@ -49,6 +49,16 @@ def test_tied_weights_are_loaded_from_a_file_with_one_of_their_names(tmp_path: P
     assert "new: " not in report
 
 
+@pytest.mark.parametrize("skip", [".", "", "weight|bias", None])
+def test_initial_weights_of_which_nothing_is_left_are_refused(
+    skip: str | None, tmp_path: Path
+) -> None:
+    save_file({"weight": torch.ones(5, 3), "bias": torch.ones(5)}, tmp_path / "given.safetensors")
+    model = nn.Linear(3, 2 if skip is None else 5)  # it has a head alone, here of another size
+    with pytest.raises(ConfigError, match="no tensor of .* would be loaded"):
+        load_initial_weights(model, tmp_path / "given.safetensors", skip=skip)
+
+
 def test_a_folder_that_holds_no_weights_is_refused_with_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch.utils.data import Subset, TensorDataset
 
 from accel_trainer.core.batch_plan import BatchConfig
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.rng import epoch_permutation
+from accel_trainer.data.loader import DatasetOptions, build_train_loader
 from accel_trainer.data.order import (
     SampleOrder,
     choose_order,
@@ -57,6 +61,13 @@ def test_balance_draws_each_sample_of_a_class_equally_often() -> None:
     assert {counts[sample] for sample in range(40)} == {2}
     counts = Counter(sample for epoch in range(7) for sample in ids_of(order, epoch))
     assert {counts[sample] for sample in range(40, 47)} == {16}
+
+
+def test_samples_without_a_label_are_no_class_to_balance() -> None:
+    labels = torch.where(torch.arange(SIZE) % 5 == 0, -100, LABELS)
+    order = balanced(labels)
+    counts = Counter(labels[ids_of(order, 0)].tolist())
+    assert counts == dict.fromkeys((0, 1, 2), order.num_samples // 3)
 
 
 def test_balanced_epochs_differ_in_their_order() -> None:
@@ -144,7 +155,8 @@ def test_a_list_that_cannot_be_left_out_is_one_line(tmp_path: Path, text: str, s
 @pytest.mark.parametrize(
     ("order", "options", "said"),
     [
-        ("balanced", {}, "--batch.order balanced does not know the classes: give the labels"),
+        ("balanced", {}, "--batch.order balanced finds no classes: give the labels"),
+        ("balanced", {"labels": [-100] * SIZE}, "--batch.order balanced finds no label from 0 on"),
         ("balanced", {"labels": [0, 1]}, r"labels= has the shape \[2\] for 50 samples"),
         ("balanced", {"labels": LABELS / 2}, "labels= are float32: give the labels"),
         ("balanced", {"labels": [[0], [1, 2]]}, r"labels= cannot be read \(.*\): give the labels"),
@@ -189,3 +201,51 @@ def test_texts_as_the_labels_of_a_subset_are_one_line() -> None:
     labels = labels_of(Subset(Named(), [1, 0]))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="labels= are <U3: give the labels"):
         choose_order(BatchConfig(order="balanced"), 2, labels=labels)
+
+
+class Labelled:
+    """A dataset that changes the labels that it has at hand, as a `target_transform` does."""
+
+    def __init__(self, change: Callable[[int, int], Any]) -> None:
+        self.targets = LABELS.tolist()
+        self.change = change
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, Any]:
+        return torch.zeros(2), self.change(self.targets[index], index)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_fine"),
+    [
+        (lambda label, index: label, True),
+        (lambda label, index: 10 - label, True),
+        (lambda label, index: torch.eye(3)[label], True),
+        (lambda label, index: -1.0 * label, True),
+        (lambda label, index: str(label), True),
+        (lambda label, index: int(label > 0), False),
+        (lambda label, index: index % 3, False),
+        (lambda label, index: index // 10, False),
+        (lambda label, index: 0, False),
+    ],
+)
+@pytest.mark.parametrize("is_subset", [False, True])
+def test_labels_at_hand_that_are_not_those_of_the_samples_are_refused(
+    change: Callable[[int, int], Any], is_fine: bool, is_subset: bool
+) -> None:
+    dataset: Any = Labelled(change)
+    dataset = Subset(dataset, range(2, SIZE)) if is_subset else dataset
+
+    def build(labels: Any, order: Any = "balanced") -> None:
+        batch = BatchConfig(order=order, global_batch_size=4)
+        options = DatasetOptions(labels=labels)
+        build_train_loader(
+            dataset, batch, seed=0, accelerator=Accelerator(cpu=True), options=options
+        )
+
+    build(None, "uniform")
+    build(LABELS[len(LABELS) - len(dataset) :])
+    with nullcontext() if is_fine else pytest.raises(ConfigError, match="have other classes"):
+        build(None)
