@@ -55,6 +55,7 @@ _SHOWN_SHARE = 0.98  # of the values of a line, if the others are far higher
 _NEVER_CUT = ("perf/", "optim/learning_rate")
 _OUTLIER = 5  # times the height of the other values
 _MAX_NAMED_CLASSES = 20
+_MIN_SAMPLES = 10  # of a class whose cells have their full colour
 _MAX_NAME = 18  # characters of a class
 _MAX_MARKERS = 40
 _MAX_RESTARTS = 400
@@ -281,7 +282,8 @@ def draw_confusion(name: str, confusion: Confusion, class_names: Sequence[str]) 
     if confusion.num_classes > _MAX_NAMED_CLASSES:
         return _draw_confused_pairs(name, confusion, class_names)
     counts = np.array(confusion.matrix())
-    fractions = counts / counts.sum(1, keepdims=True).clip(1)
+    # A row of few samples stays pale: its only photo would be the darkest cell.
+    fractions = counts / counts.sum(1, keepdims=True).clip(_MIN_SAMPLES)
     classes = range(len(counts))
     colors = np.where(np.eye(len(counts), dtype=bool)[:, :, None], _RIGHT, _WRONG)
     pixels = np.dstack([colors, np.sqrt(fractions)])  # the root keeps rare mistakes visible
@@ -321,30 +323,42 @@ def _draw_confused_pairs(name: str, confusion: Confusion, class_names: Sequence[
 
 
 def _draw_bars(
-    name: str, title: str, bars: Sequence[tuple[str, float, str]], *, longest: float, series: int
+    name: str,
+    title: str,
+    bars: Sequence[tuple[str, float, str]],
+    *,
+    longest: float,
+    series: int,
+    start: float = 0.0,
 ) -> Chart:
-    """Return horizontal bars: each has a label, a length up to `longest`, and text beside it."""
+    """Return horizontal bars: each has a label, a length up to `longest`, and text beside it.
+
+    They are drawn from `start`, which the title has to name.
+    """
 
     def draw(axes: Axes) -> None:
-        lengths = [length for _, length, _ in bars]
-        axes.barh(range(len(bars)), lengths, _BAR, color=LIGHT.series[series])
-        _label_bars(axes, bars, longest=longest)
+        lengths = [length - start for _, length, _ in bars]
+        axes.barh(range(len(bars)), lengths, _BAR, start, color=LIGHT.series[series])
+        _label_bars(axes, bars, longest=longest, start=start)
 
     width, most = _SQUARE
     size = width, min(most, 0.4 + 0.24 * len(bars))
     return draw_chart(name, title=title, size=size, draw=draw)
 
 
-def _label_bars(axes: Axes, bars: Sequence[tuple[str, float, str]], *, longest: float) -> None:
+def _label_bars(
+    axes: Axes, bars: Sequence[tuple[str, float, str]], *, longest: float, start: float = 0.0
+) -> None:
     """Write a label and a text beside each bar, the first on top; remove ticks, grid and frame."""
     axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.3 * longest)
+    room = longest - start
+    axes.set_xlim(start, start + 1.3 * room)
     axes.set_xticks([])
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     for position, (_, length, text) in enumerate(bars):
-        axes.text(length + 0.015 * longest, position, text, va="center", color=LIGHT.muted)
+        axes.text(length + 0.015 * room, position, text, va="center", color=LIGHT.muted)
 
 
 def _cut(text: str) -> str:
@@ -363,12 +377,17 @@ def draw_class_accuracy(name: str, confusion: Confusion, class_names: Sequence[s
         half = _MAX_NAMED_CLASSES // 2
         shown = [*shown[:half], *shown[-half:]]
         title = "The hardest and the easiest classes"
+    # So that classes can be told apart that are all good.
+    start = max(0.0, math.floor(10 * min((row[0] for row in shown), default=0) - 0.5) / 10)
+    if start:
+        title += f" (bars start at {start:.0%})"
     return _draw_bars(
         name,
         title,
         [(_cut(label), value, f"{value:.1%} of {count:,}") for value, label, count in shown],
         longest=1,
         series=0,
+        start=start,
     )
 
 

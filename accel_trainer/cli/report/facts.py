@@ -49,8 +49,9 @@ def _end(run: RunReader) -> Iterator[Fact]:
         note = f"{result.get('samples_seen') or 0:,} in all"
         yield _fact("samples per second", f"{samples_per_s:,.0f}", note)
     if run.wall_s is not None:
-        memory = (result.get("peak_memory_bytes") or 0) / 2**30
-        yield _fact("time", format_duration(run.wall_s), f"peak memory {memory:.1f} GiB")
+        yield _fact("time", format_duration(run.wall_s), "in all attempts")
+    if peak_bytes := result.get("peak_memory_bytes"):
+        yield _fact("memory", f"{peak_bytes / 2**30:.1f} GiB", "at the peak")
 
 
 def _progress(run: RunReader) -> Iterator[Fact]:
@@ -63,9 +64,9 @@ def _progress(run: RunReader) -> Iterator[Fact]:
     for loss in run.series("train/loss")[1][-1:]:
         yield _fact("training loss", format_number("loss", loss))
     for samples_per_s in run.series("perf/samples_per_s")[1][-1:]:
-        memory_gib = max(run.series("perf/peak_memory_gib")[1], default=0)
-        note = f"peak memory {memory_gib:.1f} GiB"
-        yield _fact("samples per second", f"{samples_per_s:,.0f}", note)
+        yield _fact("samples per second", f"{samples_per_s:,.0f}")
+    if memory_gib := run.series("perf/peak_memory_gib")[1]:
+        yield _fact("memory", f"{max(memory_gib):.1f} GiB", "at the peak")
     clock = run.training_clock
     if clock is not None and num_steps is not None and run.state == "running":
         left_s = clock[1][-1] / clock[0][-1] * max(0, num_steps - step)

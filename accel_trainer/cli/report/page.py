@@ -23,6 +23,15 @@ from .pictures import read_mistakes
 
 # Where a run ends that nothing cuts short. `max_steps` leaves steps for a later start.
 _PLANNED_ENDS = ("num_epochs reached", "num_steps reached")
+# What is shown of the environment before its other values are asked for.
+_SUMMARY = (
+    "started",
+    "packages.torch",
+    "hardware.device",
+    "hardware.num_processes",
+    "command.arguments",
+    "code.git_commit",
+)
 _MAX_OPEN = 3  # a page of at most this many runs shows their details from the start
 
 
@@ -79,6 +88,7 @@ def write_page(
         policy=policy(scripts, is_live=is_live),
         differences=differing_settings(runs),
         equal=_equal_runs(runs),
+        datasets=sorted({run.dataset for run in runs} - {""}),
         palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
         is_open=len(runs) <= _MAX_OPEN,
     )
@@ -103,6 +113,7 @@ def _equal_runs(runs: Sequence[RunReader]) -> list[list[str]]:
 def _describe(run: RunReader, number: int) -> dict[str, Any]:
     """Return what the page shows for one run besides its charts."""
     facts = facts_of(run)
+    environment = _environment(run)
     reason = run.result.get("stop_reason")
     return {
         "name": run.name,
@@ -119,7 +130,8 @@ def _describe(run: RunReader, number: int) -> dict[str, Any]:
         "class_rows": class_rows(run),
         "changed": _chosen_settings(run),
         "config": list(flatten(run.config).items()),
-        "environment": _environment(run),
+        "environment": environment,
+        "summary": [(name, value) for name, value in environment if name in _SUMMARY],
         "origin": run.origin,
     }
 
