@@ -422,6 +422,7 @@ RULES = {
             "training.step.backward",
             "training.step.nonfinite_check",  # applies an update, or does not
             "training.step.optimizer_step",
+            "training.step.plain_step",
             "training.step.step_check",
             "training.strategy.data_parallel",  # a backward that trains nothing
         },

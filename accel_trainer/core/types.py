@@ -182,7 +182,7 @@ class StepOutput(NamedTuple):
 
     def detached(self) -> StepOutput:
         """Return the same numbers without their graph."""
-        return StepOutput(*map(_detached, self))
+        return StepOutput._make([*map(_detached, self[:-1]), self.is_per_sample])
 
 
 def _detached(value: Any) -> Any:

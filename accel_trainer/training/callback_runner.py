@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError, PartFailed, UserError
@@ -19,8 +19,6 @@ _logger = logging.getLogger(__name__)
 Watch = Callable[[str, Callback, Sequence[Any]], AbstractContextManager[object]]
 """Returns a context for a callback's hook, which is named as in `Plateau.on_step_end`, and for what
 it is called with."""
-
-_NO_CONTEXT = nullcontext()
 
 HOOKS = ("before_", "on_")
 """How the names of hooks begin."""
@@ -47,8 +45,11 @@ class CallbackRunner:
         """Call `hook` of every callback, each in a context that `watch` returns for it."""
         for name, callback in self._listeners[hook].items():
             try:
-                with watch(f"{name}.{hook}", callback, arguments) if watch else _NO_CONTEXT:
+                if watch is None:
                     getattr(callback, hook)(trainer, *arguments)
+                else:
+                    with watch(f"{name}.{hook}", callback, arguments):
+                        getattr(callback, hook)(trainer, *arguments)
             except UserError:
                 raise
             except Exception as error:

@@ -35,7 +35,8 @@ class Progress:
     """
 
     def __init__(self, config: TrainerConfig, evaluations: Mapping[str, Evaluation]) -> None:
-        self._config = config
+        limits = {name: getattr(config, name) for name in ("num_epochs", "num_steps", "max_steps")}
+        self._limits = {name: limit for name, limit in limits.items() if limit is not None}
         self.monitored = choose_monitor(config, evaluations)
         self.position = TrainState()
         self.num_turns = Counter[str]()
@@ -49,11 +50,10 @@ class Progress:
         """Why nothing is left to train; None while there are steps left."""
         if self.requested_stop is not None:
             return self.requested_stop
-        step = self.position.optimizer_step
-        done = {"num_epochs": self.position.epoch, "num_steps": step, "max_steps": step}
-        for name, number in done.items():
-            limit = getattr(self._config, name)
-            if limit is not None and number >= limit:
+        for name, limit in self._limits.items():
+            position = self.position
+            number = position.epoch if name == "num_epochs" else position.optimizer_step
+            if number >= limit:
                 return f"{name} reached"
         return None
 

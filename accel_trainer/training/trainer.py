@@ -116,8 +116,11 @@ class Trainer:
         self._engine_attributes = {*vars(self), "_engine_attributes"}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_property = isinstance(getattr(type(self), name, None), property)
-        if is_property or (name in _READ_ONLY and name in vars(self)):
+        is_public = name[0] != "_"  # a step sets some that are not
+        if is_public and (
+            isinstance(getattr(type(self), name, None), property)
+            or (name in _READ_ONLY and name in vars(self))
+        ):
             raise ConfigError(
                 "TRAINER",
                 f"trainer.{name} cannot be assigned: use a different name for your own value, "
@@ -205,7 +208,9 @@ class Trainer:
         self._inspector.stepped()
         report = joined(reports) if hasattr(self.task, "updates") else reports[0]
         self._notify("on_step_end", report)
-        self._inspector = self._inspector.boundary(report)
+        inspector = self._inspector.boundary(report)
+        if inspector is not self._inspector:
+            self._inspector = inspector
         return report
 
     def _check_update(self, report: object, num_updates: int) -> None:
@@ -301,12 +306,13 @@ class Trainer:
         is_last = self._num_updates >= len(self._updates)
         if is_last:
             self._move_to(state.after_step(step_batch.num_samples))
-        num_turns = self._progress.num_turns
-        names = [*filter(None, in_turn(self.optimizers, step_batch.turn))]
-        num_turns.update(names)
+        num_steps = {"": number} if is_last else {}
+        for name in in_turn(self.optimizers, step_batch.turn):
+            if name:
+                self._progress.num_turns[name] += 1
+                num_steps[name] = self._progress.num_turns[name]
         if self._average is not None and not was_skipped:
-            num_steps = {name: num_turns[name] for name in names}
-            self._average.update({"": number, **num_steps} if is_last else num_steps)
+            self._average.update(num_steps)
         return StepReport(
             optimizer_step=number,
             epoch=state.epoch,

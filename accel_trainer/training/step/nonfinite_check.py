@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ...core.buffers import StepBuffers
 from ...core.parameters import Optimizers
-from ...core.shards import local_part
+from ...core.shards import is_shard, local_part
 from ...distributed.streams import has_streams, record_events
 from ..strategy.base import Strategy
 from .nonfinite_report import NonfiniteReport, PendingUpdate
+from .plain_step import take_step
 from .turns import in_turn
 
 # A gradient that overflows even below this scale is NaN or inf, not a float16 overflow.
@@ -38,6 +39,7 @@ class NonfiniteCheck:
         # Stays 1 until it is reset: while the check is deferred, no later update is applied either.
         self._found = torch.zeros((), device=self.strategy.accelerator.device, dtype=torch.float32)
         self._one = torch.ones_like(self._found)
+        self._has_shards = any(map(is_shard, self.parameters))
 
     def apply(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
         """Step the optimizers that have the turn; return whether the step was skipped instead.
@@ -49,7 +51,7 @@ class NonfiniteCheck:
         is_bad = self._is_bad(update, grad_norm)
         if not is_bad:
             for optimizer in in_turn(self.optimizers, update.step_batch.turn).values():
-                optimizer.step()
+                take_step(optimizer)
         return is_bad
 
     def settle(self) -> None:
@@ -73,7 +75,9 @@ class NonfiniteCheck:
         """
         # The norm is NaN or inf if any gradient is.
         if grad_norm is None:
-            gradients = [local_part(p.grad) for p in self.parameters if p.grad is not None]
+            gradients = [each.grad for each in self.parameters if each.grad is not None]
+            if self._has_shards:
+                gradients = [*map(local_part, gradients)]
         else:
             gradients = [grad_norm]
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)

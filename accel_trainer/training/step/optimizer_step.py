@@ -18,7 +18,7 @@ from ...core.rng import seed_update
 from ...core.shards import local_part
 from ...core.timing import Stopwatch
 from ...core.train_state import TrainState
-from ...core.types import Batch, Gradients, Position, StepBatch, StepSums, Task
+from ...core.types import Batch, Gradients, Position, StepBatch, StepSums, Task, Turn
 from ...distributed.collectives import differing_lines
 from ...fault_tolerance.activity import Activity
 from ..strategy.base import Strategy
@@ -31,6 +31,9 @@ from .turns import in_turn, others_frozen, out_of_turn
 
 Notify = Callable[..., None]
 """Calls the hook that the first argument names, with the other arguments."""
+
+Form = tuple[str, ...]
+"""What a task returns for a micro-batch besides losses, by name."""
 
 Forwards = tuple[list[StepSums], list[Tensor]]
 """What the forwards of a step returned, by micro-batch: their sums, and their samples [B]."""
@@ -69,8 +72,8 @@ class OptimizerStep:
         self._position: Position | None = None
         """Where the step begins whose gradients have been computed; None after their update."""
         self._is_computing = False
-        # What the task returns besides losses; None before the first step.
-        self._form: set[str] | None = None
+        # What the task returns besides losses; nothing before the first step.
+        self._forms: set[Form] = set()
         check = choose_check(self.strategy, optimizers=self.optimizers, report=self.nonfinite)
         self.check = check(
             self.strategy,
@@ -250,13 +253,15 @@ class OptimizerStep:
 
         A process without them would not take part in the collectives of the others.
         """
-        forms = {
-            ", ".join(["num_items"] * (each.num_items is not None) + [*each.numbers]) or "none"
+        forms: set[Form] = {
+            (*each.numbers,) if each.num_items is None else ("num_items", *each.numbers)
             for each in micro_sums
         }
+        if forms == self._forms and len(forms) == 1:
+            return
         differing = []
-        if self._form is None:
-            self._form = forms
+        if not self._forms:
+            self._forms = forms
             for each in micro_sums:
                 # In later steps, the check finds the NaN of the gradient.
                 if each.num_items is not None and not each.num_items >= 0:  # negative, or NaN
@@ -264,9 +269,9 @@ class OptimizerStep:
                         "NUM_ITEMS",
                         f"the task returned {float(each.num_items)} as num_items: return a count",
                     )
-            differing = differing_lines("; ".join(sorted(forms)), self._accelerator)
-        if len(forms | self._form) > 1 or any(differing):
-            found = "; ".join(sorted({*forms, *self._form, *differing}))
+            differing = differing_lines(_named(forms), self._accelerator)
+        if len(forms | self._forms) > 1 or any(differing):
+            found = "; ".join(sorted({_named(forms | self._forms), *differing}))
             raise ConfigError(
                 "NUM_ITEMS",
                 f"the task returned num_items or numbers for some micro-batches only ({found}): "
@@ -275,11 +280,14 @@ class OptimizerStep:
 
     def _take_gradients(self) -> dict[str, Tensor | None]:
         gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
+        self._clear_gradients()
+        return gradients
+
+    def _clear_gradients(self) -> None:
         # As `zero_grad` does, without its profiler hooks, which add 7 % to the step of a tiny
         # model.
         for parameter in self._parameters.values():
             parameter.grad = None
-        return gradients
 
     # --- the update ---
 
@@ -295,8 +303,9 @@ class OptimizerStep:
             DivergedError: a gradient is NaN or inf, and the run must end.
         """
         self._position = None
-        if self._parameters.keys() != gradients.tensors.keys():
-            differing = self._parameters.keys() ^ gradients.tensors.keys()
+        tensors, turn = gradients.tensors, gradients.step_batch.turn
+        if self._parameters.keys() != tensors.keys():
+            differing = self._parameters.keys() ^ tensors.keys()
             raise ConfigError(
                 "TRAINER",
                 f"gradients are missing, or of no parameter: {listed(differing)}: "
@@ -304,14 +313,25 @@ class OptimizerStep:
             )
         for name, parameter in self._parameters.items():
             try:
-                parameter.grad = gradients[name]
+                parameter.grad = tensors[name]
             except (RuntimeError, TypeError) as error:
                 raise ConfigError(
                     "TRAINER",
                     f"the gradient of {name} does not fit ({error}): "
                     "keep its shape, dtype and device",
                 ) from error
-        others = out_of_turn(self.optimizers, gradients.step_batch.turn)
+        if turn:
+            self._refuse_out_of_turn(turn)
+        grad_norm = None
+        if self.max_grad_norm is not None:
+            grad_norm = local_part(self._clip(self.max_grad_norm))
+        update = PendingUpdate(position, gradients.step_batch, gradients.losses)
+        was_skipped = self.check.apply(update, grad_norm)
+        self._clear_gradients()
+        return grad_norm, was_skipped
+
+    def _refuse_out_of_turn(self, turn: Turn) -> None:
+        others = out_of_turn(self.optimizers, turn)
         named = self._parameters.items()
         if found := [name for name, each in named if each in others and each.grad is not None]:
             raise ConfigError(
@@ -319,13 +339,6 @@ class OptimizerStep:
                 f"gradients of parameters whose optimizer has no turn now: {listed(found)}: "
                 "leave them None, or return that optimizer in the task's turn, too",
             )
-        grad_norm = None
-        if self.max_grad_norm is not None:
-            grad_norm = local_part(self._clip(self.max_grad_norm))
-        update = PendingUpdate(position, gradients.step_batch, gradients.losses)
-        was_skipped = self.check.apply(update, grad_norm)
-        self._take_gradients()
-        return grad_norm, was_skipped
 
     def _clip(self, max_norm: float) -> Tensor:
         """Return the norm [] before clipping."""
@@ -334,3 +347,7 @@ class OptimizerStep:
         clip = clip_grad_norm_ if is_scaled else self._accelerator.clip_grad_norm_
         # Not those of the model: nothing clears a gradient that no optimizer steps by.
         return clip(self._parameters.values(), max_norm)
+
+
+def _named(forms: set[Form]) -> str:
+    return "; ".join(sorted(", ".join(form) or "none" for form in forms))

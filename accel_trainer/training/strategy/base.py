@@ -44,6 +44,7 @@ class Strategy:
     def __post_init__(self) -> None:
         # An average divides the sum over the processes by their number.
         self.gradient_factor = self.accelerator.num_processes
+        self._device = self.accelerator.device
         self._forward_key = fold_in(self.seed, self.accelerator.process_index)
 
     # --- the model and its state ---
@@ -104,7 +105,7 @@ class Strategy:
         state.
         """
         key = fold_in(optimizer_step, index, start=self._forward_key)
-        seed_generators(key, self.accelerator.device)
+        seed_generators(key, self._device)
 
     def end_backward(self, num_samples: int) -> None:
         """End a micro-batch of `num_samples`, perhaps 0, after its backward."""

@@ -25,11 +25,11 @@ def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:
     if has_graph and not losses.requires_grad:
         _refuse(losses, "return losses with their graph: without detach() or no_grad(), as floats")
     _check_sizes(output, num_samples)
-    if not hasattr(output.numbers, "items") or not all(
-        isinstance(key, str) for key in output.numbers
-    ):
+    if not hasattr(output.numbers, "items"):
         _refuse(output.numbers, "return the numbers as a dict by their names")
     for name, value in output.numbers.items():
+        if not isinstance(name, str):
+            _refuse(output.numbers, "return the numbers as a dict by their names")
         check_name(name, "the task")
         if not _has_shape(value, num_samples):
             raise ConfigError(

@@ -125,20 +125,26 @@ class ClassificationTask:
         """Return cross-entropies [B], logits, and the weight of each label; None if all have 1."""
         targets = batch.targets
         check_logits(logits, targets, in_loss=True)
+        num_classes = logits.shape[1]
         options: dict[str, Any] = {"weight": weights, "reduction": "none"}
         has_labels = targets.ndim == 1
         factors = None
         if has_labels:
             options["ignore_index"] = self._ignored
             targets = targets.long()  # for uint8, torch lacks weights with smoothing (torch 2.13)
-            num_classes = logits.shape[1]
-            if not are_known_to_fit(batch.targets, lambda label: 0 <= label < num_classes):
+            if not targets.is_cpu and not are_known_to_fit(
+                batch.targets, lambda label: 0 <= label < num_classes
+            ):
                 factors = trust_labels(batch, num_classes, self._ignored)
                 targets = targets * (factors == 1)
         elif not are_known_to_fit(targets, _is_weight):
             fix = "which cannot be the weight of a class: use 0 or more"
             factors = trust(batch, _is_weight(targets), fix)
-        losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, **options)
+        try:
+            losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, **options)
+        except IndexError:  # on the CPU, torch looks at each label
+            trust_labels(batch, num_classes, self._ignored)
+            raise
         if factors is not None:
             losses = losses * factors
         num_items = None
