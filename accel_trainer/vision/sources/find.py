@@ -19,7 +19,7 @@ from .arrow import read_hub, read_parquet
 from .cifar_binary import find_binary, read_binary, refuse_pickles
 from .digits import read_digits
 from .label_columns import find_image_column, find_label_column
-from .layouts import TRAIN_NAMES, VAL_NAMES, files_of_splits, first_of
+from .layouts import TRAIN_NAMES, VAL_NAMES, files_of_splits, train_and_val_in
 from .links import notes_on_links, refuse_two_classes
 from .listing import describe_left_out, subfolders
 from .notes import facts_about, warnings_about
@@ -83,7 +83,7 @@ def _find_in_folder(root: Path) -> ImageSource:
     # A hub snapshot keeps its files in `data/` or in a folder named after the configuration.
     for folder in (root, *subfolders(root)):
         tables = files_of_splits(sorted(folder.glob("*.parquet")))
-        train, val = (first_of(names, tables) for names in (TRAIN_NAMES, VAL_NAMES))
+        train, val = train_and_val_in(tables)
         if train and val:
             types = types_of(train[0])
             image = find_image_column(types, None, str(train[0]))

@@ -18,12 +18,10 @@ from ...core.wording import counted
 from .label_columns import is_label_name
 from .layouts import (
     TABLES,
-    TRAIN_NAMES,
-    VAL_NAMES,
-    first_of,
     is_held_out,
     is_of_training,
     looks_held_out,
+    train_and_val_in,
 )
 from .links import first_rows
 from .listing import BROKEN_LINK
@@ -44,7 +42,7 @@ def train_and_val(data: Opened, name: str) -> tuple[Split, Split | None]:
 
     Raises DataError if none is there to train on: one that is called val or test alone is not.
     """
-    train = first_of(TRAIN_NAMES, data.splits)
+    train, val = train_and_val_in(data.splits)
     if train is None and len(data.splits) == 1 and not any(map(looks_held_out, data.splits)):
         (train,) = data.splits.values()
     if train is None:
@@ -53,7 +51,7 @@ def train_and_val(data: Opened, name: str) -> tuple[Split, Split | None]:
         splits = counted(len(data.splits), "split")
         fact = f"{name} has {splits} ({', '.join(data.splits)}{beside})"
         raise DataError("DATA_NO_TRAIN", f"{fact}: rename what to train on to train")
-    return train, first_of(VAL_NAMES, data.splits)
+    return train, val
 
 
 def may_be_held_out(data: Opened, train: Split) -> Iterator[str]:

@@ -16,6 +16,7 @@ T = TypeVar("T")
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("validation", "val", "valid", "dev", "test", "testing", "eval", "evaluation")
 """The names of splits to evaluate on; the first that exists is used."""
+SPLIT_NAMES = (*TRAIN_NAMES, *VAL_NAMES)
 EXPECTED = (
     "train/<class>/*.jpg with or without val/<class>/*.jpg, <class>/*.jpg, metadata.csv, parquet, "
     "or tars"
@@ -36,7 +37,7 @@ TABLES = (".csv", ".tsv", ".jsonl", ".json", ".xlsx", ".xls", ".txt")
 
 def files_of_splits(paths: Iterable[Path]) -> dict[str, list[Path]]:
     """Return those files whose names begin with that of a split, by this, in order."""
-    longest_first = sorted((*TRAIN_NAMES, *VAL_NAMES), key=len, reverse=True)
+    longest_first = sorted(SPLIT_NAMES, key=len, reverse=True)
     found = defaultdict[str, list[Path]](list)
     for path in paths:
         if name := next((each for each in longest_first if path.name.startswith(each)), None):
@@ -44,9 +45,13 @@ def files_of_splits(paths: Iterable[Path]) -> dict[str, list[Path]]:
     return found
 
 
-def first_of(names: Sequence[str], found: Mapping[str, T]) -> T | None:
-    """Return what is found under the first of `names` that is there; None: under none of them."""
-    return next((found[name] for name in names if name in found), None)
+def train_and_val_in(found: Mapping[str, T]) -> tuple[T | None, T | None]:
+    """Return what is found under the first name of each kind of split; None: under no such name."""
+    train, val = (
+        next((found[name] for name in names if name in found), None)
+        for names in (TRAIN_NAMES, VAL_NAMES)
+    )
+    return train, val
 
 
 def refuse_other_layouts(root: Path, names: Sequence[str]) -> None:
@@ -57,9 +62,8 @@ def refuse_other_layouts(root: Path, names: Sequence[str]) -> None:
         pair = f"{images[0]}/ and {masks[0]}/ look like images and their masks"
         fact = f"{root} has no class folders: {pair}"
         raise DataError("DATA_NO_CLASSES", f"{fact}: expected {EXPECTED}")
-    plain = {*TRAIN_NAMES, *VAL_NAMES}
     for train, val in _split_pairs(names):
-        if not {train.lower(), val.lower()} <= plain:
+        if not {train.lower(), val.lower()} <= {*SPLIT_NAMES}:
             fact = f"{root} has {train}/ and {val}/, which look like splits, not classes"
             raise DataError("DATA_NOT_RECOGNISED", f"{fact}: rename them to train/ and val/")
 
@@ -135,8 +139,8 @@ def _split_role(name: str) -> tuple[str, tuple[str, ...]] | None:
 
     None: the name has no word of a split, or two.
     """
-    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)]
-    splits = [word for word in words if word in TRAIN_NAMES or word in VAL_NAMES]
+    words = [word.lower() for word in _WORDS.findall(name)]
+    splits = [word for word in words if word in SPLIT_NAMES]
     others = tuple(word for word in words if word not in splits and word not in _FILLERS)
     return (splits[0], others) if len(splits) == 1 else None
 

@@ -19,12 +19,11 @@ from ...core.wording import counted
 from .class_names import check_class_names, numbers_in
 from .layouts import (
     EXPECTED,
-    TRAIN_NAMES,
-    VAL_NAMES,
+    SPLIT_NAMES,
     find_table,
-    first_of,
     refuse_inner_splits,
     refuse_other_layouts,
+    train_and_val_in,
 )
 from .listing import (
     BROKEN_LINK,
@@ -100,7 +99,7 @@ def find_classes(found: SplitFolders) -> tuple[str, ...]:
     names = sorted(set(map(os.path.basename, folders)))
     if len(names) == 1:
         _refuse_single_class(found, os.path.relpath(folders[0], root), len(paths))
-    if {name.lower() for name in names} <= {*TRAIN_NAMES, *VAL_NAMES}:
+    if {name.lower() for name in names} <= {*SPLIT_NAMES}:
         fact = f"{root} has no class folders: {' and '.join(names)} hold photos themselves"
         raise DataError("DATA_NO_CLASSES", f"{fact}: expected {EXPECTED}")
     refuse_other_layouts(root, names)
@@ -165,11 +164,11 @@ def _split_folders(root: Path, described_by: Sequence[str]) -> dict[str, Path]:
         if not subfolders(path) and not is_described(path, by=described_by):
             continue
         name = path.name.lower()
-        if name in splits and name in (*TRAIN_NAMES, *VAL_NAMES):
+        if name in splits and name in SPLIT_NAMES:
             fact = f"the folders {splits[name].name} and {path.name} in {root}"
             raise DataError("DATA_NOT_RECOGNISED", f"{fact} are the same split: rename one of them")
         splits[name] = path
-    train, val = (first_of(names, splits) for names in (TRAIN_NAMES, VAL_NAMES))
+    train, val = train_and_val_in(splits)
     if train is not None:
         return {"train": train} if val is None else {"train": train, "validation": val}
     if val is not None:
@@ -195,7 +194,7 @@ def _beside(root: Path, folders: Mapping[str, Path]) -> list[LeftOut]:
             left_out.append(skipped(str(path)))
         else:
             # A split that is kept for later is no loss.
-            is_loss = path.name.lower() not in (*TRAIN_NAMES, *VAL_NAMES)
+            is_loss = path.name.lower() not in SPLIT_NAMES
             left_out.append(LeftOut(str(path), reason, is_loss, path.is_dir()))
     return left_out
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ...core.errors import DataError, listed
 from .class_names import numbers_in
-from .layouts import TRAIN_NAMES, VAL_NAMES, first_of
+from .layouts import SPLIT_NAMES, train_and_val_in
 from .listing import LITTER, LeftOut, Listing, is_litter, reason_to_skip, skipped
 from .photo_folders import SplitFolders, class_of, everything_left_out, find_classes
 from .raw import Opened, Table
@@ -197,7 +197,7 @@ def _list_members(splits: Mapping[str, Sequence[TarIndex]], root: Path) -> Split
         inner = defaultdict[str, list[str]](list)
         for path in only.photos:
             inner[_inner_split(path)].append(path)
-        train, val = (first_of(names, inner) for names in (TRAIN_NAMES, VAL_NAMES))
+        train, val = train_and_val_in(inner)
         if train and val and "" not in inner:
             listings = {
                 "train": Listing(folder=root, photos=train, left_out=only.left_out),
@@ -209,4 +209,4 @@ def _list_members(splits: Mapping[str, Sequence[TarIndex]], root: Path) -> Split
 def _inner_split(path: str) -> str:
     """Return the folder of a split that a member of a tar is in, if any."""
     folders = path.lower().partition(".tar/")[2].split("/")[:-2]
-    return next((each for each in folders if each in (*TRAIN_NAMES, *VAL_NAMES)), "")
+    return next((each for each in folders if each in SPLIT_NAMES), "")
