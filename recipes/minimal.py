@@ -1,7 +1,7 @@
 """Your own data and your own model: copy this file and change the three marked lines."""
 
 import torch
-from sklearn.datasets import load_breast_cancer
+from sklearn import datasets
 from torch import nn
 from torch.utils.data import TensorDataset, random_split
 
@@ -18,10 +18,11 @@ from accel_trainer import (
 def train(config: RecipeConfig) -> RunResult:
     """Train a small network on 569 breast-cancer diagnoses, which come with scikit-learn."""
     with start_run(config, recipe="minimal") as run:
-        inputs, targets = (torch.tensor(column) for column in load_breast_cancer(return_X_y=True))
+        data = datasets.load_breast_cancer(return_X_y=True)  # yours: inputs [N, ...], class ids [N]
+        inputs, targets = map(torch.tensor, data)
         inputs = ((inputs - inputs.mean(0)) / inputs.std(0)).float()
-        dataset = TensorDataset(inputs, targets)  # yours: has len() and [index] -> (input, target)
-        train_set, eval_set = random_split(dataset, [469, 100], torch.Generator().manual_seed(0))
+        dataset = TensorDataset(inputs, targets)
+        train_set, eval_set = random_split(dataset, [0.8, 0.2], torch.Generator().manual_seed(0))
         model = nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2))  # yours: any module
         task = ClassificationTask()  # yours: what turns a batch into losses
         return build_trainer(

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,15 @@ import pytest
 import torch
 from PIL import Image
 
-from accel_trainer import ExitCode, build_optimizer, load_config, main
+from accel_trainer import (
+    ExitCode,
+    RecipeConfig,
+    RunConfig,
+    TrainerConfig,
+    build_optimizer,
+    load_config,
+    main,
+)
 from accel_trainer.vision import build_model
 from recipes import cifar
 
@@ -44,6 +53,26 @@ def arguments(folder: Path, *extra: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("python_is_forked")
+def test_the_marked_lines_are_all_that_other_data_needs(
+    tmp_path: Path,
+) -> None:
+    source = (ROOT / "recipes" / "minimal.py").read_text()
+    marked = [line for line in source.splitlines() if "# yours" in line]
+    assert len(marked) == 3
+    for data, inputs, classes in (("iris", 4, 3), ("wine", 13, 3)):
+        changed = source.replace("load_breast_cancer", f"load_{data}")
+        changed = changed.replace("(30, 64)", f"({inputs}, 64)").replace(
+            "(64, 2)", f"(64, {classes})"
+        )
+        lines = zip(source.splitlines(), changed.splitlines(), strict=True)
+        assert {before for before, after in lines if before != after} <= {*marked}
+        names: dict[str, Any] = {"__name__": data}
+        exec(changed, names)
+        run = RunConfig(output_dir=tmp_path / data, quiet=True)
+        result = names["train"](RecipeConfig(trainer=TrainerConfig(num_epochs=10), run=run))
+        assert result.metrics["eval/accuracy"] > 0.8, data
+
+
 def test_the_minimal_recipe_is_short_and_learns(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     source = (ROOT / "recipes" / "minimal.py").read_text()

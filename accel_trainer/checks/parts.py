@@ -16,6 +16,7 @@ from ..core.batch_plan import BatchPlan
 from ..core.errors import ConfigError
 from ..core.parameters import parameters_of
 from ..core.types import START, Task
+from ..core.wording import describe_tensor
 from ..training.callback import Callback
 from ..training.callback_runner import HOOKS
 from ..training.step.turns import updates_at
@@ -32,6 +33,11 @@ _NEEDED = {
     "states": ("state_dict", "load_state_dict"),
     "processor": ("save_pretrained",),
     "callbacks": ("on_fit_start", "on_step_end", "state_dict"),
+}
+_FITTING = {
+    "task": "give ClassificationTask(), or an object with step(model, batch) that calls your loss",
+    "metrics": "give TopKAccuracy(), MeanLoss(), TorchMetric(...) or a Metric of your own",
+    "callbacks": "give an object whose class is a Callback with a hook, such as on_step_end",
 }
 _NAME = re.compile("[a-z][a-z0-9_]*")
 # The names of what checkpoints hold besides.
@@ -55,13 +61,7 @@ def check_part(name: str, part: Any) -> None:
     if isinstance(part, type):
         raise ConfigError(
             "CONFIG",
-            f"{name}= is the class {part.__name__}: give an instance of it, {part.__name__}()",
-        )
-    if name == "task" and isinstance(part, nn.Module) and not hasattr(part, "step"):
-        raise ConfigError(
-            "CONFIG",
-            f"task= is a {type(part).__name__}, which is not a task: give "
-            "ClassificationTask(), or an object with step(model, batch) that calls your loss",
+            f"{name}= is {describe_tensor(part)}: give an instance of it, {part.__name__}()",
         )
     missing = [
         needed
@@ -73,8 +73,8 @@ def check_part(name: str, part: Any) -> None:
     if missing:
         raise ConfigError(
             "CONFIG",
-            f"{name}= is an object of type {type(part).__name__}, which has no "
-            f"{' and '.join(missing)}: see help(build_trainer) for what it can be",
+            f"{name}= is {describe_tensor(part)}, which has no {' and '.join(missing)}: "
+            + _FITTING.get(name, "see help(build_trainer)"),
         )
     if name == "task" and hasattr(part, "train_step"):
         # A subclass of a built-in task would train with the loss of that.

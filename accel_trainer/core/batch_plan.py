@@ -6,7 +6,7 @@ All values are plain integers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from .wording import counted
 
 Reduce = Literal["float", "exact"]
 
+_BATCH_SIZE = 128
 ENDLESS = 2**62
 """The number of samples of a stream without a length: no run comes to its end."""
 
@@ -210,8 +211,8 @@ class BatchConfig(Config):
     micro-batches.
     """
 
-    per_device_batch_size: Annotated[int, short_flag("--batch-size")] = 128
-    """Samples per forward pass on one process."""
+    per_device_batch_size: Annotated[int, short_flag("--batch-size")] = _BATCH_SIZE
+    """Samples per forward pass on one process; the default is lowered for smaller data."""
     global_batch_size: Annotated[int | None, short_flag("--global-batch-size")] = None
     """Samples per optimizer step over all processes; None: per device x processes x accumulation.
     If set, it determines the accumulation."""
@@ -275,11 +276,21 @@ class BatchConfig(Config):
                 processes.
             DataError: there are fewer samples than processes.
         """
+        batch = self._fitting(num_samples, num_processes)
         return BatchPlan(
             num_samples=num_samples,
-            global_batch_size=self.resolved_global_batch_size(num_processes),
-            per_device_batch_size=self.resolved_per_device_batch_size(num_processes),
+            global_batch_size=batch.resolved_global_batch_size(num_processes),
+            per_device_batch_size=batch.resolved_per_device_batch_size(num_processes),
             num_processes=num_processes,
             drop_last=self.drop_last,
             reduce=self.reduce,
         )
+
+    def _fitting(self, num_samples: int, num_processes: int) -> BatchConfig:
+        """Return the config with fewer samples per step if the data is smaller than the default."""
+        size = self.resolved_global_batch_size(num_processes)
+        sizes = (self.per_device_batch_size, self.accumulation_steps, self.reduce)
+        is_default = sizes == (_BATCH_SIZE, 1, "float") and size == _BATCH_SIZE * num_processes
+        if not is_default or size <= num_samples:
+            return self
+        return replace(self, global_batch_size=num_samples // num_processes * num_processes or size)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from accelerate.utils import is_torch_tensor, recursively_apply
 from torch import Tensor, nn
 
+from .errors import ConfigError
 from .extremes import extremes, note_extremes
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class Batch:
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
+
+    def __getitem__(self, _: object) -> NoReturn:
+        """Raise ConfigError, also for `x, y = batch`."""
+        raise ConfigError("BATCH", "a batch has no items: read batch.inputs and batch.targets")
 
     def map(
         self, change: Callable[[Any], Any], of: Callable[[Any], bool] = is_torch_tensor
@@ -311,6 +316,13 @@ class Task(Protocol):
 def eval_step_of(task: Task) -> Callable[[nn.Module, Batch], StepOutput]:
     """Return what an evaluation calls: the task's `eval_step`, or `step` if it has none."""
     return getattr(task, "eval_step", task.step)
+
+
+class Samples(Protocol):
+    """A map-style dataset: it also has a length. A DataLoader is none."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return a sample, usually `(input, target)`."""
 
 
 class Loader(Protocol):

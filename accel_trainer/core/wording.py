@@ -15,8 +15,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def describe_tensor(value: Any) -> str:
-    """Return dtype and shape of a tensor, `float32 [16, 10]`, or the type of another value."""
+    """Return dtype and shape of a tensor, `float32 [16, 10]`, or what another value is."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, str):
+        return f"{value!r:.60}"
+    if hasattr(value, "__name__"):
+        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
     keys = f" with {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
     return f"an object of type {type(value).__name__}{keys}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ def check_dataset(dataset: Any, name: str) -> None:
         fix = f"give one of its parts, {', '.join(map(repr, dataset))}"
     elif isinstance(dataset, list | tuple) and any(isinstance(each, Dataset) for each in dataset):
         fix = "join them, as ConcatDataset does, or, to evaluate on each, give a dict of them"
+    elif isinstance(dataset, list | tuple) and _are_columns(dataset):
+        fix = "it holds the inputs and targets of all samples: give TensorDataset(X, Y), of tensors"
     elif isinstance(dataset, Iterator):
         fix = "its first reading uses it up, so give StreamReader a function that makes a new one"
     elif is_stream and hasattr(dataset, "__iter__"):
@@ -37,6 +39,13 @@ def check_dataset(dataset: Any, name: str) -> None:
         return
     kind = dataset.__name__ if isinstance(dataset, type) else type(dataset).__name__
     raise ConfigError("DATASET", f"{name} is {kind}: {fix}")
+
+
+def _are_columns(parts: Sequence[Any]) -> bool:
+    """Whether these are the inputs and the targets of all samples, and not two samples."""
+    return len(parts) == 2 and all(
+        np.ndim(part) and len(part) == len(parts[0]) > 2 for part in parts
+    )
 
 
 def datasets_in(dataset: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -57,8 +58,9 @@ from ..core.module_order import take_order
 from ..core.parameters import named_parts, unstepped_parameters
 from ..core.registry import Pieces
 from ..core.tensor_memory import copy_model
-from ..core.types import Loader, Metric, Task
+from ..core.types import Loader, Metric, Samples, Task
 from ..data.loader import DEFAULT_OPTIONS, DatasetOptions
+from ..data.reader import Reader
 from ..distributed.accelerator import describe_machine, library_versions
 from ..distributed.collectives import run_on_main
 from ..optim.parameter_groups import describe_parameters, freeze
@@ -74,7 +76,7 @@ from ..training.trainer import Trainer
 from .best_weights import load_best_weights
 from .callbacks import build_callbacks
 from .config import decisive_values
-from .data import TEST_SET, Metrics, RunData, build_data, choose_metrics, fingerprint_of
+from .data import TEST_SET, EvalSet, Metrics, RunData, build_data, choose_metrics, fingerprint_of
 from .extra_callbacks import Observer, extra_callbacks
 from .folder import record_start
 from .keywords import answers_unknown
@@ -98,9 +100,9 @@ def build_trainer(
     *,
     model: nn.Module,
     task: Task,
-    train_set: Any,
-    eval_sets: Any,
-    test_set: Any = None,
+    train_set: Samples | Reader | Loader,
+    eval_sets: EvalSet | Mapping[str, EvalSet],
+    test_set: EvalSet | None = None,
     metrics: Metrics | None = None,
     options: DatasetOptions = DEFAULT_OPTIONS,
     data_fingerprint: str | None = None,
@@ -117,27 +119,40 @@ def build_trainer(
 
     **Collective.**
 
-    `model` is a plain module on the CPU. `train_set` is a map-style dataset, whose samples become
-    batches according to `options`, a `Reader`, or a loader. `eval_sets` is such a dataset or
-    reader, an evaluation loader, an `Evaluation` of your own, or a dict of several by name, whose
-    first one decides the best checkpoint. `test_set` is evaluated once, at the end, with the best
-    weights, as `test/...`.
-    `metrics` are the same for all sets, or a dict of lists by name; None: the task's `metrics`, or
-    else the mean loss.
+        with start_run(recipe="digits", epochs=20, lr=0.1) as run:
+            trainer = build_trainer(
+                run, model=model, task=ClassificationTask(), train_set=train, eval_sets=val
+            )
+            trainer.fit()
 
-    `data_fingerprint` identifies the content of the data: a run does not continue on other data;
-    None: a hash of some samples, if the loaders have one.
-    `export_config` is written beside the exported weights as JSON. A model with `save_pretrained`,
-    as in transformers, diffusers or peft, also writes `export/pretrained/`, together with its
-    `processor` or tokenizer. `optimizer` is a function that
-    builds your optimizer for the model on its device, or a dict of several by name, each over its
-    own parameters of the whole model; the task's `turn` or `updates` says which of them step, all
-    if it has neither. `schedule` is a function that returns the learning rate at each step; other
-    groups and optimizers keep their ratio to the first. None: they follow the config. `states` are
-    objects of your own with `state_dict` and `load_state_dict`, by the names under which
-    checkpoints store them. `metadata` has plain JSON values that
-    the manifest of every checkpoint stores; a run that continues keeps those of its checkpoint, and
-    adds what they lack. `trainer_class` is a subclass that overrides `train_step`.
+    Args:
+        run: that of `start_run`.
+        model: a plain module on the CPU.
+        task: turns a batch into the losses of its samples.
+        train_set: a map-style dataset, whose samples become batches as `options` say, a `Reader`,
+            or a loader.
+        eval_sets: such a dataset or reader, an evaluation loader, an `Evaluation` of your own, or a
+            dict of several by name, whose first one decides the best checkpoint.
+        test_set: is evaluated once, at the end, with the best weights, as `test/...`.
+        metrics: those of all sets, or a dict of lists by the names of sets; None: the task's
+            `metrics`, or else the mean loss.
+        options: how samples become batches.
+        data_fingerprint: identifies the content of the data: a run does not continue on other data;
+            None: a hash of some samples, if the loaders have one.
+        export_config: is written beside the exported weights as JSON.
+        processor: of a model with `save_pretrained`, as in transformers, diffusers or peft, which
+            both write `export/pretrained/`; it may be a tokenizer.
+        optimizer: a function that builds your optimizer for the model on its device, or a dict of
+            several by name, each over its own parameters of the whole model; the task's `turn` or
+            `updates` say which of them step, all if it has neither. None: as the config says.
+        schedule: returns the learning rate at each step; other groups and optimizers keep their
+            ratio to the first. None: as the config says.
+        callbacks: are called at each moment of the training, in this order.
+        states: objects of your own with `state_dict` and `load_state_dict`, by the names under
+            which checkpoints store them.
+        metadata: plain JSON values that the manifest of every checkpoint stores; a run that
+            continues keeps those of its checkpoint, and adds what they lack.
+        trainer_class: a subclass that overrides `train_step`.
 
     Raises:
         ConfigError: an argument has the wrong type, `metadata` is not plain JSON, some processes
@@ -165,6 +180,8 @@ def build_trainer(
     for each in observers:
         build = partial(each.build_data, build)
     data = build(run, train_set, eval_sets, test_set, options)
+    if not hasattr(train_set, "step_batches"):  # a loader has a batch of its own
+        run = _with_batch_of(run, data.plan)
     refuse_epochs(run.config.trainer, run.config.schedule, data.plan)
     check_coupling(task, data.plan)
     run.activity.couples_batch = getattr(task, "couples_batch", False)
@@ -287,6 +304,18 @@ def _refuse_endless(run: Run, observers: Sequence[Observer]) -> None:
             f"--hours {trainer.hours:g} is decided by accel_trainer.main: call it with your "
             "function, or set --steps",
         )
+
+
+def _with_batch_of(run: Run, plan: BatchPlan) -> Run:
+    """Return the run with the batch of `plan` in its settings, which is lowered for small data."""
+    batch = run.config.batch
+    if (batch.global_batch_size or 0) <= plan.num_samples:
+        return run
+    if run.accelerator.is_main_process and not run.config.run.quiet:
+        fact = f"the default batch of {batch.global_batch_size} is larger than the data"
+        say(f"{fact}: {plan.global_batch_size} samples per step")
+    batch = replace(batch, global_batch_size=plan.global_batch_size)
+    return replace(run, config=replace(run.config, batch=batch))
 
 
 def _choose_strategy(run: Run, plan: BatchPlan, optimizer: object, task: Task) -> Strategy:

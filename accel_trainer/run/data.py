@@ -12,7 +12,7 @@ from ..checks.agreement import check_same_everywhere
 from ..checks.parts import check_part, check_parts
 from ..core.batch_plan import BatchConfig, BatchPlan
 from ..core.errors import ConfigError, DataError
-from ..core.types import EvalSource, Loader, Metric, Task
+from ..core.types import EvalSource, Loader, Metric, Samples, Task
 from ..data.fingerprint import join_fingerprints
 from ..data.loader import (
     DatasetOptions,
@@ -21,6 +21,7 @@ from ..data.loader import (
     build_train_loader,
     check_order_is_free,
 )
+from ..data.reader import Reader
 from ..training.evaluation.evaluation import Evaluation, check_directions
 from ..training.evaluation.metrics import MeanLoss
 from .session import Run
@@ -29,6 +30,9 @@ _logger = logging.getLogger(__name__)
 
 Metrics = Sequence[Metric] | Mapping[str, Sequence[Metric]]
 """The metrics of all sets, or those of each set by its name."""
+
+EvalSet = Samples | Reader | EvalSource | Evaluation
+"""What can be evaluated on."""
 
 TEST_SET = "test_set"
 """The name of the set that is evaluated at the end, beside those of the evaluation sets."""

@@ -15,7 +15,7 @@ from ..core.config import config_to_dict, diff_config
 from ..core.errors import ConfigError
 from ..core.learning_rate import Decay, Schedule
 from ..core.parameters import Optimizers
-from ..core.wording import counted
+from ..core.wording import counted, describe_tensor
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig, build_schedule, checked_schedule
 from ..optim.optimizers import build_optimizer, keep_ratios
@@ -84,9 +84,9 @@ def _build_own(build: BuildOptimizer, model: nn.Module) -> Optimizer:
     if not is_function or not isinstance(optimizer, Optimizer):
         raise ConfigError(
             "CONFIG",
-            f"optimizer= {'returns' if is_function else 'is'} an object of type "
-            f"{type(optimizer).__name__}: "
-            "pass a function that takes the model and returns a torch optimizer",
+            f"optimizer= {'returns' if is_function else 'is'} {describe_tensor(optimizer)}: pass a "
+            "function that takes the model and returns a torch optimizer, such as lambda model: "
+            "torch.optim.Adam(model.parameters()), or name one in OptimizerConfig(name=)",
         )
     return optimizer
 

@@ -33,7 +33,7 @@ def test_parts_of_the_right_kind_are_accepted() -> None:
             check_part,
             "task",
             nn.Linear(2, 2),
-            "task= is a Linear, which is not a task",
+            "task= is an object of type Linear, which has no step: give ClassificationTask",
         ),
         (
             check_part,
@@ -53,7 +53,7 @@ def test_parts_of_the_right_kind_are_accepted() -> None:
             check_parts,
             "callbacks",
             [print],
-            "callbacks= is an object of type builtin_function_or_method, which has no on_fit_start",
+            "callbacks= is the function print, which has no on_fit_start",
         ),
     ],
 )

@@ -243,3 +243,14 @@ def test_fewer_samples_than_processes_are_refused_with_both_numbers(
         BatchConfig(per_device_batch_size=1).plan(num_samples, num_processes=num_processes)
     assert caught.value.exit_code == ExitCode.DATA
     assert BatchConfig(per_device_batch_size=1).plan(4, num_processes=4).steps_per_epoch == 1
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+@pytest.mark.parametrize("num_samples", [3, 4, 7, 100, 127, 128, 129, 383, 384, 385])
+def test_only_the_default_batch_fits_itself_to_the_data(
+    num_samples: int, num_processes: int
+) -> None:
+    plan = BatchConfig().plan(num_samples, num_processes=num_processes)
+    assert plan.global_batch_size % num_processes == 0
+    left_out = min(num_samples, 128 * num_processes) - plan.global_batch_size
+    assert 0 <= left_out < num_processes

@@ -88,7 +88,7 @@ def test_other_data_is_refused_by_number_and_by_content(
 ) -> None:
     train(tmp_path, Points(96), max_steps=4)
     with pytest.raises(
-        CheckpointError, match=rf"DATA_CHANGED\]: .*{difference}.*--allow-change data"
+        CheckpointError, match=rf"DATA_CHANGED\]: .*{difference}.*allow_change=.'data'"
     ):
         train(tmp_path, other)
     assert train(tmp_path, Points(96), max_steps=5).state == "done"

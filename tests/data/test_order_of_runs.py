@@ -183,7 +183,9 @@ def test_a_changed_order_is_refused_in_a_resume_and_allowed_on_purpose(
 def test_the_order_may_change_on_purpose_by_its_name_alone(tmp_path: Path) -> None:
     train(config_of(tmp_path, "uniform"), fit=leave_at_7, **parts_of("uniform"))
     config = config_of(tmp_path, "balanced")
-    with pytest.raises(ConfigError, match="order: uniform -> balanced.*--allow-change batch.order"):
+    with pytest.raises(
+        ConfigError, match="order: uniform -> balanced.*allow_change=.'batch.order'"
+    ):
         train(config, **parts_of("balanced"))
     allowed = replace(config, run=make_config(tmp_path, allow=("batch.order",)).run)
     # The second epoch begins again, with its 5 steps.

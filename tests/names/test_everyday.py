@@ -77,15 +77,23 @@ def test_an_error_names_flags_to_commands_and_keywords_to_python(tmp_path: Path)
 def test_a_type_checker_knows_the_keywords_and_the_parts(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "from accel_trainer import TrainerConfig, start_run\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "from accel_trainer import ClassificationTask, TrainerConfig, build_trainer, start_run\n"
         "start_run(recipe='a', epochs=3, lr=0.1, output_dir='runs/a')\n"
         "start_run(recipe='a', epoch=3)\n"
         "start_run(recipe='a', lr='high')\n"
         "TrainerConfig(epochs=3)\n"
+        "def build(run, model, data: TensorDataset, loader: DataLoader[int]) -> None:\n"
+        "    t = ClassificationTask()\n"
+        "    build_trainer(run, model=model, task=t, train_set=data, eval_sets=data)\n"
+        "    build_trainer(run, model=model, task=t, train_set=data, eval_sets={'a': data})\n"
+        "    build_trainer(run, model=model, task=t, train_set=loader, eval_sets=data)\n"
+        "    build_trainer(run, model=model, task=t, train_set=data, eval_sets=loader)\n"
+        "    build_trainer(run, model=model, task=t, train_dataset=data, eval_sets=data)\n"
     )
     command = [sys.executable, "-m", "mypy", "--no-error-summary", "--follow-imports=silent"]
     command += ["--cache-dir", str(tmp_path), "--config-file", str(tmp_path / "none"), str(program)]
     (tmp_path / "none").write_text("[mypy]\nignore_missing_imports = true\n")
     checked = subprocess.run(command, capture_output=True, text=True)
     errors = [line.split(":")[1] for line in checked.stdout.splitlines() if ": error:" in line]
-    assert errors == ["3", "4", "5"]
+    assert errors == ["4", "5", "6", "11", "12", "13"]

@@ -159,7 +159,7 @@ VAL = points(5)
         ({"sets": [VAL, VAL]}, "an evaluation set is list: join them, .* give a dict of them"),
         (
             {"options": {"num_classes": 3}},
-            "options= is an object of type dict, which has no collate",
+            "options= is an object of type dict with num_classes, which has no collate",
         ),
         ({"options": DatasetOptions}, "options= is the class DatasetOptions: give an instance"),
         ({"test_set": 3}, r"is int: give an object with len\(\) and \[index\]"),
@@ -197,7 +197,7 @@ def test_sets_and_metrics_that_cannot_be_are_one_line_before_any_step(
     "monitor", ["eval/loss", "eval_hrd/loss", "test/loss", "eval_ema_val/loss"]
 )
 def test_a_number_of_no_set_cannot_be_monitored(tmp_path: Path, monitor: str) -> None:
-    said = f"no metric '{monitor}' to monitor: set --trainer.monitor to one of eval_val/loss,"
+    said = f"no metric '{monitor}' to monitor: set TrainerConfig.monitor=. to one of eval_val/loss,"
     with pytest.raises(ConfigError, match=said):
         train(make_config(tmp_path, monitor=monitor), sets=eval_sets("val", "hard"))
 
@@ -231,7 +231,7 @@ def test_the_order_of_a_loader_of_ones_own_cannot_be_set(tmp_path: Path) -> None
 
     for batch in ({"order": "balanced"}, {"leave_out": tmp_path / "bad.txt"}):
         with pytest.raises(
-            ConfigError, match="a Loader determines its own order: leave out --batch"
+            ConfigError, match="a Loader determines its own order: leave out BatchConfig"
         ):
             train(make_config(tmp_path / "run", batch=batch), train_set=Loader())
 

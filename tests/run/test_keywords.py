@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Callable
 from copy import deepcopy
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from accel_trainer import (
     BatchConfig,
@@ -28,8 +30,9 @@ from accel_trainer import (
     start_run,
 )
 from accel_trainer.core.config import Config
+from accel_trainer.core.yaml_files import read_yaml
 
-from .mistakes import DATA, make_net
+from .mistakes import DATA, INPUTS, LABELS, make_net
 
 
 def started(**settings: Any) -> RecipeConfig:
@@ -40,6 +43,19 @@ def started(**settings: Any) -> RecipeConfig:
 def built(**parts: Any) -> Trainer:
     with start_run(recipe="keywords", quiet=True) as run:
         return build_trainer(run, model=make_net(), **parts)
+
+
+def trained(**parts: Any) -> None:
+    parts = {"task": ClassificationTask(), "train_set": DATA, "eval_sets": DATA} | parts
+    with start_run(recipe="keywords", quiet=True) as run:
+        build_trainer(run, model=make_net(), **parts).fit()
+
+
+class Indexes:
+    """A task that reads a batch as the loaders of torch give it."""
+
+    def __init__(self, read: Callable[[Any], object]) -> None:
+        self.step = lambda model, batch: read(batch)
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +118,17 @@ def test_keywords_train_what_a_config_trains(tmp_path: Path) -> None:
         (lambda: built(loss=len), ("did you mean task=",)),
         (lambda: built(batch_size=4), ("start_run(batch_size=)",)),
         (lambda: built(whatever=4), ("help(build_trainer)",)),
+        (lambda: trained(train_set=(INPUTS, LABELS)), ("tuple", "TensorDataset(X, Y)")),
+        (lambda: trained(train_set=[INPUTS.numpy(), LABELS.numpy()]), ("TensorDataset(X, Y)",)),
+        (lambda: trained(eval_sets=(INPUTS, LABELS)), ("an evaluation set", "TensorDataset(X, Y)")),
+        (lambda: trained(callbacks=[print]), ("the function print", "Callback")),
+        (lambda: trained(metrics=["accuracy"]), ("'accuracy'", "TopKAccuracy()")),
+        (lambda: trained(task=len), ("the function len", "ClassificationTask()")),
+        (lambda: trained(optimizer=torch.optim.Adam), ("the class Adam", "lambda model:")),
+        (lambda: trained(optimizer="adam"), ("'adam'", "OptimizerConfig(name=)")),
+        (lambda: trained(task=Indexes(lambda batch: batch[0])), ("batch.inputs",)),
+        (lambda: trained(task=Indexes(lambda batch: batch["x"])), ("batch.targets",)),
+        (lambda: trained(task=Indexes(lambda batch: [*batch])), ("batch.inputs",)),
         (lambda: Trainer(max_epochs=3), ("max_epochs=", "start_run(epochs=...)")),  # type: ignore[call-arg]
     ],
 )
@@ -137,7 +164,36 @@ def test_a_config_with_its_own_init_takes_what_that_takes() -> None:
 
 
 def test_the_signature_of_a_config_class_lists_its_fields() -> None:
-    import inspect
-
     assert "num_epochs" in inspect.signature(TrainerConfig).parameters
     assert "function" not in str(inspect.signature(build_trainer))
+
+
+def test_a_default_batch_is_lowered_to_small_data_and_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with start_run(recipe="small", epochs=2) as run:
+        trainer = build_trainer(
+            run, model=make_net(), task=ClassificationTask(), train_set=DATA, eval_sets=DATA
+        )
+        assert trainer.fit().position.optimizer_step == 2
+    assert "default batch of 128 is larger than the data: 24 samples" in capsys.readouterr().out
+    stored = read_yaml(run.folder / "config.yaml")["batch"]
+    assert stored["global_batch_size"] == 24, "so that any number of processes continues it"
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"batch_size": 100}, {"global_batch_size": 128, "batch_size": 64}]
+)
+def test_a_batch_that_was_asked_for_is_not_lowered(sizes: dict[str, int]) -> None:
+    parts = {"task": ClassificationTask(), "train_set": DATA, "eval_sets": DATA}
+    refused = pytest.raises(ConfigError, match="BATCH_SIZE.*24 training samples.*batch_size= to")
+    with refused, start_run(recipe="asked", quiet=True, **sizes) as run:  # type: ignore[misc]
+        build_trainer(run, model=make_net(), **parts)
+
+
+def test_the_help_of_build_trainer_has_each_argument_and_an_example() -> None:
+    text = build_trainer.__doc__ or ""
+    assert "with start_run(" in text
+    arguments = text.partition("Args:")[2].partition("Raises:")[0]
+    for name in inspect.signature(build_trainer).parameters:
+        assert f"\n        {name}: " in arguments, name

@@ -54,11 +54,6 @@ RAISED = [
         "misspells_a_setting",
     ),
     (
-        m.misspells_an_argument,
-        "TypeError: build_trainer() got an unexpected keyword argument 'modle'...",
-        "train",
-    ),
-    (
         m.opens_a_missing_file,
         "FileNotFoundError: [Errno 2] No such file or directory: 'weights.pt'",
         "opens_a_missing_file",
@@ -242,7 +237,7 @@ FITS_NOT = [
     (
         having(task=F.cross_entropy),
         "CONFIG",
-        "task= is an object of type function, which has no step: ...",
+        "task= is the function cross_entropy, which has no step: give ...",
     ),
     (
         having(task=None),
@@ -292,7 +287,7 @@ FITS_NOT = [
     (
         having(task=nn.CrossEntropyLoss()),
         "CONFIG",
-        "task= is a CrossEntropyLoss, which is not a task: give ...",
+        "task= is an object of type CrossEntropyLoss, which has no step: give ...",
     ),
     (
         having(metrics=[MeanLoss, TopKAccuracy]),
@@ -303,7 +298,7 @@ FITS_NOT = [
     (
         having(metrics=["accuracy"]),
         "CONFIG",
-        "metrics= is an object of type str, which has no empty and update and ...",
+        "metrics= is 'accuracy', which has no ...: give TopKAccuracy(), ...",
     ),
     (
         having(metrics=[m.NotAMetric()]),
@@ -383,7 +378,7 @@ FITS_NOT = [
     (
         having(optimizer=torch.optim.SGD),
         "CONFIG",
-        "optimizer= is an object of type type: pass a function that takes the model ...",
+        "optimizer= is the class SGD: pass a function that takes the model ...",
     ),
     (
         having(schedule=0.1),
@@ -435,6 +430,7 @@ FITS_NOT = [
         "CONFIG",
         "start_run was given {'seed': 1}: give a RecipeConfig, or ...",
     ),
+    (m.misspells_an_argument, "CONFIG", "build_trainer has no modle=: did you mean model=?"),
     (
         lambda config: m.train(RecipeConfig),  # type: ignore[arg-type]
         "CONFIG",

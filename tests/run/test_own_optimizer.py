@@ -154,7 +154,7 @@ def test_a_scheduler_of_torch_gives_the_learning_rate_of_every_step() -> None:
         (
             lambda model: torch.optim.SGD(list(model.parameters())[:1]),
             r"optimizer has 1 parameters, without (\S+,? ){5}and 2 more: "
-            "add them, or freeze them by --freeze",
+            "add them, or freeze them by freeze=",
         ),
     ],
 )
@@ -420,7 +420,7 @@ def test_a_pattern_that_skips_nothing_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = other_weights()
-    with pytest.raises(ConfigError, match="--init-skip 'fc' matches none of the tensors"):
+    with pytest.raises(ConfigError, match="init_skip='fc' matches none of the tensors"):
         start_from(tmp_path, weights, "fc", capsys)
 
 

@@ -153,7 +153,7 @@ def test_pairs_of_two_processes_survive_a_kill_bit_for_bit(tmp_path: Path) -> No
 
 
 def check_eval_sizes(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="--onnx calls eval_step on the main process only"):
+    with pytest.raises(ConfigError, match="onnx= calls eval_step on the main process only"):
         train(folder.with_name("with onnx"), onnx=True)
     task = train(folder)
     last_size = 1 if task.accelerator.is_main_process else 0
