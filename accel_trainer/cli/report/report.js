@@ -8,7 +8,10 @@
   const reset = document.getElementById("reset");
   const tip = document.getElementById("tip");
   const svgNamespace = document.querySelector(".plot svg").namespaceURI; // not spelled out: the page has no address
-  const state = { axis: "step", smoothing: 0, zoom: null, hidden: new Set() };
+  // A live page is loaded again when there is a new run: what was chosen stays until its tab is closed.
+  const isLive = "version" in document.body.dataset;
+  const chosen = JSON.parse((isLive && sessionStorage.getItem("chosen")) || "{}");
+  const state = { axis: chosen.axis ?? "step", smoothing: chosen.smoothing ?? 0, zoom: null, hidden: new Set(chosen.hidden) };
   let unit, unitName, labels;
 
   /** Choose the unit of times: runs that go on become longer. */
@@ -63,7 +66,7 @@
     runs.forEach((run, index) => {
       for (const name of chart.names) {
         const kind = kindOf(name);
-        if (!run.series[name] || state.hidden.has(index) || state.hidden.has(kind)) continue;
+        if (!run.series[name] || state.hidden.has(`run ${run.name}`) || state.hidden.has(kind)) continue;
         const [row, values] = run.series[name];
         const raw = values
           .map((y, place) => [position(run, run.steps[row][place]), y])
@@ -118,7 +121,14 @@
     return element;
   }
 
+  function remember() {
+    const logs = charts.filter((chart) => chart.isLog).map((chart) => chart.names[0]);
+    const { axis, smoothing, hidden } = state;
+    sessionStorage.setItem("chosen", JSON.stringify({ axis, smoothing, hidden: [...hidden], logs }));
+  }
+
   function drawAll() {
+    if (isLive) remember();
     const shown = charts.map(linesOf);
     const ends = shown.flat().map((line) => last(line.raw)[0]);
     const whole = [0, Math.max(...ends, 0) || 1];
@@ -291,25 +301,32 @@
     return button;
   }
 
-  const chip = (text, id, color) => switchFor(text, true, () => state.hidden.delete(id) || !state.hidden.add(id), color);
+  const chip = (text, id, color) => switchFor(text, !state.hidden.has(id), () => state.hidden.delete(id) || !state.hidden.add(id), color);
   const present = Object.keys(kinds).filter((kind) => charts.some((chart) => chart.names.some((name) => kindOf(name) === kind)));
   const legend = document.getElementById("legend");
   if (present.length > 1) legend.append(...present.map((kind) => chip(kinds[kind].label, kind, runs.length > 1 ? null : kinds[kind].color)));
-  if (runs.length > 1) legend.append(...runs.map((run, index) => chip(run.name, index, run.color)));
+  if (runs.length > 1) legend.append(...runs.map((run) => chip(run.name, `run ${run.name}`, run.color)));
   const axes = tools.querySelectorAll("[name=axis]");
-  axes.forEach((input) => (input.onchange = () => { state.axis = input.value; zoomTo(null); }));
+  axes.forEach((input) => {
+    input.checked = input.value === state.axis;
+    input.onchange = () => { state.axis = input.value; zoomTo(null); };
+  });
   function allowAxes() {
     const isKnown = { step: () => true, epoch: (run) => run.steps_per_epoch, time: (run) => run.clock };
     axes.forEach((input) => (input.disabled = !runs.every(isKnown[input.value])));
   }
-  document.getElementById("smoothing").oninput = (event) => {
-    state.smoothing = Number(event.target.value);
-    document.getElementById("weight").textContent = state.smoothing.toFixed(2);
+  const slider = document.getElementById("smoothing"), weight = document.getElementById("weight");
+  slider.value = state.smoothing;
+  weight.textContent = state.smoothing.toFixed(2);
+  slider.oninput = () => {
+    state.smoothing = Number(slider.value);
+    weight.textContent = state.smoothing.toFixed(2);
     drawAll();
   };
   reset.onclick = () => zoomTo(null);
-  charts.forEach((_, number) => {
-    cards[number].querySelector("h3").append(switchFor("log", false, () => (charts[number].isLog = !charts[number].isLog)));
+  charts.forEach((chart, number) => {
+    chart.isLog = chosen.logs?.includes(chart.names[0]) ?? false;
+    cards[number].querySelector("h3").append(switchFor("log", chart.isLog, () => (charts[number].isLog = !charts[number].isLog)));
   });
   // A page that is live has got new numbers of the same runs and charts.
   document.addEventListener("news", () => {

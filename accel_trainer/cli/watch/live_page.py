@@ -78,8 +78,9 @@ class LivePage:
                 make = partial(self._make, version)
                 page, _ = draw_soundly(runs, make, self._followed.faults)
                 self._page = page.encode(errors="backslashreplace")
+                if self._page_version >= 0:  # the first page also imports
+                    self._making_s = time.monotonic() - begun_s
                 self._page_version = version
-                self._making_s = time.monotonic() - begun_s
             return self._page
 
     def _make(self, version: int, runs: Sequence[RunReader], faults: Sequence[Fault]) -> str:

@@ -172,7 +172,7 @@ def test_a_browser_shows_new_numbers_and_keeps_what_was_chosen(
 ) -> None:
     with browser(tmp_path / "profile") as page:
         page.open(server.url)
-        page.wait_for("document.getElementById('live').textContent === 'live'")
+        page.wait_for("document.getElementById('live').textContent.startsWith('live, updated')")
         page.value("document.querySelector('h3 button').click()")  # a logarithmic axis
         page.value("document.querySelector('#details details').open = true")
         page.value("window.isTheSame = true")
@@ -182,6 +182,11 @@ def test_a_browser_shows_new_numbers_and_keeps_what_was_chosen(
         assert page.value("document.querySelector('#details details').open")
         assert page.value("document.querySelector('h3 button').ariaPressed") == "true"
         assert page.value("document.querySelector('svg.live').textContent").count("12,") == 1
+        page.value("smoothing.value = 0.5, smoothing.oninput()")
+        shutil.copytree(run, run.with_name("two"))
+        page.wait_for("!window.isTheSame && document.querySelectorAll('#legend button').length > 1")
+        assert page.value("document.querySelector('h3 button').ariaPressed") == "true"
+        assert page.value("smoothing.value") == "0.5"
 
 
 def test_a_cell_of_a_notebook_shows_the_live_page_until_its_end(run: Path) -> None:
