@@ -246,7 +246,7 @@ MUTANTS: dict[str, list[Mutant]] = {
             "a teacher that the first step creates is not named",
             "kind[0] is nn.Parameter",
             "False",
-            "checks/test_rehearsal.py",
+            "checks/test_hidden_state.py",
         ),
     ],
     "checks/trial_copy.py": [
@@ -262,11 +262,11 @@ MUTANTS: dict[str, list[Mutant]] = {
             "an optimizer inside of another is not looked at",
             'self.visit(f"{name}.state", value.state)',
             "pass",
-            "checks/test_rehearsal.py",
+            "checks/test_hidden_state.py",
         ),
         Mutant(
             "state in a class is not looked for",
-            "        self.visit_code(*type(value).__mro__)\n",
+            "        self.visit_code(*kind.__mro__)\n",
             "",
             "checks/test_unsaved_state.py",
         ),
@@ -913,7 +913,7 @@ MUTANTS: dict[str, list[Mutant]] = {
             "the state of callbacks is not looked for",
             "    parts |= named([*callbacks, *own])\n",
             "",
-            "checks/test_rehearsal.py",
+            "checks/test_hidden_state.py",
         ),
         Mutant(
             "the defaults of a recipe are those that its config has now",
@@ -1226,7 +1226,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     "training/step/optimizer_step.py": [
         Mutant(
             "numbers of the task may come and go",
-            "if len(forms | self._form) > 1 or",
+            "if len(forms | self._forms) > 1 or",
             "if",
             "training/test_items.py",
         ),
@@ -1433,7 +1433,7 @@ MUTANTS: dict[str, list[Mutant]] = {
             "the state of a subclass of the trainer is not looked for",
             "return {name: value for name, value in vars(self).items() if name not in known}",
             "return {}",
-            "checks/test_rehearsal.py",
+            "checks/test_hidden_state.py",
         ),
     ],
     "vision/augment/batch.py": [

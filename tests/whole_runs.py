@@ -82,7 +82,6 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     # What a resume would lose is named, and honest parts are not.
     "checks/test_rehearsal.py": (
         "test_state_that_a_resume_would_lose_ends_the_run_with_its_first_step",
-        "test_state_that_no_checkpoint_holds_is_named_in_one_line",
         "test_a_parameter_that_differs_by_process_ends_the_run",
         "test_nothing_is_said_of_honest_parts_and_they_resume_bit_for_bit",
     ),
@@ -366,7 +365,6 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_an_update_that_is_skipped_leaves_the_others[1:]",
     ),
     "checks/test_unsaved_parts.py": (
-        "test_nothing_is_said_of_honest_parts",
         "test_a_callback_that_changes_the_model_is_named_with_what_it_changes",
         "test_a_loss_that_depends_on_other_samples_is_named",
     ),

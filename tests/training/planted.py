@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.data import TensorDataset
 from accel_trainer import (
     BatchConfig,
     CheckpointConfig,
+    DatasetOptions,
     MeanLoss,
     OptimizerConfig,
     RecipeConfig,
@@ -68,6 +70,15 @@ def make_config(
     )
 
 
+def run(
+    folder: Path, *, max_steps: int = 3, settings: OptimizerConfig | None = None, **parts: Any
+) -> RunResult:
+    """Train a few steps in `folder`, with the optimizer of `settings` or of the parts."""
+    config = make_config(folder, max_steps=max_steps)
+    default = OptimizerConfig() if {"optimizer", "schedule"} & {*parts} else config.optimizer
+    return train(replace(config, optimizer=settings or default), **parts)
+
+
 def train(
     config: RecipeConfig,
     *,
@@ -79,6 +90,7 @@ def train(
     data: Callable[[int], Any] = vectors,
     schedule: Callable[[int], float] | None = None,
     trainer_class: type[Trainer] = Trainer,
+    options: DatasetOptions | None = None,
 ) -> RunResult:
     """Train on vectors; the parts are built as a recipe builds them, at each start."""
     with start_run(config, recipe="planted") as run:
@@ -93,5 +105,6 @@ def train(
             callbacks=callbacks,
             schedule=schedule,
             trainer_class=trainer_class,
+            options=options or DatasetOptions(),
         )
         return trainer.fit()
