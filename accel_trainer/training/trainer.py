@@ -169,8 +169,8 @@ class Trainer:
         if self._is_epoch_end:
             self._end_epoch()
         elif self._is_evaluation_due:  # perhaps a stop came before it, or during it
-            self._evaluate_within_epoch()
-        elif self._is_save_due and self._goes_on:
+            self._evaluate_at(self.state)
+        if self._is_save_due and self._goes_on:  # else `_finish` saves
             self._save()
         return self._goes_on
 
@@ -559,16 +559,6 @@ class Trainer:
                 return  # `_finish` saves the position as not yet evaluated: a resume evaluates it
             self._move_to(next_epoch)
             self._notify("on_epoch_end")
-        if self._is_save_due:
-            self._save()
-
-    def _evaluate_within_epoch(self) -> None:
-        """Evaluate, and save if that is due, unless a signal ends the evaluation.
-
-        The position is then saved as not yet evaluated, and a resume evaluates it first.
-        """
-        if self._evaluate_at(self.state) and self._is_save_due:
-            self._save()
 
     def _evaluate_at(self, position: TrainState) -> bool:
         """Evaluate the weights and notify; return False if a signal stopped the evaluation.
