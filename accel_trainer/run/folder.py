@@ -26,7 +26,6 @@ from ..core.guards import guarded, guarded_folder
 from ..core.json_files import write_json
 from ..core.run_dir import prepare_directory, refuse_strange_entries, remove_new_folder, run_lock
 from ..core.yaml_files import dump_yaml, read_yaml
-from ..fault_tolerance.preemption import StopFlag
 from .config import RunConfig
 from .known_recipes import remember_start
 from .resume import Source, find_source
@@ -36,12 +35,13 @@ MOVED_FOLDERS = "ACCEL_TRAINER_MOVED_FOLDERS"
 
 # Of a path below which those of checkpoints and of a tracker's files still fit, on Linux.
 _MAX_BYTES = 4096 - 256
+_RECORD = "config.yaml"  # of an accepted start
 _NUM_REMOVALS = 5
 _REMOVAL_S = 0.1
 
 
 def open_folder(
-    choose: Callable[[], Path], run: RunConfig, stop_flag: StopFlag, resources: ExitStack
+    choose: Callable[[], Path], run: RunConfig, resources: ExitStack
 ) -> tuple[str, Source | None]:
     """Lock the folder that `choose` returns, and return it; also what the run continues from.
 
@@ -67,7 +67,7 @@ def open_folder(
     with writes_to(folder):
         resources.enter_context(guarded_folder(folder))
     if is_new:
-        resources.enter_context(_removed_if_refused(folder, stop_flag))
+        resources.enter_context(_removed_if_refused(folder))
     resources.enter_context(guarded(folder, path, descriptor))
     _sweep(folder)
     return str(folder), find_source(folder, run)
@@ -89,7 +89,7 @@ def record_start(
     there is none. Raises OutputError.
     """
     remember_start(environment)
-    path = folder / "config.yaml"
+    path = folder / _RECORD
     edits = None
     if has_checkpoints(folder / "checkpoints"):
         edits = describe_edits(folder, environment["sources"])
@@ -114,14 +114,14 @@ def _sweep(folder: Path) -> None:
 
 
 @contextmanager
-def _removed_if_refused(folder: Path, stop_flag: StopFlag) -> Iterator[None]:
-    """Remove a new folder if the block refuses the run by a UserError before training begins."""
+def _removed_if_refused(folder: Path) -> Iterator[None]:
+    """Remove a new folder if a UserError of the block refuses the run before it is recorded."""
     try:
         yield
     except (DivergedError, OutOfMemoryError, ProcessError):
         raise  # the run was not refused, and the folder says why it ended
     except UserError:
-        if stop_flag.is_starting:
+        if not (folder / _RECORD).exists():
             _remove_refused(folder)
         raise
 

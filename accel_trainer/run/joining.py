@@ -22,7 +22,7 @@ from ..fault_tolerance.preemption import StopFlag, program_stopped, stop_on_sign
 from ..fault_tolerance.watchdog import Watchdog
 from .resume import Source
 
-OpenFolder = Callable[[StopFlag, ExitStack], tuple[str, Source | None]]
+OpenFolder = Callable[[ExitStack], tuple[str, Source | None]]
 """Locks the folder of a run on the main process; returns it, and what the run continues from."""
 
 
@@ -84,7 +84,7 @@ def joined_run(
         if is_shared:
             folder_resources.callback(os.umask, os.umask(0o027))  # the inner call sets it
         # The main process opens the folder, and tells the others what the run continues from.
-        path, source = run_on_main(partial(open_folder, stop_flag, folder_resources), accelerator)
+        path, source = run_on_main(partial(open_folder, folder_resources), accelerator)
         folder = Path(path)
         if not accelerator.is_main_process and folder.is_dir():  # perhaps on another machine's disk
             folder_resources.enter_context(guarded_folder(folder))

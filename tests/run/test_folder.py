@@ -12,7 +12,6 @@ from accelerate import Accelerator
 from accel_trainer import BatchConfig, RecipeConfig, RunConfig
 from accel_trainer.core.config import config_to_dict
 from accel_trainer.core.errors import ConfigError, DivergedError, UserError
-from accel_trainer.fault_tolerance.preemption import StopFlag
 from accel_trainer.run.folder import open_folder, record_start
 from accel_trainer.run.provenance import defaults_of, describe_environment
 from accel_trainer.run.resume import Source, choose_folder
@@ -27,12 +26,14 @@ def config_of(folder: Path, *, seed: int = 0, **run: object) -> RecipeConfig:
     )
 
 
-def opened(config: RecipeConfig, *, error: UserError | None = None) -> tuple[str, Source | None]:
+def opened(
+    config: RecipeConfig, *, error: UserError | None = None, is_accepted: bool = False
+) -> tuple[str, Source | None]:
     """Open the folder, and end the run, perhaps by an error."""
-    flag = StopFlag()
-    flag.is_starting = True
     with ExitStack() as lock:
-        found = open_folder(partial(choose_folder, config, "recipe"), config.run, flag, lock)
+        found = open_folder(partial(choose_folder, config, "recipe"), config.run, lock)
+        if is_accepted:
+            recorded(config, Path(found[0]))
         if error is not None:
             raise error
     return found
@@ -77,13 +78,18 @@ def test_a_folder_of_a_branch_has_no_rows_until_the_start_is_accepted(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("error", "stays"), [(ConfigError("MODEL", "bad"), False), (DivergedError("NAN", "x"), True)]
+    ("error", "is_accepted", "stays"),
+    [
+        (ConfigError("MODEL", "bad"), False, False),
+        (DivergedError("NAN", "x"), False, True),
+        (ConfigError("MINE", "of a hook"), True, True),
+    ],
 )
 def test_a_new_folder_is_removed_if_the_run_is_refused(
-    tmp_path: Path, error: UserError, stays: bool
+    tmp_path: Path, error: UserError, is_accepted: bool, stays: bool
 ) -> None:
     with pytest.raises(type(error)):
-        opened(config_of(tmp_path / "run"), error=error)
+        opened(config_of(tmp_path / "run"), error=error, is_accepted=is_accepted)
     assert (tmp_path / "run").exists() == stays
 
 
