@@ -34,7 +34,7 @@ def describe_misfit(schedule: Schedule | None, *, num_steps: int) -> str | None:
             f"{type(schedule.scheduler).__name__} also changes {', '.join(lost)}, "
             "which a schedule does not: set cycle_momentum=False, or change it in before_update"
         )
-    if isinstance(schedule.scheduler, _CYCLIC):
+    if isinstance(schedule.scheduler, _CYCLIC) or schedule.is_by_epoch:
         return None
     peak = max(rates, default=0.0) or 1.0
     shape = [round(rate / peak, 9) for rate in rates]

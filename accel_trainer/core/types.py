@@ -27,12 +27,15 @@ class Position(NamedTuple):
     `step` counts the optimizer steps before it, and `epoch` the epochs. `progress` is the fraction
     of all steps that are done, from 0 to 1; the epochs or steps of the config are 1, even if the
     run stops earlier. With `--schedule.shape trunk` it is 0 until the decay, and the fraction of
-    the decay from there.
+    the decay from there. `step_in_epoch` counts the steps before it in the epoch, which has
+    `steps_per_epoch`.
     """
 
     step: int = 0
     epoch: int = 0
     progress: float = 0.0
+    step_in_epoch: int = 0
+    steps_per_epoch: int = 0
 
 
 START = Position()

@@ -6,9 +6,12 @@ processes or on gradient accumulation.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -153,50 +156,75 @@ class TorchSchedule:
     """The learning rates of a torch scheduler as a function of completed optimizer steps."""
 
     def __init__(
-        self, factory: Callable[[Optimizer], LRScheduler], *, learning_rate: float
+        self,
+        factory: Callable[[Optimizer], LRScheduler],
+        *,
+        learning_rate: float,
+        is_by_epoch: bool = False,
     ) -> None:
+        self.is_by_epoch = is_by_epoch
         # No scheduler of torch sets this momentum: if it has another one later, it was changed.
         self.stand_in = SGD([torch.zeros(1, requires_grad=True)], lr=learning_rate, momentum=0.123)
         self.scheduler = factory(self.stand_in)
         self._rates: list[float] = []
 
-    def __call__(self, optimizer_step: int) -> float:
+    def __call__(self, optimizer_step: int, steps_per_epoch: int = 1) -> float:
         """Return the learning rate of the next step."""
-        while len(self._rates) <= optimizer_step:
+        number = optimizer_step // steps_per_epoch if self.is_by_epoch else optimizer_step
+        while len(self._rates) <= number:
             if self._rates:
                 self.stand_in.step()
                 self.scheduler.step()
             self._rates.append(float(self.stand_in.param_groups[0]["lr"]))
-        return self._rates[optimizer_step]
+        return self._rates[number]
 
 
 def schedule_from_torch(
-    factory: Callable[[Optimizer], LRScheduler], *, learning_rate: float
+    factory: Callable[[Optimizer], LRScheduler],
+    *,
+    learning_rate: float,
+    every: Literal["step", "epoch"] = "step",
 ) -> Schedule:
     """Return the learning rates of a torch scheduler as a function of completed optimizer steps.
 
     `factory` gets a stand-in optimizer with `learning_rate`, and returns a scheduler that steps
-    once for each optimizer step. Its changes of other settings, such as the momentum of OneCycleLR,
-    have no effect.
+    once for each optimizer step, or for `every` epoch. Its changes of other settings, such as the
+    momentum of OneCycleLR, have no effect.
+
+    Raises ConfigError if `every` is neither.
     """
-    return TorchSchedule(factory, learning_rate=learning_rate)
+    if every not in ("step", "epoch"):
+        raise ConfigError("SCHEDULE", f"every= is {every!r}: give step or epoch")
+    return TorchSchedule(factory, learning_rate=learning_rate, is_by_epoch=every == "epoch")
 
 
-def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
+def checked_schedule(
+    schedule: Callable[..., float], *, num_steps: int, steps_per_epoch: int
+) -> Schedule:
     """Return a recipe's `schedule`, with floats as learning rates.
 
-    It is tried at the first and the last of `num_steps` steps, and checked at each.
+    One that takes `steps_per_epoch` gets it. It is tried at the first and the last of `num_steps`
+    steps, and checked at each.
 
     Raises:
         ConfigError: it raises an error there, or returns no number of 0 or more. What it raises at
             a later step is the recipe's own error.
     """
+    found = getattr(schedule, "scheduler", schedule)
+    if isinstance(found, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ConfigError(
+            "SCHEDULE",
+            "torch's ReduceLROnPlateau is no function of the step: "
+            "give callbacks=[accel_trainer.ReduceLROnPlateau(...)]",
+        )
     if isinstance(schedule, LRScheduler):
         raise ConfigError(
             "SCHEDULE",
             f"schedule= is torch's {type(schedule).__name__}: "
             "give schedule_from_torch(lambda optimizer: ..., learning_rate=...)",
         )
+    if takes_steps_per_epoch(schedule):
+        schedule = partial(schedule, steps_per_epoch=steps_per_epoch)
 
     def rate_at(step: int) -> float:
         rate = schedule(step)
@@ -220,6 +248,13 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
         except Exception as error:
             raise _failure_at(step, error, num_steps) from error
     return rate_at
+
+
+def takes_steps_per_epoch(schedule: Callable[..., float]) -> bool:
+    """Return whether a schedule also asks for the number of steps in an epoch."""
+    with suppress(TypeError, ValueError):  # a builtin has no signature
+        return "steps_per_epoch" in inspect.signature(schedule).parameters
+    return False
 
 
 def _failure_at(step: int, error: Exception, num_steps: int) -> ConfigError:

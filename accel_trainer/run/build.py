@@ -18,6 +18,7 @@ from ..callbacks.console import say
 from ..callbacks.evaluation_file import add_details
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.onnx import OnnxExport
+from ..callbacks.plateau import ReduceLROnPlateau
 from ..checkpoint.frozen import digests_of
 from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer, copy_metadata
@@ -53,7 +54,6 @@ from ..core.batch_plan import BatchPlan
 from ..core.config import config_to_dict
 from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
-from ..core.learning_rate import Schedule
 from ..core.module_order import take_order
 from ..core.parameters import named_parts, unstepped_parameters
 from ..core.registry import Pieces
@@ -70,6 +70,7 @@ from ..training.callback_runner import named
 from ..training.compile import compile_model
 from ..training.evaluation.evaluation import TEST, Evaluation
 from ..training.evaluation.evaluator import Evaluator
+from ..training.progress import choose_monitor
 from ..training.strategy import choose_strategy
 from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
@@ -109,7 +110,7 @@ def build_trainer(
     export_config: Mapping[str, Any] | None = None,
     processor: Any = None,
     optimizer: BuildOptimizer | Mapping[str, BuildOptimizer] | None = None,
-    schedule: Schedule | None = None,
+    schedule: Callable[..., float] | None = None,
     callbacks: Sequence[Callback] = (),
     states: Mapping[str, Any] = MappingProxyType({}),
     metadata: Mapping[str, Any] | None = None,
@@ -145,8 +146,8 @@ def build_trainer(
         optimizer: a function that builds your optimizer for the model on its device, or a dict of
             several by name, each over its own parameters of the whole model; the task's `turn` or
             `updates` say which of them step, all if it has neither. None: as the config says.
-        schedule: returns the learning rate at each step; other groups and optimizers keep their
-            ratio to the first. None: as the config says.
+        schedule: returns the learning rate at each step, and may ask for `steps_per_epoch`, too;
+            other groups and optimizers keep their ratio to the first. None: as the config says.
         callbacks: are called at each moment of the training, in this order.
         states: objects of your own with `state_dict` and `load_state_dict`, by the names under
             which checkpoints store them.
@@ -252,6 +253,7 @@ def build_trainer(
         states=states,
     )
     evaluations = _build_evaluations(run, data, task, metrics_of, strategy)
+    _prepare_plateaus(run, callbacks, evaluations, optimization)
     subject = Subject(
         model=model,
         optimizers=optimization.optimizers,
@@ -503,6 +505,19 @@ def _build_evaluations(
             )
         )
     return evaluations
+
+
+def _prepare_plateaus(
+    run: Run,
+    callbacks: Sequence[Callback],
+    evaluations: Mapping[str, Evaluation],
+    optimization: Optimization,
+) -> None:
+    """Tell the callbacks that follow a number which one it is. Raises ConfigError."""
+    monitors = choose_monitor(run.config.trainer, evaluations)
+    for each in callbacks:
+        if isinstance(each, ReduceLROnPlateau):
+            each.prepare(monitors, optimization.schedule, num_steps=optimization.num_steps)
 
 
 def _inspect(

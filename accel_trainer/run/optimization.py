@@ -44,7 +44,7 @@ def plan_optimization(
     model: nn.Module,
     plan: BatchPlan,
     build_own: BuildOptimizer | Mapping[str, BuildOptimizer] | None,
-    schedule: Schedule | None,
+    schedule: Callable[..., float] | None,
 ) -> Optimization:
     """Return the recipe's optimizers and schedule, and what it does not build from the config.
 
@@ -65,7 +65,9 @@ def plan_optimization(
         peak_learning_rate, schedule = plan_learning_rate(config, plan, decay)
         description = f"peak learning rate {peak_learning_rate:g}"
     else:
-        schedule = checked_schedule(schedule, num_steps=num_steps)
+        schedule = checked_schedule(
+            schedule, num_steps=num_steps, steps_per_epoch=plan.steps_per_epoch
+        )
         description = "the recipe's learning rates"
     return Optimization(optimizers, schedule, description, num_steps, decay)
 

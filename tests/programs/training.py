@@ -22,6 +22,7 @@ from accel_trainer import (
     MeanLoss,
     MeanNumber,
     Position,
+    ReduceLROnPlateau,
     RunResult,
     StepBatch,
     StepOutput,
@@ -686,6 +687,12 @@ def skips_nan(draft: Draft) -> None:
     draft.set("trainer", on_nonfinite="skip")
 
 
+def plateau(draft: Draft) -> None:
+    draft.set("schedule", shape="constant")
+    draft.callbacks.append(ReduceLROnPlateau(factor=0.5, patience=0, threshold=0.1))
+    draft.set("trainer", evaluate_every="2steps")
+
+
 def sharded(kind: str) -> Part:
     return lambda draft: draft.variables.update(KINDS[kind])
 
@@ -703,6 +710,7 @@ SETTINGS: dict[str, Part] = {
     "skips NaN": skips_nan,
     "often evaluated": lambda draft: draft.set("trainer", evaluate_every="2steps"),
     "parts of epochs": lambda draft: draft.set("trainer", evaluate_every="0.5epochs", max_steps=7),
+    "plateau": plateau,
     "patience": lambda draft: draft.set("trainer", evaluate_every="2steps", patience=2),
     "few checkpoints": lambda draft: draft.set("checkpoint", every_n_steps=1, keep_last_n=2),
 }
