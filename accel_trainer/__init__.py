@@ -3,6 +3,7 @@
 The public names are in `api`; `commands` and `vision` have more.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from .core.version import package_version
@@ -10,6 +11,10 @@ from .public_names import modules_by_name, public_name
 from .removed import refuse_removed
 
 _API = f"{__name__}.api"
+
+# Otherwise OpenMP's threads keep their cores while they wait for each other: a small net then takes
+# several times as long where anything else runs. OpenMP looks when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     __version__: str

@@ -587,6 +587,7 @@ RULES = {
     "reads the environment": Rule(
         mentions("os.environ", "os.getenv", "os.putenv"),
         {
+            "__init__",  # how OpenMP's threads wait
             "distributed",
             "cli.recipe.main",
             "cli.recipe.exit",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 
@@ -56,3 +58,23 @@ def test_what_needs_no_torch_is_imported_without_it() -> None:
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["False", "True"]
+
+
+_WAITING = """
+import os, sys, accel_trainer
+print("torch" in sys.modules, os.environ["OMP_WAIT_POLICY"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")]
+)
+def test_threads_that_wait_sleep_before_torch_is_imported(
+    given: Mapping[str, str], found: str
+) -> None:
+    """In a program that imports this package first; what the user has set stays."""
+    others = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    run = subprocess.run(
+        [sys.executable, "-c", _WAITING], env=others | given, capture_output=True, text=True
+    )
+    assert run.stdout.split() == ["False", found]
