@@ -317,9 +317,25 @@ def test_metrics_of_any_length_are_read_line_by_line_into_little_memory(
             if step % 1000 == 0:
                 file.write(json.dumps({**ROW, "optimizer_step": step, "eval/loss": "nan"}) + "\n")
     reader = read_run(run)
-    assert 50 <= len(reader.rows) - 10 <= 100
-    steps = [row["optimizer_step"] for row in reader.rows]
-    assert (steps, steps[0]) == (sorted(steps), 1)
+    assert 50 <= len(reader.rows) - 10 <= 101
+    steps = [row["optimizer_step"] for row in reader.rows if row["event"] == "train"]
+    assert (steps, steps[0], steps[-1]) == (sorted(steps), 1, 10_000)
     assert [row["optimizer_step"] for row in reader.evaluations()] == list(
         range(1000, 10_001, 1000)
     )
+
+
+def test_the_best_of_any_number_of_evaluations_is_kept(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    monkeypatch.setattr(run_reader, "_MAX_ROWS", 100)
+    (run / "result.json").unlink()
+    with (run / "metrics.jsonl").open("w") as file:
+        for step in range(1, 1001):
+            row = {**ROW, "optimizer_step": step, "eval/accuracy": float(step == 778)}
+            file.write(json.dumps(row) + "\n")
+    reader = read_run(run)
+    assert reader.best_evaluation()["optimizer_step"] == 778
+    assert reader.rows[-1]["optimizer_step"] == 1000

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -57,12 +57,21 @@ class RunReader:
 
     folder: Path
     config: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
+    metrics: MetricsReader
     result: Mapping[str, Any]
     environment: Mapping[str, Any]
     attempts: Sequence[Mapping[str, Any]] = ()
-    logged: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The last histogram or picture of each name in the rows, as callbacks have logged them."""
+
+    @cached_property
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """The rows of `metrics.jsonl`, thinned out. Raises OutputError for a damaged file."""
+        with _readable(self.folder):
+            return self.metrics.read()
+
+    @cached_property
+    def logged(self) -> Mapping[str, Mapping[str, Any]]:
+        """The last histogram or picture of each name in the rows, as callbacks have logged them."""
+        return dict(self.metrics.logged) if self.rows else {}
 
     @property
     def name(self) -> str:
@@ -266,31 +275,40 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunReader:
-    """Read a run folder; with `metrics`, which has read some of its rows, only the rows since then.
+    """Read a run folder; its rows only when they are asked for.
+
+    With `metrics`, which has read some of them, only the rows since then are read, and now.
 
     Raises:
         OutputError: there is no run in it, or one of its files is damaged.
     """
-    metrics = metrics or MetricsReader(folder / "metrics.jsonl")
     config = folder / "config.yaml"
     if not is_run(folder):
         fact = "only a config.yaml" if os.path.lexists(config) else "no config.yaml"
         within = sorted(path.parent for path in folder.glob("*/config.yaml") if is_run(path.parent))
         fix = f"give one of its runs, such as {within[0]}" if within else "check the path"
         raise OutputError("NOT_A_RUN", f"{folder} is not a run (there is {fact}): {fix}")
-    try:
-        rows = metrics.read()
+    with _readable(folder):
         result = _checked("result.json", _read_json(folder / "result.json"), _RESULT)
         _checked("result.json, best", result.get("best") or {}, _BEST)
-        return RunReader(
+        run = RunReader(
             folder,
             _checked("config.yaml", _read(config, read_yaml), _CONFIG),
-            rows,
+            metrics or MetricsReader(folder / "metrics.jsonl"),
             result,
             _checked("environment.json", _read_json(folder / "environment.json"), {}),
             [row for _, row in _read_rows(folder / "attempts.jsonl", _is_attempt)],
-            dict(metrics.logged),
         )
+    if metrics is not None:
+        _ = run.logged
+    return run
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Turn an error of a file into an OutputError."""
+    try:
+        yield
     except (OSError, ValueError) as error:
         raise OutputError(
             "NOT_A_RUN", f"{folder} cannot be read ({error}): restore or repair the file"
@@ -356,8 +374,8 @@ def _read_rows(
 class MetricsReader:
     """Reads the rows of `metrics.jsonl`, and later the rows that were added since.
 
-    Rows are thinned out evenly if there are very many. `logged` has the last value of each name
-    that is no number but an object.
+    Rows of training are thinned out evenly if there are very many, all but the last. `logged` has
+    the last value of each name that is no number but an object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -368,7 +386,7 @@ class MetricsReader:
         self._end = 0
         self._last_line = b""
         self._training = _ThinnedRows()
-        self._evaluations = _ThinnedRows()
+        self._others: list[dict[str, Any]] = []
         self.logged: dict[str, Mapping[str, Any]] = {}
 
     def read(self) -> list[dict[str, Any]]:
@@ -376,8 +394,10 @@ class MetricsReader:
         if not self._is_continued():
             self._start_again()
         for line, row in _read_rows(self._path, _is_metrics, start=self._end):
-            thinned = self._evaluations if row["event"] == "eval" else self._training
-            thinned.add(row)
+            if row["event"] == "train":
+                self._training.add(row)
+            else:
+                self._others.append(_with_numbers(row))
             self.logged |= {
                 name: value
                 for name, value in row.items()
@@ -385,7 +405,7 @@ class MetricsReader:
             }
             self._end += len(line)
             self._last_line = line
-        rows = [*self._training.kept, *self._evaluations.kept]
+        rows = [*self._training.kept, *self._others]
         return sorted(rows, key=lambda row: int(row["optimizer_step"]))
 
     def _is_continued(self) -> bool:
@@ -397,23 +417,36 @@ class MetricsReader:
 
 
 class _ThinnedRows:
-    """Keeps every n-th row, and doubles n whenever more than `_MAX_ROWS` rows are kept."""
+    """Keeps the last row and every n-th, and doubles n when more than `_MAX_ROWS` are kept."""
 
     def __init__(self) -> None:
-        self.kept: list[dict[str, Any]] = []
+        self._every_nth: list[dict[str, Any]] = []
+        self._last: list[Mapping[str, Any]] = []
         self._num_seen = 0
         self._every = 1
 
+    @property
+    def kept(self) -> list[dict[str, Any]]:
+        """The numbers of the rows, in their order."""
+        return [*self._every_nth, *map(_with_numbers, self._last)]
+
     def add(self, row: Mapping[str, Any]) -> None:
-        """Keep the numbers of `row` if it is its turn."""
+        """Keep `row`, perhaps until the next one."""
+        self._last = [row]
         if self._num_seen % self._every == 0:
-            numbers = {name: _number(value) for name, value in row.items() if name != "event"}
-            known = {name: value for name, value in numbers.items() if value is not None}
-            self.kept.append({"event": row["event"], **known})
+            self._every_nth.append(_with_numbers(row))
+            self._last = []
         self._num_seen += 1
-        if len(self.kept) > _MAX_ROWS:
-            del self.kept[1::2]
+        if len(self._every_nth) > _MAX_ROWS:
+            del self._every_nth[1::2]
             self._every *= 2
+
+
+def _with_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the event of a row and its numbers."""
+    numbers = {name: _number(value) for name, value in row.items() if name != "event"}
+    known = {name: value for name, value in numbers.items() if value is not None}
+    return {"event": row["event"], **known}
 
 
 def _number(value: Any) -> float | None:

@@ -75,7 +75,9 @@ def find_runs(folder: Path) -> list[RunReader]:
     found = []
     for place in run_folders(folder):
         try:
-            found.append(read_run(place))
+            run = read_run(place)
+            _ = run.rows  # which may be damaged
+            found.append(run)
         except OutputError as error:
             if place == folder:
                 raise
