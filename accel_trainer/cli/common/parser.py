@@ -67,6 +67,21 @@ class CommandParser(argparse.ArgumentParser):
         """Add the argument of commands on one run."""
         self.add_argument("run", type=Path, help="the run folder")
 
+    def add_step_option(self) -> None:
+        """Add the flag of commands on one step of a run."""
+        step_help = "the optimizer step; the first is 1"
+        self.add_argument("--step", type=int, required=True, help=step_help)
+
+    def add_source(self) -> None:
+        """Add the argument of commands on a dataset of photos."""
+        source_help = "photos, parquet or tar files, the output of save_to_disk, or OWNER/NAME"
+        self.add_argument("source", help=source_help)
+
+    def add_model(self) -> None:
+        """Add the argument of commands on a stored model."""
+        model_help = "a run, one of its checkpoints, an export, or ORG/NAME on the hub"
+        self.add_argument("model", type=Path, help=model_help)
+
     def add_json_option(self) -> None:
         """Add the flag of commands whose result programs can read."""
         self.add_argument("--json", action="store_true", help="print one JSON object")

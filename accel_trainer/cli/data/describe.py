@@ -68,9 +68,7 @@ class Photo:
 def main(argv: Sequence[str]) -> int:
     """Print the description; return 65 if a run would stop."""
     parser = CommandParser(__doc__, _EXAMPLE)
-    parser.add_argument(
-        "source", help="photos, parquet or tar files, the output of save_to_disk, or OWNER/NAME"
-    )
+    parser.add_source()
     fraction_help = "set this fraction of the photos aside, as the run will"
     parser.add_argument("--val-fraction", type=float, default=0.0, metavar="F", help=fraction_help)
     html_help = "write an offline page of photos as the model sees them"

@@ -48,9 +48,7 @@ _EXAMPLE = "example: accel-trainer pack photos packed --short-side 256 --num-wor
 def main(argv: Sequence[str]) -> int:
     """Pack a dataset, or continue; print what was written."""
     parser = CommandParser(__doc__, _EXAMPLE)
-    parser.add_argument(
-        "source", help="photos, parquet or tar files, the output of save_to_disk, or OWNER/NAME"
-    )
+    parser.add_source()
     parser.add_argument("out", type=Path, help="the folder to write")
     parser.add_number("--short-side", "shorter side in pixels; default: 256", default=256)
     parser.add_number("--quality", "JPEG quality, 1 to 100; default: 92", default=92)

@@ -65,9 +65,7 @@ class StoredModel:
 def main(argv: Sequence[str]) -> int:
     """Print the metrics, and the best and worst classes."""
     parser = CommandParser(__doc__, _EXAMPLE)
-    parser.add_argument(
-        "model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub"
-    )
+    parser.add_model()
     parser.add_argument(
         "--dataset", metavar="DATA", help="name or folder; default: the data of the run"
     )

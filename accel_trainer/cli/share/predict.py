@@ -60,9 +60,7 @@ Prediction = tuple[Path, Classes | DataError]
 def main(argv: Sequence[str]) -> int:
     """Print a line per image: its path, then labels with their confidence."""
     parser = CommandParser(__doc__, _EXAMPLE)
-    parser.add_argument(
-        "model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub"
-    )
+    parser.add_model()
     parser.add_argument("image", type=Path, nargs="+", help="an image, or a folder of images")
     parser.add_number("--top", "classes to print per image; default: 1", default=1, lowest=1)
     parser.add_number("--batch-size", "images per forward pass; default: 64", default=64)

@@ -20,6 +20,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from accel_trainer import ConfigError
 from accel_trainer.commands import (
@@ -51,12 +52,11 @@ def main(argv: Sequence[str]) -> int:
     )
     output_dir = options.output_dir or Path("runs") / f"compare-{recipe.stem}"
     output_dir = Path(os.path.realpath(output_dir))
-    answer = _find_noise if options.null else _compare
     try:
         is_optional = not question.a.config.run.lock
         lock = prepare_directory(output_dir) / "compare.lock"
         with run_lock(lock, is_optional=is_optional):
-            return answer(question, options, output_dir)
+            return _answer(question, options, output_dir)
     except TrialFailed as failure:
         return failure.exit_code
     except KeyboardInterrupt:
@@ -95,31 +95,18 @@ def _with_b_in_one_word(words: Sequence[str]) -> list[str]:
     return [*words[:place], f"--b={words[place + 1]}", *words[place + 2 :]]
 
 
-def _compare(question: Question, options: Namespace, output_dir: Path) -> int:
-    from .compare import compare, make_plan  # imports torch
-    from .text import json_of, lines_of, setup_lines
+def _answer(question: Question, options: Namespace, output_dir: Path) -> int:
+    from . import null, text  # import torch
+    from .compare import compare, make_plan
 
     say = say_unless(options.json)
     plan = make_plan(question, options.at, options.pairs, output_dir, say=say)
-    for line in setup_lines(plan):
+    for line in text.setup_lines(plan):
         say(line)
-    found = compare(plan, jobs=options.jobs, say=say)
-    for line in lines_of(found):
-        say(line)
-    if options.json:
-        tell(json.dumps(json_of(found)))
-    return _CODES[found.paired.verdict]
-
-
-def _find_noise(question: Question, options: Namespace, output_dir: Path) -> int:
-    from .compare import make_plan  # imports torch
-    from .null import find_noise_floor, json_of, lines_of
-
-    say = say_unless(options.json)
-    plan = make_plan(question, options.at, options.pairs, output_dir, say=say)
-    found = find_noise_floor(plan, jobs=options.jobs, say=say)
-    for line in lines_of(found):
+    find, told = (null.find_noise_floor, null) if options.null else (compare, text)
+    found: Any = find(plan, jobs=options.jobs, say=say)
+    for line in told.lines_of(found):
         say(line)
     if options.json:
-        tell(json.dumps(json_of(found)))
-    return 0
+        tell(json.dumps(told.json_of(found)))
+    return 0 if options.null else _CODES[found.paired.verdict]

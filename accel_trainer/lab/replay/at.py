@@ -77,9 +77,7 @@ def main(argv: Sequence[str]) -> int:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()
-    parser.add_argument(
-        "--step", type=int, required=True, help="the optimizer step; the first is 1"
-    )
+    parser.add_step_option()
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the new run folder")
     parser.add_argument(
         "--again",

@@ -35,9 +35,7 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = CommandParser(__doc__, _EXAMPLE)
     parser.add_run()
-    parser.add_argument(
-        "--step", type=int, required=True, help="the optimizer step; the first is 1"
-    )
+    parser.add_step_option()
     parser.add_recipe_option()
     options = parser.parse_args(argv)
     run = read_run(options.run)
