@@ -592,6 +592,7 @@ RULES = {
             "cli.recipe.main",
             "cli.recipe.exit",
             "cli.recipe.start",
+            "cli.flags.parser",  # a flag that repeats a variable
             "checks.preflight",
             "checks.boundaries",  # whether steps change it
             "run.provenance",  # records it

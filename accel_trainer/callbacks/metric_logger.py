@@ -19,6 +19,7 @@ from ..core.errors import ConfigError, DataError
 from ..core.filesystem import writes_to
 from ..core.history import is_number
 from ..core.types import StepReport
+from ..distributed.collectives import gather_rows
 from ..distributed.machine import peak_memory_bytes
 from ..fault_tolerance.activity import Activity
 from ..training.callback import Callback, RunResult, TrainerView
@@ -57,6 +58,8 @@ class MetricLogger(Callback):
     def __post_init__(self) -> None:
         self._samples = SamplesSoFar(self.accelerator, is_on=self.digest_every_n_steps is not None)
         self._meters = Meters(self.accelerator, self._samples)
+        self.peak_memory_bytes = 0
+        """Of the fullest process, at the last row."""
         self._total_s = 0.0
         self._total_samples = 0
         self._num_empty_steps = 0  # of this epoch, without an item
@@ -120,7 +123,9 @@ class MetricLogger(Callback):
             self._total_samples += self._timed_samples
             values["perf/samples_per_s"] = self._timed_samples / training_s
             values["perf/data_wait_fraction"] = spent_s["data"] / training_s
-        values["perf/peak_memory_gib"] = peak_memory_bytes(trainer.accelerator) / 2**30
+        peak = torch.tensor([[float(peak_memory_bytes(trainer.accelerator))]])
+        self.peak_memory_bytes = int(gather_rows(peak, trainer.accelerator).max())
+        values["perf/peak_memory_gib"] = self.peak_memory_bytes / 2**30
         if spent_s["compile"]:
             values["perf/compile_s"] = spent_s["compile"]
         if is_digest_due:

@@ -65,7 +65,9 @@ class ResultWriter(Callback):
         measured = {
             "samples_per_s": self.log.samples_per_s,
             "wall_s": sum(self.activity.phase_s.values()),
-            "peak_memory_bytes": peak_memory_bytes(trainer.accelerator),
+            "peak_memory_bytes": max(
+                self.log.peak_memory_bytes, peak_memory_bytes(trainer.accelerator)
+            ),
         }
         write_result(self.folder, result, more, measured)
 

@@ -34,6 +34,11 @@ def main(argv: Sequence[str]) -> int:
     parser.epilog = _EXAMPLE
     vars(parser)["error"] = _refuse
     options = parser.parse_args(argv)
+    if options.cpu and (options.num_processes or 1) > 1:
+        # accelerate (1.15) would start one process.
+        options.cpu = False
+        options.multi_gpu = True
+        os.environ["ACCELERATE_USE_CPU"] = "true"
     # Torch would also handle the other signals, and change the exit codes.
     options.signals_to_handle = "SIGQUIT"
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))

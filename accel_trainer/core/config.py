@@ -8,12 +8,14 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from functools import wraps
 from numbers import Integral, Real
 from types import UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
     Literal,
+    ParamSpec,
     TypeVar,
     Union,
     get_args,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 C = TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -122,16 +126,31 @@ class Config:
 
     def __new__(cls, *args: object, **given: object) -> Self:
         """Raise ConfigError for an unknown keyword."""
-        try:
-            inspect.signature(cls).bind_partial(*args, **given)
-        except TypeError:
-            from ..names import everyday, unknown  # which few programs need
-
-            elsewhere = everyday.spelt_fields(Config.__subclasses__(), cls)
-            known = inspect.signature(cls).parameters
-            if said := unknown.describe_unknown(cls.__name__, given, known, elsewhere):
-                raise ConfigError("CONFIG", said) from None
+        _refuse_unknown(cls, args, given)
         return super().__new__(cls)
+
+
+def answers_unknown(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a call of `function` with an unknown keyword say what it is called, here or elsewhere."""
+
+    @wraps(function)
+    def call(*args: P.args, **given: P.kwargs) -> R:
+        _refuse_unknown(function, args, given)
+        return function(*args, **given)
+
+    return call
+
+
+def _refuse_unknown(called: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+    try:
+        inspect.signature(called).bind_partial(*args, **given)
+    except TypeError as error:
+        from ..names import everyday, unknown  # which few programs need
+
+        elsewhere = everyday.spelt_fields(Config.__subclasses__(), called)
+        known = inspect.signature(called).parameters
+        if said := unknown.describe_unknown(called.__name__, given, known, elsewhere):
+            raise ConfigError("CONFIG", said) from error
 
 
 def unchecked_defaults(config_class: type[C]) -> C:

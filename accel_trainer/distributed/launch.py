@@ -24,6 +24,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]  # not in __all__
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, start_processes
 
+from ..core.config import answers_unknown
 from ..core.errors import ConfigError, ExitCode, OneLineError, Preempted, ProcessError, here
 from ..core.platform import RUN_SIGNALS, STOP_SIGNALS
 from ..core.user_code import describe_error, exit_code_of, print_error
@@ -37,6 +38,7 @@ T = TypeVar("T")
 _WAIT_FOR_FIRST_S = 1.0  # for the process that failed to have sent its error
 
 
+@answers_unknown
 def launch(function: Callable[..., T], *arguments: Any, num_processes: int | None = None) -> T:
     """Run `function(*arguments)` in `num_processes` processes; return the main one's result.
 

@@ -39,7 +39,7 @@ def setup_launch_env() -> int:
                 "LAUNCH",
                 "accelerate announced several processes but started one, "
                 "as it does without GPUs and with --cpu: "
-                "start with torchrun --nproc-per-node N, "
+                "start with accel-trainer launch --cpu --num_processes N, "
                 "or with --config_file accelerate_configs/multi_cpu.yaml",
             )
         return 1

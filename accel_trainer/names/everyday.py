@@ -103,7 +103,7 @@ def config_fields(classes: Iterable[type]) -> Iterator[tuple[type, str, str, Seq
             yield config_class, name, prefix + name, [flag_of(prefix + name), *short]
 
 
-def spelt_fields(classes: Iterable[type], owner: type = object) -> dict[str, str]:
+def spelt_fields(classes: Iterable[type], owner: object = None) -> dict[str, str]:
     """Return how Python writes each setting, by its flags; one of `owner` is only its name."""
     found = {}
     for config_class, name, _, flags in config_fields(classes):
@@ -111,6 +111,6 @@ def spelt_fields(classes: Iterable[type], owner: type = object) -> dict[str, str
             found[flag] = f"{config_class.__name__}({name}=)"
             if flag in IN_START_RUN:
                 found[flag] = f"start_run({IN_START_RUN[flag]}) or {found[flag]}"
-            if issubclass(owner, config_class):
+            if isinstance(owner, type) and issubclass(owner, config_class):
                 found[flag] = f"{name}="
     return found

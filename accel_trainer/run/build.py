@@ -51,7 +51,7 @@ from ..checks.rehearsal import Rehearsal
 from ..checks.schedules import describe_misfit
 from ..checks.subject import Subject
 from ..core.batch_plan import BatchPlan
-from ..core.config import config_to_dict
+from ..core.config import answers_unknown, config_to_dict
 from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.module_order import take_order
@@ -80,7 +80,6 @@ from .config import decisive_values
 from .data import TEST_SET, EvalSet, Metrics, RunData, build_data, choose_metrics, fingerprint_of
 from .extra_callbacks import Observer, extra_callbacks
 from .folder import record_start
-from .keywords import answers_unknown
 from .modes import kept_in_evaluation, put_into_training
 from .optimization import (
     BuildOptimizer,

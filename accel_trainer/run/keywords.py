@@ -1,23 +1,19 @@
-"""Settings and parts as keywords in Python, and configs from their values."""
+"""Settings as keywords in Python, and configs from values by dotted name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from functools import wraps
-from inspect import signature
 from types import MappingProxyType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from ..core.config import Config, unchecked_defaults
 from ..core.errors import ConfigError
-from ..names.everyday import IN_START_RUN, Everyday, config_fields, flag_of, spelt_fields
+from ..names.everyday import Everyday, config_fields, flag_of, spelt_fields
 from ..names.unknown import describe_unknown
 from .config import RecipeConfig
 
 C = TypeVar("C")
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def everyday_config(settings: Everyday) -> RecipeConfig:
@@ -31,20 +27,6 @@ def everyday_config(settings: Everyday) -> RecipeConfig:
     names = {given[flag]: name for *_, name, flags in rows for flag in given.keys() & flags}
     values = {names[name]: value for name, value in settings.items()}
     return build_config(RecipeConfig, values, {names[name]: f"{name}=" for name in settings})
-
-
-def answers_unknown(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a call of `function` with an unknown keyword say what it is called, here or there."""
-    elsewhere = {flag: f"start_run({name})" for flag, name in IN_START_RUN.items()}
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        known = signature(function).parameters
-        if said := describe_unknown(function.__name__, kwargs, known, elsewhere):
-            raise ConfigError("CONFIG", said)
-        return function(*args, **kwargs)
-
-    return call
 
 
 def build_config(

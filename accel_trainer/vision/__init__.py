@@ -21,6 +21,7 @@ from .mistakes import WorstMistakes
 from .models.whitening import whiten
 from .models.zoo import MODEL_NAMES, ModelConfig, build_model
 from .png import to_png
+from .pretrained import from_pretrained
 from .rules import BY_RULE, PhotoRecipeConfig, settings_for
 from .sources.find import DATASET_NAMES
 from .sources.photos import PhotoConfig, Photos, load_photos
@@ -56,6 +57,7 @@ __all__ = [
     "build_model",
     "build_photo_loaders",
     "classification_metrics",
+    "from_pretrained",
     "load_images",
     "load_photos",
     "settings_for",

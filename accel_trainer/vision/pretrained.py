@@ -21,9 +21,9 @@ from ..checkpoint.state_dict import check_weights, load_weights
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError
 from ..core.json_files import MAX_BYTES, parse_json, read_json_object
-from . import ModelConfig, build_model
 from .data.eval_transform import EvalTransform, Views
 from .data.images import Normalization
+from .models.zoo import ModelConfig, build_model
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_WEIGHTS_BYTES = 2**36

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +39,16 @@ def test_what_accelerate_refuses_is_one_line(
     assert (code, out, err.count("\n")) == (64, "", 1), err
     assert said in err
     assert not (tmp_path / "ran").exists()
+
+
+def test_several_processes_on_the_cpu_are_started(tmp_path: Path) -> None:
+    """As accelerate's launcher says it does with these flags; it starts one."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\nopen(os.environ['RANK'] + ' of ' + os.environ['WORLD_SIZE'], 'w').close()\n"
+    )
+    launch = [sys.executable, "-m", "accel_trainer", "launch", "--cpu", "--num_processes", "2"]
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([*launch, program], cwd=tmp_path, env=environment, check=True)
+    assert {"0 of 2", "1 of 2"} <= {each.name for each in tmp_path.iterdir()}

@@ -139,7 +139,7 @@ def test_a_batch_script_is_not_one_of_its_jobs_tasks(monkeypatch: pytest.MonkeyP
                 "MASTER_ADDR": "127.0.0.1",
             },
             "accelerate announced several processes but started one, .*"
-            " torchrun --nproc-per-node N, .* --config_file",
+            " accel-trainer launch --cpu --num_processes N, .* --config_file",
         ),
     ],
 )

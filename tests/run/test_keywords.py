@@ -27,6 +27,7 @@ from accel_trainer import (
     Trainer,
     TrainerConfig,
     build_trainer,
+    launch,
     start_run,
 )
 from accel_trainer.core.config import Config
@@ -129,6 +130,8 @@ def test_keywords_train_what_a_config_trains(tmp_path: Path) -> None:
         (lambda: trained(task=Indexes(lambda batch: batch[0])), ("batch.inputs",)),
         (lambda: trained(task=Indexes(lambda batch: batch["x"])), ("batch.targets",)),
         (lambda: trained(task=Indexes(lambda batch: [*batch])), ("batch.inputs",)),
+        (lambda: launch(len, "a", nprocs=2), ("launch has no nprocs=", "num_processes=")),
+        (lambda: launch(len, "a", gpus=2), ("did you mean num_processes=",)),
         (lambda: Trainer(max_epochs=3), ("max_epochs=", "start_run(epochs=...)")),  # type: ignore[call-arg]
     ],
 )

@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 
 from accel_trainer import RecipeConfig, RunConfig, RuntimeConfig
+from accel_trainer.distributed.machine import peak_memory_bytes
 from accel_trainer.run.provenance import defaults_of, describe_environment
 from tests import processes
 from tests.run.test_config import Demanding
@@ -157,8 +158,10 @@ def test_only_variables_that_are_known_to_be_harmless_are_written_down(
     monkeypatch.setenv("TORCH_HOME", "/home/somebody")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("MASTER_ADDR", "http://me:pw@proxy")
+    monkeypatch.setenv("NCCL_IB_GID_INDEX", "3")
     variables = environment_of(RecipeConfig())["variables"]
     assert (variables["NCCL_DEBUG"], variables["MASTER_ADDR"]) == ("INFO", "http://***@proxy")
+    assert variables["NCCL_IB_GID_INDEX"] == "3", "as any setting of NCCL"
     assert not {*secrets, "TORCH_HOME"} & variables.keys()
 
 
@@ -187,3 +190,19 @@ def test_addresses_with_a_password_and_what_looks_like_a_key_are_masked(
         "sk-it",
         "a@b",
     ]
+
+
+def use_memory(folder: Path) -> None:
+    """Train on two processes, of which the second uses more memory for a moment."""
+    if os.environ["RANK"] == "1":
+        torch.ones(60_000_000).sum()  # 240 MB
+    peak = peak_memory_bytes(Accelerator())
+    (folder / f"peak-{os.environ['RANK']}").write_text(str(peak))
+    train(make_config(folder / "run"))
+
+
+def test_the_peak_of_memory_is_that_of_the_fullest_process(tmp_path: Path) -> None:
+    processes.run(use_memory, tmp_path, num_processes=2, folder=tmp_path / "logs")
+    peaks = [int((tmp_path / f"peak-{rank}").read_text()) for rank in (0, 1)]
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["peak_memory_bytes"] >= peaks[1] > peaks[0] + 100_000_000

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.types import Batch
 from accel_trainer.vision.augment.batch import (
     AugmentConfig,
     cut_out,
@@ -13,6 +14,7 @@ from accel_trainer.vision.augment.batch import (
     draw_placement,
 )
 from accel_trainer.vision.augment.batch import _draw_beta as draw_beta
+from accel_trainer.vision.augment.mix import Mixer
 
 IDS = torch.arange(20_000)
 
@@ -146,3 +148,17 @@ def test_partners_come_from_the_whole_training_set() -> None:
 def test_values_out_of_range_are_named(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AugmentConfig(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}])
+def test_images_are_mixed_in_the_first_epochs_only(kind: dict[str, float]) -> None:
+    ids = torch.arange(6)
+    images = torch.rand(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    for epochs in (0, 1, 3, None):
+        mixer = Mixer(AugmentConfig(**kind, mix_epochs=epochs), kept=ids, num_classes=2, seed=0)  # type: ignore[arg-type]
+        for epoch in range(5):
+            drawn = mixer.with_partners(ids, epoch)
+            mixed = mixer.mix(Batch(images[drawn], drawn % 2, drawn), epoch)
+            is_mixed = mixed.targets.ndim == 2 and not torch.equal(mixed.inputs, images)
+            assert is_mixed == (epochs is None or epoch < epochs), (epochs, epoch)
+            assert is_mixed or torch.equal(mixed.targets, ids % 2)

@@ -168,7 +168,7 @@ def test_a_process_without_samples_gets_an_empty_batch_of_the_right_shape(
     loader = make_loader(num_samples=25, num_processes=4, process_index=3, augment=augment)
     (batch,) = batches_of(loader)[-1]
     assert batch.inputs.shape == (0, 3, 8, 8)
-    assert batch.targets.shape == ((0, 10) if augment.mixes else (0,))
+    assert batch.targets.shape == ((0, 10) if augment.mixes(0) else (0,))
     assert len(batch) == 0
 
 

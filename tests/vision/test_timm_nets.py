@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -245,3 +247,33 @@ def test_without_network_the_error_says_which_file_to_bring(name: str) -> None:
         "https://huggingface.co/timm/resnet18.a1_in1k/resolve/main/model.safetensors elsewhere, "
         f"and start with --model {name} --init-from model.safetensors"
     )
+
+
+def test_a_keyword_of_a_timm_model_reaches_it_and_its_export(timm: Any) -> None:
+    given = ("drop_path_rate=0.5", "depth=3", "class_token=false", "global_pool=avg")
+    config = ModelConfig(name="timm/vit_tiny_patch16_224", keywords=given)
+    net: Any = build_model(config, in_channels=3, num_classes=2)
+    assert len(net.blocks) == 3
+    assert net.cls_token is None
+    assert net.blocks[2].drop_path1.drop_prob == 0.5
+    again = ModelConfig(**json.loads(json.dumps(dataclasses.asdict(config))))
+    assert str(build_model(again, in_channels=3, num_classes=2)) == str(net)
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword"),
+    [
+        ("timm/vit_tiny_patch16_224", "drop_path_rate"),
+        ("timm/vit_tiny_patch16_224", "drop_path_rate="),
+        ("timm/vit_tiny_patch16_224", "num_classes=3"),
+        ("timm/vit_tiny_patch16_224", "checkpoint_path=weights.pth"),
+        ("timm/vit_tiny_patch16_224", "pretrained_cfg_overlay={file: weights.pth}"),
+        ("resnet18", "drop_path_rate=0.1"),
+    ],
+)
+def test_a_keyword_that_cannot_be_given_is_refused(name: str, keyword: str) -> None:
+    """A keyword of an export must not name a file that timm would load."""
+    with pytest.raises(
+        ConfigError, match=f"MODEL_KEYWORDS.*{re.escape(keyword.split('=')[0])}|no effect"
+    ):
+        ModelConfig(name=name, keywords=(keyword,))

@@ -56,7 +56,8 @@ def parse_config(
         elif field := by_flag.get(flag.replace("_", "-")):
             from_flags[field.name] = _read_flag(field, flag, words)
             typed[field.name] = flag
-        else:
+        elif [flag.replace("_", "-"), *words] != ["--local-rank", os.environ.get("LOCAL_RANK")]:
+            # torch.distributed.launch passes the rank, and sets the variable as well.
             unknown[flag] = suggest(flag, [*by_flag, "--config"])
     if unknown:
         if len(unknown) == 1:

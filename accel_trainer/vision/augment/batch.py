@@ -41,14 +41,16 @@ class BasicAugmentConfig(Config):
     cutmix: float = 0.0
     """Paste a box of another training image, with area from Beta(cutmix, cutmix); with mixup,
     either at random."""
+    mix_epochs: int | None = None
+    """Mix images in this many epochs only, from the first on; None: in all."""
 
     def __post_init__(self) -> None:
-        NOT_NEGATIVE.check(self, "augment", "crop_padding", "mixup", "cutmix")
+        NOT_NEGATIVE.check(self, "augment", "crop_padding", "mixup", "cutmix", "mix_epochs")
 
-    @property
-    def mixes(self) -> bool:
-        """Whether images are mixed, so that targets are weights per class."""
-        return self.mixup > 0 or self.cutmix > 0
+    def mixes(self, epoch: int) -> bool:
+        """Whether images are mixed in `epoch`, so that targets are weights per class."""
+        is_over = self.mix_epochs is not None and epoch >= self.mix_epochs
+        return not is_over and (self.mixup > 0 or self.cutmix > 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ class Mixer:
 
     def with_partners(self, drawn: Tensor, epoch: int) -> Tensor:
         """Return the drawn ids, followed by the ids of the images that they are mixed with."""
-        if not self._config.mixes:
+        if not self._config.mixes(epoch):
             return drawn
         places = draw_partners(drawn, num_samples=len(self._kept), seed=self._seed, epoch=epoch)
         return torch.cat([drawn, self._kept[places]])
@@ -38,7 +38,7 @@ class Mixer:
         `batch` is of the ids of `with_partners`, and augmented. The targets of mixes are weights
         per class [B, K].
         """
-        if not self._config.mixes:
+        if not self._config.mixes(epoch):
             return batch
         drawn, _ = batch.sample_ids.chunk(2)
         images, others = batch.inputs.chunk(2)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,9 +12,13 @@ import safetensors.torch
 from torch import nn
 
 from ...core.errors import ConfigError, reason_of
+from ...core.yaml_files import parse_yaml
 
 PREFIX = "timm/"
 _SIZE_OF_RESNETS = 224
+_KEYWORD = re.compile(
+    r"(?!pretrained|checkpoint_path|cache_dir|num_classes|in_chans|drop_rate|features_only)[a-z]\w*"
+)
 RESNETS = {
     "resnet18": "resnet18.a1_in1k",
     "resnet34": "resnet34.a1_in1k",
@@ -29,10 +34,11 @@ def build_timm_net(
     in_channels: int,
     num_classes: int,
     dropout: float,
+    keywords: Sequence[str],
     recompute: bool,
     pretrained: bool,
 ) -> nn.Module:
-    """Build `timm/NAME` with a new head.
+    """Build `timm/NAME` with a new head, and with its own `keywords`, each NAME=VALUE.
 
     If `pretrained`, it has the weights of the tag in NAME, such as resnet50.a1_in1k, or else of
     timm's default tag. They come from the hub, or from its cache if they were downloaded before.
@@ -51,6 +57,7 @@ def build_timm_net(
             "MODEL_NAME", f"timm has no {wanted!r}: {hint}timm.list_models() lists all"
         )
     options = {"num_classes": num_classes, "in_chans": in_channels, "drop_rate": dropout}
+    options |= read_keywords(keywords)
     fix = f"--model {name.partition('.')[0]}"
     model = _create(timm, wanted, options, pretrained=pretrained, fix=fix)
     if pretrained:
@@ -59,6 +66,24 @@ def build_timm_net(
         model.set_grad_checkpointing(True)
     net: nn.Module = model
     return net
+
+
+def read_keywords(texts: Sequence[str]) -> dict[str, Any]:
+    """Return keywords of a timm model, whose values are YAML, from NAME=VALUE.
+
+    Raises ConfigError for another text, and for keywords of ours, or with which timm reads files.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not _KEYWORD.fullmatch(name) or not value:
+            raise ConfigError(
+                "MODEL_KEYWORDS",
+                f"--model.keywords {text}: give NAME=VALUE with a keyword of the model, such as "
+                "drop_path_rate=0.1; what the recipe sets itself, and files, cannot be given",
+            )
+        found |= parse_yaml(f"{name}: {value}")
+    return found
 
 
 def load_timm_weights(net: nn.Module, name: str, *, in_channels: int) -> None:

@@ -19,7 +19,7 @@ from .airbench import Airbench
 from .blocks import Norm
 from .resnet import BasicBlock, BottleneckBlock, ResNet, Stem
 from .resnet9 import ResNet9
-from .timm_nets import PREFIX, RESNETS, build_timm_net, load_timm_weights
+from .timm_nets import PREFIX, RESNETS, build_timm_net, load_timm_weights, read_keywords
 from .wide_resnet import WideResNet
 
 _CIFAR_BLOCKS = {f"resnet{depth}": (depth - 2) // 6 for depth in (8, 20, 32, 44, 56, 110)}
@@ -71,6 +71,8 @@ class ModelConfig(Config):
     dropout: float = 0.0
     """Fraction of features dropped before the head; in a Wide ResNet, between the convolutions of a
     block."""
+    keywords: tuple[str, ...] = ()
+    """`NAME=VALUE`: keywords of a timm model, such as `drop_path_rate=0.1`."""
     activation_checkpointing: bool = False
     """Recompute activations in backward instead of storing them: less memory, more time."""
 
@@ -82,6 +84,9 @@ class ModelConfig(Config):
             name = near[0] if near else f"{PREFIX}{self.name}, a model of timm"
             hint = f"did you mean {name}? Ours are {', '.join(MODEL_NAMES)}"
             raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint}")
+        elif self.keywords:
+            fact = f"--model.keywords has no effect on {self.name}, which is no model of timm"
+            raise ConfigError("MODEL_KEYWORDS", f"{fact}: leave it out")
         if self.width is not None and self.width < 1:
             raise ConfigError("MODEL_WIDTH", f"--model.width is {self.width}: set it to 1 or more")
         if self.stem not in ("auto", "cifar", "imagenet"):
@@ -126,6 +131,7 @@ class ModelConfig(Config):
             )
 
     def _check_timm(self) -> None:
+        read_keywords(self.keywords)
         given = {
             "width": self.width is not None,
             "stem": self.stem != "auto",
@@ -170,6 +176,7 @@ def build_model(
             in_channels=in_channels,
             num_classes=num_classes,
             dropout=config.dropout,
+            keywords=config.keywords,
             recompute=config.activation_checkpointing,
             pretrained=pretrained and config.is_pretrained,
         )

@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from accel_trainer import ConfigError, RecipeConfig, build_trainer, parse_config
+from accel_trainer import ConfigError, RecipeConfig, build_trainer, launch, parse_config
 from accel_trainer.cli.flags.fields import config_fields
 from accel_trainer.names import unknown
 from accel_trainer.names.everyday import flag_of
@@ -140,13 +140,15 @@ def test_only_a_near_name_is_suggested(flag: str, said: str) -> None:
     assert said_of(flag) == said
 
 
-def test_every_name_in_the_table_is_of_a_recipe_or_of_build_trainer() -> None:
+def test_every_name_in_the_table_is_of_a_recipe_or_a_function() -> None:
     known = {
         flag
         for config in (cifar.Config, images.Config)
         for field in config_fields(config).values()
         for flag in field.flags
-    } | {flag_of(name) for name in inspect.signature(build_trainer).parameters}
+    }
+    functions = (build_trainer, launch)
+    known |= {flag_of(name) for each in functions for name in inspect.signature(each).parameters}
     rows = [here for here in unknown.familiar_names() if here.startswith("--")]
     assert [here for here in rows if here.split()[0] not in known] == []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_trainer import RecipeConfig, parse_config
 from accel_trainer.cli.flags.parser import load_config
 from accel_trainer.core.errors import ConfigError, ExitCode
 
@@ -269,3 +270,18 @@ def test_what_is_too_deep_too_long_or_not_of_its_tag_is_one_line(text: str) -> N
         load_config(Config, text, source="run.yaml")
     assert str(caught.value).startswith("error[CONFIG]: run.yaml: not YAML: ")
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("words", [["--local-rank=1"], ["--local_rank", "1"], ["--local_rank=1"]])
+def test_a_rank_that_repeats_the_launchers_variable_is_passed_over(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch.distributed.launch passes it."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert parse_config(RecipeConfig, [*words, "--seed", "3"], description="").seed == 3
+    for rank in ("0", None):
+        monkeypatch.delenv("LOCAL_RANK")
+        if rank is not None:
+            monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(ConfigError, match="unknown flag --local.rank: torch.distributed"):
+            parse_config(RecipeConfig, words, description="")
