@@ -1389,8 +1389,8 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             "the best evaluation within an epoch is not saved at once",
-            "if self._evaluate_at(self.state) and self._is_save_due:",
-            "if self._evaluate_at(self.state) and False:",
+            "if self._is_save_due and self._goes_on:",
+            "if False:",
             "training/evaluation/test_evaluation_interval.py",
         ),
         Mutant(
@@ -1401,7 +1401,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             "the progress of a batch forgets the steps of its epoch",
-            "epochs = state.epoch + state.step_in_epoch / self.loader.plan.steps_per_epoch",
+            "epochs = state.epoch + state.step_in_epoch / steps_per_epoch",
             "epochs = float(state.epoch)",
             "training/test_position.py",
         ),

@@ -278,9 +278,7 @@ def test_trackers_get_the_numbers_that_callbacks_logged_and_no_more(
 
 
 def test_a_tracker_that_cannot_be_used_is_one_line_before_training(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="--track tensorbord: accelerate has no such tracker: choose from "
-    ):
+    with pytest.raises(ConfigError, match="--track tensorbord: accelerate has no such tracker"):
         check_trackers(["tensorbord"])
     missing = next(
         name

@@ -112,10 +112,7 @@ def test_a_checkpoint_of_another_format_names_the_versions(directory: Path) -> N
     manifest = json.dumps(json.loads((path / MANIFEST).read_text()) | {"format": 2}).encode()
     (path / MANIFEST).write_bytes(manifest)
     (path / COMMIT).write_text(f"{hashlib.sha256(manifest).hexdigest()}\n")
-    with pytest.raises(
-        CheckpointError,
-        match="has format 2, this version reads 1: use the version of accel_trainer",
-    ):
+    with pytest.raises(CheckpointError, match="has format 2, this version reads 1: use"):
         read_manifest(path)
 
 

@@ -60,10 +60,7 @@ def test_initial_weights_of_which_nothing_is_left_are_refused(
 
 
 def test_a_folder_that_holds_no_weights_is_refused_with_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError,
-        match=r"neither a run nor a checkpoint\): give a safetensors file, a checkp",
-    ):
+    with pytest.raises(CheckpointError, match=r"neither a run nor a checkpoint\)"):
         load_initial_weights(nn.Linear(2, 2), tmp_path, skip=None)
 
 
@@ -84,9 +81,7 @@ def test_a_file_of_torch_save_is_refused_with_the_way_out(tmp_path: Path, is_zip
 def test_options_of_the_initial_weights_that_have_no_effect_are_refused() -> None:
     with pytest.raises(ConfigError, match="--init-skip has no effect without --init-from"):
         RunConfig(init_skip="head")
-    with pytest.raises(
-        ConfigError, match="--resume runs/a and --init-from runs/b both set the initial weights"
-    ):
+    with pytest.raises(ConfigError, match="--resume runs/a and --init-from runs/b both set"):
         RunConfig(init_from=Path("runs/b"), resume="runs/a")
 
 

@@ -143,9 +143,7 @@ def test_a_run_is_refused_at_its_start_and_at_a_resume(tmp_path: Path) -> None:
         if before is not None:
             whole = replace(batch, global_batch_size=8)
             train(tmp_path / folder, whole, max_steps=before)
-        with pytest.raises(
-            ConfigError, match="BATCH_SIZE.* 1 normalises over .*BatchConfig.drop_last"
-        ):
+        with pytest.raises(ConfigError, match="BATCH_SIZE.* 1 normalises over"):
             train(tmp_path / folder, batch)
     assert not list((tmp_path / "new" / "checkpoints").glob("step-*"))
     train(tmp_path / "dropped", replace(batch, drop_last=True))

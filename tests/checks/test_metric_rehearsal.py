@@ -83,23 +83,10 @@ class NewSums(MeanLoss):
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        (
-            Accuracies(),
-            "accuracy decides the best checkpoint, and is of type list: "
-            "set --trainer.monitor to a single number",
-        ),
-        (
-            Renamed(),
-            "accuracy decides the best checkpoint, and the metrics computed loss, acc,",
-        ),
-        (
-            Float32Sums(),
-            r"the sums of metric Float32Sums are float32 [2]: return float64 zeros from its empty",
-        ),
-        (
-            ConfusionMatrix(workload.NUM_CLASSES + 1),
-            "4 logits per sample, the confusion matrix has 5 classes",
-        ),
+        (Accuracies(), "accuracy decides the best checkpoint, and is of type list"),
+        (Renamed(), "accuracy decides the best checkpoint, and the metrics computed loss, acc,"),
+        (Float32Sums(), "the sums of metric Float32Sums are float32 [2]: return float64 zeros"),
+        (ConfusionMatrix(workload.NUM_CLASSES + 1), "4 logits per sample, the confusion matrix"),
     ],
 )
 def test_a_metric_that_cannot_work_is_refused_before_the_first_step(
@@ -328,9 +315,7 @@ class Items(ClassificationTask):
 def test_a_number_of_items_that_is_negative_or_nan_is_refused(
     tmp_path: Path, number: float
 ) -> None:
-    with pytest.raises(
-        ConfigError, match="the task returned num_items that are negative or NaN: return counts"
-    ):
+    with pytest.raises(ConfigError, match="the task returned num_items that are negative or NaN"):
         workload.train(workload.make_config(tmp_path / "a"), task=Items(5.0, number))
     with pytest.raises(
         ConfigError, match=rf"the task returned {number} as num_items: return a count"
@@ -379,7 +364,5 @@ class NegativeLater(Items):
 
 
 def test_a_negative_number_of_items_in_a_later_step_is_not_applied(tmp_path: Path) -> None:
-    with pytest.raises(
-        DivergedError, match="step 10, .*the gradient is NaN or inf, so it was not applied"
-    ):
+    with pytest.raises(DivergedError, match="step 10, .*the gradient is NaN or inf, so it was not"):
         workload.train(workload.make_config(tmp_path), task=NegativeLater(0, 2.0))

@@ -217,10 +217,7 @@ def advice(batch: dict[str, Any], activity: Activity) -> str:
 @pytest.mark.parametrize(
     ("batch", "fix"),
     [
-        (
-            {"reduce": "exact", "global_batch_size": 64},
-            "with --reduce exact, a different --batch-size changes the result",
-        ),
+        ({"reduce": "exact", "global_batch_size": 64}, "with --reduce exact, a different"),
         ({"per_device_batch_size": 1}, "use a smaller model"),
         ({"global_batch_size": 48}, "--global-batch-size 48 --accumulate 6,"),
     ],
@@ -303,9 +300,7 @@ def test_what_does_not_fit_before_training_is_one_line(
 
 
 def test_out_of_memory_in_an_update_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"out of memory after step 0, phase training .*: start again with"
-    ):
+    with pytest.raises(ConfigError, match="out of memory after step 0, phase training .*: start"):
         workload.train(make_config(tmp_path), callbacks=(CrampedUpdate(),))
 
 

@@ -23,38 +23,13 @@ def test_parts_of_the_right_kind_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("check", "name", "part", "said"),
     [
-        (
-            check_part,
-            "model",
-            nn.Linear,
-            r"model= is the class Linear: give an instance of it, Linear\(\)",
-        ),
-        (
-            check_part,
-            "task",
-            nn.Linear(2, 2),
-            "task= is an object of type Linear, which has no step: give ClassificationTask",
-        ),
-        (
-            check_part,
-            "train_set",
-            [1, 2],
-            "train_set= is an object of type list, which has no plan and step_batches",
-        ),
+        (check_part, "model", nn.Linear, "model= is the class Linear: give an instance of it"),
+        (check_part, "task", nn.Linear(2, 2), "task= is an object of type Linear, which has no"),
+        (check_part, "train_set", [1, 2], "train_set= is an object of type list, which has no"),
         (check_parts, "metrics", MeanLoss(), "metrics= is no list: put it in brackets"),
         (check_parts, "metrics", "accuracy", "metrics= is no list: put it in brackets"),
-        (
-            check_parts,
-            "metrics",
-            [MeanLoss],
-            r"metrics= is the class MeanLoss: give an instance of it, MeanLoss\(\)",
-        ),
-        (
-            check_parts,
-            "callbacks",
-            [print],
-            "callbacks= is the function print, which has no on_fit_start",
-        ),
+        (check_parts, "metrics", [MeanLoss], "metrics= is the class MeanLoss"),
+        (check_parts, "callbacks", [print], "callbacks= is the function print, which has no"),
     ],
 )
 def test_a_part_of_the_wrong_kind_is_named(
@@ -110,32 +85,11 @@ def test_a_step_that_keeps_the_pairs_of_a_loss_is_accepted(task: Any, step: Batc
 @pytest.mark.parametrize(
     ("task", "step", "said"),
     [
-        (
-            EvaluatedPairs(True),
-            plan(2, 8),
-            "has 2 processes x 1 micro-batches: set --accumulate 1 --batch-size 8, "
-            "and gather_with_gradient",
-        ),
-        (
-            EvaluatedPairs(True),
-            plan(1, 4),
-            "has 1 processes x 4 micro-batches: set --accumulate 1 --batch-size 16$",
-        ),
-        (
-            EvaluatedPairs("gathered"),
-            plan(2, 4),
-            "has 2 processes x 2 micro-batches: set --accumulate 1 --batch-size 8$",
-        ),
-        (
-            EvaluatedPairs("gathered"),
-            plan(2, 4, "exact"),
-            "has 2 processes x 2 micro-batches: set --accumulate 1 --batch-size 8$",
-        ),
-        (
-            Pairs(True),
-            plan(1, 16),
-            "the loss of Pairs couples .*: add an eval_step whose losses do",
-        ),
+        (EvaluatedPairs(True), plan(2, 8), "has 2 processes x 1 micro-batches: set --accumulate 1"),
+        (EvaluatedPairs(True), plan(1, 4), "has 1 processes x 4 micro-batches: set --accumulate 1"),
+        (EvaluatedPairs("gathered"), plan(2, 4), "has 2 processes x 2 micro-batches"),
+        (EvaluatedPairs("gathered"), plan(2, 4, "exact"), "has 2 processes x 2 micro-batches"),
+        (Pairs(True), plan(1, 16), "the loss of Pairs couples .*: add an eval_step whose losses"),
         (Pairs("gathered"), plan(1, 16), "the loss of Pairs couples .*: add an eval_step whose"),
         (Pairs("all"), plan(1, 16), "couples_batch of Pairs is 'all': set it to True, False or"),
         (Pairs(None), plan(1, 16), "couples_batch of Pairs is None: set it to True, False or"),

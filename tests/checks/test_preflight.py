@@ -73,9 +73,7 @@ def test_several_processes_on_the_one_gpu_of_a_mac_are_refused(
     pretend: Callable[..., None],
 ) -> None:
     pretend(num_processes=4, is_mac=True)
-    with pytest.raises(
-        ConfigError, match="4 processes cannot share the GPU of a Mac: launch one with `python`"
-    ):
+    with pytest.raises(ConfigError, match="4 processes cannot share the GPU of a Mac: launch one"):
         refuse_launch(RuntimeConfig())
     for works in (
         {"num_processes": 4, "is_mac": True, "uses_cpu": True},
@@ -89,9 +87,7 @@ def test_several_processes_on_the_one_gpu_of_a_mac_are_refused(
 def test_several_gpus_without_nccl_are_refused(pretend: Callable[..., None]) -> None:
     without = {"num_processes": 4, "num_gpus": 4, "has_nccl": False}
     pretend(**without)
-    with pytest.raises(
-        ConfigError, match=r"this torch 2\.13\.0 has no NCCL: install torch for CUDA on Linux"
-    ):
+    with pytest.raises(ConfigError, match=r"this torch 2\.13\.0 has no NCCL"):
         refuse_launch(RuntimeConfig())
     refuse_launch(RuntimeConfig(backend="gloo"))
     for change in ({"has_nccl": True}, {"num_gpus": 0}, {"num_processes": 1}, {"uses_cpu": True}):

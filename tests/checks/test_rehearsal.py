@@ -208,15 +208,8 @@ class AfterStep(Callback):
     ("change", "fact"),
     [
         (assign, "replaced the parameter linear.bias, and the optimizer still updates the old one"),
-        (
-            replace_bias,
-            "replaced the parameter linear.bias, and the optimizer still updates the old one",
-        ),
-        (
-            add_buffer,
-            r"changed centre of the model from nothing to float32 \[3\], "
-            r"which a new model could not load",
-        ),
+        (replace_bias, "replaced the parameter linear.bias, and the optimizer still updates"),
+        (add_buffer, r"changed centre of the model from nothing to float32 \[3\], which a new"),
     ],
 )
 def test_a_callback_that_replaces_tensors_ends_the_run_at_the_next_save(

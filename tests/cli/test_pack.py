@@ -130,9 +130,7 @@ def test_a_photo_that_changed_after_a_pack_is_named_when_it_is_read(
     place, before = data.index(photos.encoded_at(5)) + 200, photos.encoded_at(4)
     data[place] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(
-        DataError, match=r"train/bee/0.jpg .*has changed since it was packed.*pack the data again"
-    ):
+    with pytest.raises(DataError, match="train/bee/0.jpg .*has changed since it was packed.*pack"):
         photos.encoded_at(5)  # the file is mapped into memory
     assert photos.encoded_at(4) == before
     code, out, _ = run_command(

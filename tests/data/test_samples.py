@@ -29,15 +29,9 @@ def test_anything_with_a_length_and_an_index_is_a_dataset(dataset: Any) -> None:
     ("dataset", "said"),
     [
         (TensorDataset, "train is TensorDataset: give an instance of it"),
-        (
-            DataLoader(TensorDataset(torch.ones(3))),
-            "train is DataLoader: give its dataset, as loader.dataset",
-        ),
+        (DataLoader(TensorDataset(torch.ones(3))), "train is DataLoader: give its dataset,"),
         ({"train": ROWS, "test": ROWS}, "train is dict: give one of its parts, 'train', 'test'"),
-        (
-            Stream(),
-            "train is Stream: it has no .index., so give a function that starts it to StreamReader",
-        ),
+        (Stream(), "train is Stream: it has no .index., so give a function that starts it"),
         ("data/train", "train is str: give an object with len.. and .index."),
         (None, "train is NoneType: give an object with len.. and .index."),
     ],

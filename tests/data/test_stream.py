@@ -113,9 +113,7 @@ def test_a_process_without_samples_gets_an_empty_batch() -> None:
 
 def test_a_stream_that_ends_early_is_named() -> None:
     plan = BatchPlan(num_samples=40, global_batch_size=8, per_device_batch_size=8)
-    with pytest.raises(
-        DataError, match="the stream ended before sample 29, counted from 0: lower num_samples"
-    ):
+    with pytest.raises(DataError, match="the stream ended before sample 29, counted from 0: lower"):
         read(loader_of(plan), 0)
 
 
@@ -245,9 +243,7 @@ def test_the_bytes_of_a_file_are_not_its_samples() -> None:
 
 def test_a_stream_is_never_read_in_a_different_order(tmp_path: Path) -> None:
     reader = StreamReader(Numbers, NUM_SAMPLES)
-    with pytest.raises(
-        ConfigError, match="ORDER.*a stream cannot go back from sample 3 to 2: let build"
-    ):
+    with pytest.raises(ConfigError, match="ORDER.*a stream cannot go back from sample 3 to 2: let"):
         list(reader.read([torch.tensor([3]), torch.tensor([2])], 0))
     for changes in ({"order": "balanced"}, {"leave_out": tmp_path / "bad.txt"}):
         batch = BatchConfig(per_device_batch_size=4, **changes)

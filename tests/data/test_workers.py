@@ -105,9 +105,7 @@ def test_a_label_outside_the_classes_names_its_sample() -> None:
 def test_classes_of_targets_that_are_no_labels_are_one_line() -> None:
     rows = TensorDataset(torch.zeros(8, 2), torch.zeros(8, 3))
     reader = SampleReader(rows, CPU, num_classes=3)
-    with pytest.raises(
-        DataError, match=r"num_classes= is for labels \[2\], the targets are \[2, 3"
-    ):
+    with pytest.raises(DataError, match=r"num_classes= is for labels \[2\], the targets are \[2"):
         read(reader, [1, 7])
 
 

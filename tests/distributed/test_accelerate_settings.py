@@ -129,10 +129,7 @@ def train_in_blocks(folder: Path) -> None:
         FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
         FSDP_TRANSFORMER_CLS_TO_WRAP="BertLayer",
     )
-    with pytest.raises(
-        ConfigError,
-        match="fsdp_transformer_layer_cls_to_wrap does not fit: .* BertLayer in the model",
-    ):
+    with pytest.raises(ConfigError, match="fsdp_transformer_layer_cls_to_wrap does not fit: "):
         workload.train(workload.make_config(folder, trainer=workload.TrainerConfig()))
 
 

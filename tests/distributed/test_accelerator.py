@@ -49,9 +49,7 @@ def test_fp16_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, source: 
     config = RuntimeConfig(mixed_precision="fp16" if source == "config" else None)
     if source == "launcher":
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
-    with pytest.raises(
-        ConfigError, match="--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no"
-    ):
+    with pytest.raises(ConfigError, match="--mixed-precision fp16 needs a GPU, and there is none"):
         start_accelerator(config)
 
 
@@ -117,9 +115,7 @@ def test_processes_that_joined_before_the_run_are_used_as_they_are(tmp_path: Pat
 
 def start_after_joining(folder: Path) -> None:
     PartialState(cpu=True)
-    with pytest.raises(
-        ConfigError, match="--runtime.backend ucc, but the processes already joined over gloo"
-    ):
+    with pytest.raises(ConfigError, match="--runtime.backend ucc, but the processes already"):
         start_accelerator(RuntimeConfig(backend="ucc"))
     workload.train(workload.make_config(folder))
 

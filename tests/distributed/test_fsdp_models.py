@@ -242,31 +242,11 @@ def test_a_language_model_is_sharded_with_or_without_tied_embeddings(
 @pytest.mark.parametrize(
     ("net", "name", "line"),
     [
-        (
-            "without a dimension",
-            "sgd",
-            "error[FSDP]: net.scale has no dimension, and cannot be sharded: give it",
-        ),
-        (
-            "the same memory",
-            "sgd",
-            "error[FSDP]: net.second.weight shares its memory with a different parameter, which",
-        ),
-        (
-            "containers",
-            "Adafactor",
-            "error[FSDP]: Adafactor needs whole weights, and does not work with FSDP: use",
-        ),
-        (
-            "containers",
-            "Rprop",
-            "error[FSDP]: Rprop needs whole weights, and does not work with FSDP: use another",
-        ),
-        (
-            "containers",
-            "Adagrad",
-            "error[FSDP]: Adagrad has state before its first step, and does not work with FSDP",
-        ),
+        ("without a dimension", "sgd", "error[FSDP]: net.scale has no dimension, and cannot be"),
+        ("the same memory", "sgd", "error[FSDP]: net.second.weight shares its memory with a"),
+        ("containers", "Adafactor", "error[FSDP]: Adafactor needs whole weights, and does not"),
+        ("containers", "Rprop", "error[FSDP]: Rprop needs whole weights, and does not work with"),
+        ("containers", "Adagrad", "error[FSDP]: Adagrad has state before its first step, and does"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused_by_name(

@@ -133,9 +133,7 @@ def test_a_run_whose_processes_are_spawned_is_the_run_that_is_forked(
 
 @pytest.mark.usefixtures("spawns")
 def test_what_cannot_be_spawned_is_refused_before_a_process_starts() -> None:
-    with pytest.raises(
-        ConfigError, match=r"Windows cannot fork, and .*<lambda>.*: move the function to a module"
-    ):
+    with pytest.raises(ConfigError, match="Windows cannot fork, and .*<lambda>.*: move"):
         launch(lambda: 1, num_processes=2)
     typed = type(fail)(fail.__code__, {"__name__": "__main__"}, "fail")
     with pytest.raises(ConfigError, match="Windows cannot fork, and "):
@@ -197,9 +195,7 @@ def test_one_process_is_this_one() -> None:
 
 def test_a_gpu_that_is_in_use_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accel_trainer.distributed.launch.uses_cpu", lambda: False)
-    with pytest.raises(
-        ConfigError, match="num_processes is 2, and there are 0 GPUs: .*ACCELERATE_USE_CPU=true"
-    ):
+    with pytest.raises(ConfigError, match="num_processes is 2, and there are 0 GPUs"):
         launch(os.getpid, num_processes=2)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(ConfigError, match="CUDA is in use in this process, .*: restart it"):

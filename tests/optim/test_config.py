@@ -68,9 +68,7 @@ def test_a_pattern_may_itself_contain_an_equals_sign() -> None:
 
 @pytest.mark.parametrize("text", ["head", "head=", "head=-1", "head=nan", "(=1"])
 def test_a_pattern_without_a_number_is_refused(text: str) -> None:
-    with pytest.raises(
-        ConfigError, match="optimizer.learning_rate_scales has .*: write PATTERN=NUMBER"
-    ):
+    with pytest.raises(ConfigError, match="optimizer.learning_rate_scales has .*: write"):
         OptimizerConfig(learning_rate_scales=(text,))
 
 

@@ -120,9 +120,7 @@ def test_the_shared_config_has_no_setting_of_a_single_process() -> None:
 def test_a_change_of_the_config_that_is_allowed_must_be_of_a_setting() -> None:
     for name in ("data", "seed", "batch.global-batch-size"):
         check_allowed_changes(replace(CONFIG, run=RunConfig(allow_change=(name,))))
-    with pytest.raises(
-        ConfigError, match="--allow-change seeds: there is no such setting: choose from data, seed,"
-    ):
+    with pytest.raises(ConfigError, match="--allow-change seeds: there is no such setting"):
         check_allowed_changes(replace(CONFIG, run=RunConfig(allow_change=("seeds",))))
 
 
@@ -130,14 +128,8 @@ def test_a_change_of_the_config_that_is_allowed_must_be_of_a_setting() -> None:
     ("settings", "said"),
     [
         ({"init_skip": "head"}, "--init-skip has no effect without --init-from"),
-        (
-            {"init_from": "a", "resume": "runs/b"},
-            "--resume runs/b and --init-from a both set the initial weights",
-        ),
-        (
-            {"init_from": "a", "init_skip": "("},
-            "run.init_skip is '.', which is not a regular expression",
-        ),
+        ({"init_from": "a", "resume": "runs/b"}, "--resume runs/b and --init-from a both set"),
+        ({"init_from": "a", "init_skip": "("}, "run.init_skip is '.', which is not a regular"),
     ],
 )
 def test_a_config_of_a_run_that_contradicts_itself_is_refused(settings: Any, said: str) -> None:

@@ -145,10 +145,7 @@ VAL = points(5)
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        (
-            {"sets": {"ema_val": VAL}},
-            "an evaluation set is called 'ema_val': use 1 to 40 lowercase",
-        ),
+        ({"sets": {"ema_val": VAL}}, "an evaluation set is called 'ema_val': use 1 to 40"),
         ({"sets": {"Val": VAL}}, "an evaluation set is called 'Val': use 1 to 40 lowercase"),
         ({"sets": {"": VAL}}, "an evaluation set is called '': use 1 to 40 lowercase"),
         ({"sets": {1: VAL}}, "is dict: give one of its parts, 1"),
@@ -157,10 +154,7 @@ VAL = points(5)
         ({"sets": {"val": VAL, "hard": points(0)}}, "eval_sets= has a set without samples: add"),
         ({"test_set": points(0)}, "test_set= has a set without samples: add some"),
         ({"sets": [VAL, VAL]}, "an evaluation set is list: join them, .* give a dict of them"),
-        (
-            {"options": {"num_classes": 3}},
-            "options= is an object of type dict with num_classes, which has no collate",
-        ),
+        ({"options": {"num_classes": 3}}, "options= is an object of type dict with num_classes"),
         ({"options": DatasetOptions}, "options= is the class DatasetOptions: give an instance"),
         ({"test_set": 3}, r"is int: give an object with len\(\) and \[index\]"),
         ({"metrics": {"val": [MeanLoss()]}}, r"metrics= has \['val'\], and the sets are \[''\]"),
@@ -173,10 +167,7 @@ VAL = points(5)
             r"metrics= has \['hard'\], and the sets are \['val', 'hard'\]: give",
         ),
         ({"sets": {"val": VAL}, "metrics": {"val": MeanLoss()}}, "metrics= is no list: put it in"),
-        (
-            {"sets": {"val": VAL, "hard": points(4, label=7)}},
-            "has the target 7, but the classes are",
-        ),
+        ({"sets": {"val": VAL, "hard": points(4, label=7)}}, "has the target 7, but the classes"),
         ({"test_set": points(4, label=7)}, "has the target 7, but the classes are"),
         (
             {"test_set": points(4), "metrics": [ConfusionMatrix(NUM_CLASSES + 1)]},
@@ -230,9 +221,7 @@ def test_the_order_of_a_loader_of_ones_own_cannot_be_set(tmp_path: Path) -> None
             raise AssertionError
 
     for batch in ({"order": "balanced"}, {"leave_out": tmp_path / "bad.txt"}):
-        with pytest.raises(
-            ConfigError, match="a Loader determines its own order: leave out BatchConfig"
-        ):
+        with pytest.raises(ConfigError, match="a Loader determines its own order"):
             train(make_config(tmp_path / "run", batch=batch), train_set=Loader())
 
 

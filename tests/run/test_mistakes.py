@@ -48,478 +48,165 @@ def on(make: Callable[[], Any]) -> Recipe:
 # it.
 RAISED = [
     (m.misspells_a_name, "NameError: name 'num_clases' is not defined", "misspells_a_name"),
-    (
-        m.misspells_a_setting,
-        "AttributeError: 'TrainerConfig' object has no attribute 'classes'",
-        "misspells_a_setting",
-    ),
-    (
-        m.opens_a_missing_file,
-        "FileNotFoundError: [Errno 2] No such file or directory: 'weights.pt'",
-        "opens_a_missing_file",
-    ),
+    (m.misspells_a_setting, "AttributeError: 'TrainerConfig' object has no", "misspells_a_setting"),
+    (m.opens_a_missing_file, "FileNotFoundError: [Errno 2] No such file", "opens_a_missing_file"),
     (m.asserts, "AssertionError: this recipe needs seed 1", "asserts"),
-    (
-        m.wraps_an_error_of_its_own,
-        "RuntimeError: the net cannot be built",
-        "wraps_an_error_of_its_own",
-    ),
-    (
-        having(task=m.MisspellsTargets()),
-        "AttributeError: 'Batch' object has no attribute 'target'",
-        "step",
-    ),
+    (m.wraps_an_error_of_its_own, "RuntimeError: the net cannot be", "wraps_an_error_of_its_own"),
+    (having(task=m.MisspellsTargets()), "AttributeError: 'Batch' object has no attribute", "step"),
     (having(task=m.FailsInEvaluation()), "KeyError: 'logits'", "eval_step"),
-    (
-        having(task=m.FailsInFingerprint()),
-        "AttributeError: 'FailsInFingerprint' object has no attribute 'weights'",
-        "fingerprint",
-    ),
-    (
-        having(task=m.AssignsToTheBatch()),
-        "FrozenInstanceError: cannot assign to field 'position'",
-        "step",
-    ),
-    (
-        with_model(m.MisspellsALayer),
-        "AttributeError: 'MisspellsALayer' object has no attribute 'layr'",
-        "forward",
-    ),
-    (
-        with_model(m.FeedsALayerTheWrongShape),
-        "RuntimeError: ...mat1 and mat2 shapes cannot be multiplied (8x5 and 6x3)",
-        "forward",
-    ),
-    (
-        with_model(m.ForgetsSuper),
-        "AttributeError: cannot assign module before Module.__init__() call",
-        "__init__",
-    ),
+    (having(task=m.FailsInFingerprint()), "AttributeError: 'FailsInFingerprint'", "fingerprint"),
+    (having(task=m.AssignsToTheBatch()), "FrozenInstanceError: cannot assign to field", "step"),
+    (with_model(m.MisspellsALayer), "AttributeError: 'MisspellsALayer' object has no", "forward"),
+    (with_model(m.FeedsALayerTheWrongShape), "RuntimeError: ...mat1 and mat2 shapes", "forward"),
+    (with_model(m.ForgetsSuper), "AttributeError: cannot assign module before", "__init__"),
     (
         with_model(lambda: m.HasABadBackward(6, 3)),
-        "AttributeError: 'FailsInBackwardBackward' object has no attribute 'scale'",
+        "AttributeError: 'FailsInBackwardBackward'",
         "backward",
     ),
-    (
-        with_model(lambda: m.CallsItself(6, 3)),
-        "RecursionError: maximum recursion depth exceeded",
-        "forward",
-    ),
-    (
-        having(metrics=[m.FailsInUpdate()]),
-        "metric FailsInUpdate failed (AttributeError: 'StepOutput' object has no attribute "
-        "'logits')",
-        "update",
-    ),
-    (
-        having(metrics=[m.FailsInCompute()]),
-        "metric FailsInCompute failed (ZeroDivisionError: division by zero)",
-        "compute",
-    ),
-    (
-        having(metrics=[m.FailsInEmpty()]),
-        "AttributeError: 'FailsInEmpty' object has no attribute 'size'",
-        "empty",
-    ),
-    (
-        having(callbacks=[m.FailsAtStart()]),
-        "callback FailsAtStart.on_fit_start failed (AttributeError: 'FailsAtStart' object has no "
-        "attribute 'scheduler')",
-        "on_fit_start",
-    ),
-    (
-        having(callbacks=[m.FailsAtStep()]),
-        "callback FailsAtStep.on_step_end failed (AttributeError: 'StepReport' object has no "
-        "attribute 'loss')",
-        "on_step_end",
-    ),
-    (
-        having(callbacks=[m.FailsInState()]),
-        "AttributeError: 'FailsInState' object has no attribute 'seen'",
-        "state_dict",
-    ),
-    (
-        having(optimizer=m.fails_to_build),
-        "TypeError: SGD.__init__() got an unexpected keyword argument 'learning_rate'",
-        "fails_to_build",
-    ),
+    (with_model(lambda: m.CallsItself(6, 3)), "RecursionError: maximum recursion depth", "forward"),
+    (having(metrics=[m.FailsInUpdate()]), "metric FailsInUpdate failed (AttributeError:", "update"),
+    (having(metrics=[m.FailsInCompute()]), "metric FailsInCompute failed", "compute"),
+    (having(metrics=[m.FailsInEmpty()]), "AttributeError: 'FailsInEmpty' object has no", "empty"),
+    (having(callbacks=[m.FailsAtStart()]), "callback FailsAtStart.on_fit_start", "on_fit_start"),
+    (having(callbacks=[m.FailsAtStep()]), "callback FailsAtStep.on_step_end failed", "on_step_end"),
+    (having(callbacks=[m.FailsInState()]), "AttributeError: 'FailsInState' object", "state_dict"),
+    (having(optimizer=m.fails_to_build), "TypeError: SGD.__init__() got an", "fails_to_build"),
     (having(optimizer=m.fails_to_step), "KeyError: 'rate'", "step"),
     (having(schedule=m.fails_later), "ZeroDivisionError: ...division by zero", "fails_later"),
 ]
 # An error that torch raises in the user's model, below no function of theirs.
 IN_THE_MODEL = [
-    (
-        with_model(lambda: nn.Sequential(nn.Linear(5, 3))),
-        "RuntimeError: ...mat1 and mat2 shapes cannot be multiplied (8x6 and 5x3), in Linear of "
-        "the model",
-    ),
-    (
-        with_model(m.ChangesAnActivation),
-        "RuntimeError: one of the variables needed for gradient computation has been modified by "
-        "an inplace operation: ..., in the backward of the loss",
-    ),
-    (
-        having(task=m.KeepsItsGraph()),
-        "RuntimeError: Trying to backward through the graph a second time ..., in the backward "
-        "of the loss",
-    ),
+    (with_model(lambda: nn.Sequential(nn.Linear(5, 3))), "RuntimeError: ...mat1 and mat2 shapes"),
+    (with_model(m.ChangesAnActivation), "RuntimeError: one of the variables needed for gradient"),
+    (having(task=m.KeepsItsGraph()), "RuntimeError: Trying to backward through the graph a second"),
 ]
-# What does not fit, and is found before it fails: the exit code, the name of the error and the
-# sentence.
+# What does not fit, and is found before it fails: the code of the error, and the fact.
 FITS_NOT = [
-    (
-        having(task=m.ReturnsATensor()),
-        "TASK",
-        "the task returned float32 []: return StepOutput(losses) of accel_trainer",
-    ),
-    (
-        having(task=m.ReturnsNone()),
-        "TASK",
-        "the task returned an object of type NoneType: return StepOutput(losses) of accel_trainer",
-    ),
-    (
-        having(task=m.ReturnsAFloat()),
-        "TASK",
-        "the task returned an object of type float: return StepOutput(losses) of accel_trainer",
-    ),
-    (
-        having(task=m.ReturnsALossDict()),
-        "TASK",
-        "the task returned an object of type dict with loss: return StepOutput(losses) of ...",
-    ),
-    (
-        having(task=m.HasAFloatAsLoss()),
-        "TASK",
-        "the task returned an object of type float: return losses as a tensor: without item() ...",
-    ),
-    (
-        having(task=m.ReturnsAMeanLoss()),
-        "SHAPES",
-        "the losses are float32 [] for 8 samples: return one for each sample, [B], as "
-        "reduction='none' does, or, if the model computes only their mean, ...",
-    ),
-    (
-        having(task=m.HasAMeanInItsNumbers()),
-        "SHAPES",
-        "the task returned float32 [] as the number 'half' of 8 samples: return a tensor with "
-        "one for each, [B]",
-    ),
-    (
-        having(task=m.HasAListOfNumbers()),
-        "TASK",
-        "the task returned an object of type list: return the numbers as a dict by their names",
-    ),
-    (
-        having(task=m.DetachesItsLoss()),
-        "TASK",
-        "the task returned float32 [8]: return losses with their graph: without detach() ...",
-    ),
-    (
-        having(task=m.EvaluatesToATensor()),
-        "TASK",
-        "the task returned float32 [24]: return StepOutput(losses) of accel_trainer",
-    ),
-    (
-        having(task=m.EvaluatesToAFloat()),
-        "TASK",
-        "the task returned an object of type float: return losses as a tensor: without item() ...",
-    ),
-    (
-        having(task=m.HasNoItems(), metrics=[MeanLoss()]),
-        "NUM_ITEMS",
-        "no sample of the training set counts in the loss: all targets are ignored, or ...",
-    ),
-    (
-        having(task=ClassificationTask),
-        "CONFIG",
-        "task= is the class ClassificationTask: give an instance of it, ...",
-    ),
-    (
-        having(task=F.cross_entropy),
-        "CONFIG",
-        "task= is the function cross_entropy, which has no step: give ...",
-    ),
-    (
-        having(task=None),
-        "CONFIG",
-        "task= is an object of type NoneType, which has no step: ...",
-    ),
-    (
-        having(task=m.HasANumberAsStep()),
-        "CONFIG",
-        "task= is an object of type HasANumberAsStep, which has no step: ...",
-    ),
-    (
-        having(task=m.OverridesTrainStep()),
-        "CONFIG",
-        "task= has train_step, which nothing calls: name it step",
-    ),
+    (having(task=m.ReturnsATensor()), "TASK", "the task returned float32 []"),
+    (having(task=m.ReturnsNone()), "TASK", "the task returned an object of type NoneType"),
+    (having(task=m.ReturnsAFloat()), "TASK", "the task returned an object of type float"),
+    (having(task=m.ReturnsALossDict()), "TASK", "the task returned an object of type dict with"),
+    (having(task=m.HasAFloatAsLoss()), "TASK", "the task returned an object of type float"),
+    (having(task=m.ReturnsAMeanLoss()), "SHAPES", "the losses are float32 [] for 8 samples"),
+    (having(task=m.HasAMeanInItsNumbers()), "SHAPES", "the task returned float32 [] as the number"),
+    (having(task=m.HasAListOfNumbers()), "TASK", "the task returned an object of type list"),
+    (having(task=m.DetachesItsLoss()), "TASK", "the task returned float32 [8]"),
+    (having(task=m.EvaluatesToATensor()), "TASK", "the task returned float32 [24]"),
+    (having(task=m.EvaluatesToAFloat()), "TASK", "the task returned an object of type float"),
+    (having(task=m.HasNoItems(), metrics=[MeanLoss()]), "NUM_ITEMS", "no sample of the training"),
+    (having(task=ClassificationTask), "CONFIG", "task= is the class ClassificationTask"),
+    (having(task=F.cross_entropy), "CONFIG", "task= is the function cross_entropy, which has no"),
+    (having(task=None), "CONFIG", "task= is an object of type NoneType, which has no step"),
+    (having(task=m.HasANumberAsStep()), "CONFIG", "task= is an object of type HasANumberAsStep,"),
+    (having(task=m.OverridesTrainStep()), "CONFIG", "task= has train_step, which nothing calls"),
     (
         with_model(lambda: nn.Sequential(nn.DataParallel(m.make_net()))),
         "MODEL",
-        "the model is or contains a DataParallel: pass the plain module, ...",
+        "the model is or contains",
     ),
-    (
-        with_model(lambda: AveragedModel(m.make_net())),
-        "MODEL",
-        "the model is or contains a AveragedModel: pass the plain module, ...",
-    ),
+    (with_model(lambda: AveragedModel(m.make_net())), "MODEL", "the model is or contains a"),
     (
         with_model(lambda: torch.compile(m.make_net(), backend="eager")),
         "MODEL",
-        "the model is or contains a OptimizedModule: pass the plain module, ...",
+        "the model is or contains",
     ),
     (
         with_model(lambda: nn.Sequential(torch.compile(m.make_net(), backend="eager"))),
         "MODEL",
-        "the model is or contains a OptimizedModule: pass the plain module, ...",
+        "the model is or contains",
     ),
-    (
-        having(model=m.MisspellsALayer),
-        "CONFIG",
-        "model= is the class MisspellsALayer: give an instance of it, ...",
-    ),
-    (
-        having(model=None),
-        "CONFIG",
-        "model= is an object of type NoneType, which has no forward and named_parameters: ...",
-    ),
-    (
-        having(task=nn.CrossEntropyLoss()),
-        "CONFIG",
-        "task= is an object of type CrossEntropyLoss, which has no step: give ...",
-    ),
-    (
-        having(metrics=[MeanLoss, TopKAccuracy]),
-        "CONFIG",
-        "metrics= is the class MeanLoss: give an instance of it, ...",
-    ),
-    (having(metrics=MeanLoss()), "CONFIG", "metrics= is no list: put it in brackets"),
-    (
-        having(metrics=["accuracy"]),
-        "CONFIG",
-        "metrics= is 'accuracy', which has no ...: give TopKAccuracy(), ...",
-    ),
-    (
-        having(metrics=[m.NotAMetric()]),
-        "CONFIG",
-        "metrics= is an object of type NotAMetric, which has no empty and ...",
-    ),
-    (
-        having(metrics=[m.WithoutItsKey()]),
-        "METRIC",
-        "loss decides the best checkpoint, and the metrics computed los: ...",
-    ),
-    (
-        having(metrics=[m.ReturnsANumber()]),
-        "METRIC",
-        "metric ReturnsANumber: compute returned an object of type float: return a dict ...",
-    ),
-    (
-        having(callbacks=[m.FailsAtStep]),
-        "CONFIG",
-        "callbacks= is the class FailsAtStep: give an instance of it, ...",
-    ),
-    (
-        having(callbacks=m.FailsAtStep()),
-        "CONFIG",
-        "callbacks= is no list: put it in brackets",
-    ),
-    (
-        having(callbacks=[m.OfAnotherToolkit()]),
-        "CONFIG",
-        "callbacks= is an object of type OfAnotherToolkit, which has no on_fit_start and ...",
-    ),
-    (
-        having(callbacks=[m.AssignsToTheTrainer("log")]),
-        "TRAINER",
-        "trainer.log cannot be assigned: use a different name for your own value, and pass ...",
-    ),
+    (having(model=m.MisspellsALayer), "CONFIG", "model= is the class MisspellsALayer"),
+    (having(model=None), "CONFIG", "model= is an object of type NoneType, which has no forward"),
+    (having(task=nn.CrossEntropyLoss()), "CONFIG", "task= is an object of type CrossEntropyLoss,"),
+    (having(metrics=[MeanLoss, TopKAccuracy]), "CONFIG", "metrics= is the class MeanLoss"),
+    (having(metrics=MeanLoss()), "CONFIG", "metrics= is no list"),
+    (having(metrics=["accuracy"]), "CONFIG", "metrics= is 'accuracy', which has no"),
+    (having(metrics=[m.NotAMetric()]), "CONFIG", "metrics= is an object of type NotAMetric, which"),
+    (having(metrics=[m.WithoutItsKey()]), "METRIC", "loss decides the best checkpoint, and the"),
+    (having(metrics=[m.ReturnsANumber()]), "METRIC", "metric ReturnsANumber"),
+    (having(callbacks=[m.FailsAtStep]), "CONFIG", "callbacks= is the class FailsAtStep"),
+    (having(callbacks=m.FailsAtStep()), "CONFIG", "callbacks= is no list"),
+    (having(callbacks=[m.OfAnotherToolkit()]), "CONFIG", "callbacks= is an object of type"),
+    (having(callbacks=[m.AssignsToTheTrainer("log")]), "TRAINER", "trainer.log cannot be assigned"),
     (
         having(callbacks=[m.AssignsToTheTrainer("learning_rate_at")]),
         "TRAINER",
-        "trainer.learning_rate_at cannot be assigned: ...",
+        "trainer.learning_rate_at",
     ),
+    (having(trainer_class=m.ReturnsNoReport), "TRAINER", "train_step returned an object of type"),
+    (m.forgets_with, "CONFIG", "run= is an object of type _GeneratorContextManager, which has no"),
     (
-        having(trainer_class=m.ReturnsNoReport),
-        "TRAINER",
-        "train_step returned an object of type NoneType: return what super()...",
-    ),
-    (
-        m.forgets_with,
+        lambda config: m.train(replace(config, batch={"per_device_batch_size": 8})),
         "CONFIG",
-        "run= is an object of type _GeneratorContextManager, which has no config: ...",
-    ),
+        "batch is {'per_device_batch_size':",
+    ),  # type: ignore[arg-type]
     (
-        lambda config: m.train(replace(config, batch={"per_device_batch_size": 8})),  # type: ignore[arg-type]
+        lambda config: m.train(replace(config, batch=replace(config.batch, order="random"))),
         "CONFIG",
-        "batch is {'per_device_batch_size': 8}: give BatchConfig",
-    ),
-    (
-        lambda config: m.train(replace(config, batch=replace(config.batch, order="random"))),  # type: ignore[arg-type]
-        "CONFIG",
-        "batch.order is 'random': give uniform, stored or balanced",
-    ),
-    (
-        m.trains_after_the_run,
-        "TRAINER",
-        "the run has ended: train inside `with start_run(...)`",
-    ),
-    (
-        having(export_config={"labels": {1, 2}}),
-        "METADATA",
-        "export_config is not JSON (Object of type set ...): give a dict of ...",
-    ),
+        "batch.order is 'random'",
+    ),  # type: ignore[arg-type]
+    (m.trains_after_the_run, "TRAINER", "the run has ended"),
+    (having(export_config={"labels": {1, 2}}), "METADATA", "export_config is not JSON (Object of"),
     (
         having(task=ClassificationTask(class_weights=torch.ones(2))),
         "SHAPES",
-        "class_weights are float32 [2] for logits float32 [8, 3]: give a tensor ...",
+        "class_weights are float32",
     ),
-    (
-        having(optimizer=torch.optim.SGD),
-        "CONFIG",
-        "optimizer= is the class SGD: pass a function that takes the model ...",
-    ),
-    (
-        having(schedule=0.1),
-        "SCHEDULE",
-        "the recipe's schedule fails at step 0 (TypeError: 'float' object is not ...",
-    ),
-    (
-        having(schedule=m.forgets_a_step),
-        "SCHEDULE",
-        "the recipe's schedule fails at step 3 (TypeError: float() argument must be ...",
-    ),
-    (
-        having(train_set=m.HasNoPlan()),
-        "CONFIG",
-        "train_set= is an object of type HasNoPlan, which has no plan: ...",
-    ),
-    (
-        m.forgets_to_return,
-        "RECIPE",
-        "the recipe's function returned an object of type NoneType: return the ...",
-    ),
-    (
-        having(train_set=m.NamesAreStrings()),
-        "SHAPES",
-        "the model returns ...: the labels are texts, such as 'c': number ...",
-    ),
-    (
-        having(train_set=m.NamesAreStrings),
-        "DATASET",
-        "the training set is NamesAreStrings: give an instance of it",
-    ),
-    (
-        having(callbacks=[m.NamesNoHook()]),
-        "CONFIG",
-        "callbacks= has NamesNoHook.on_step_ends, which nothing calls: name it as a hook ...",
-    ),
+    (having(optimizer=torch.optim.SGD), "CONFIG", "optimizer= is the class SGD"),
+    (having(schedule=0.1), "SCHEDULE", "the recipe's schedule fails at step 0 (TypeError: 'float'"),
+    (having(schedule=m.forgets_a_step), "SCHEDULE", "the recipe's schedule fails at step 3"),
+    (having(train_set=m.HasNoPlan()), "CONFIG", "train_set= is an object of type HasNoPlan, which"),
+    (m.forgets_to_return, "RECIPE", "the recipe's function returned an object of type NoneType"),
+    (having(train_set=m.NamesAreStrings()), "SHAPES", "the model returns"),
+    (having(train_set=m.NamesAreStrings), "DATASET", "the training set is NamesAreStrings"),
+    (having(callbacks=[m.NamesNoHook()]), "CONFIG", "callbacks= has NamesNoHook.on_step_ends,"),
     (
         having(callbacks=[m.ForgetsToReturnItsState()]),
         "CALLBACK",
-        "state_dict of ForgetsToReturnItsState returned None: return a dict, ...",
+        "state_dict of ForgetsToReturnItsState",
     ),
-    (
-        lambda config: m.train(config, task=ClassificationTask(3)),  # type: ignore[arg-type]
-        "CONFIG",
-        "the task has config 3: give a ClassificationConfig",
-    ),
-    (
-        lambda config: m.train({"seed": 1}),  # type: ignore[arg-type]
-        "CONFIG",
-        "start_run was given {'seed': 1}: give a RecipeConfig, or ...",
-    ),
-    (m.misspells_an_argument, "CONFIG", "build_trainer has no modle=: did you mean model=?"),
-    (
-        lambda config: m.train(RecipeConfig),  # type: ignore[arg-type]
-        "CONFIG",
-        "start_run was given <class ...RecipeConfig'>: give a RecipeConfig, or ...",
-    ),
-    (
-        having(train_set=m.HasNoLength()),
-        "DATASET",
-        "the training set is HasNoLength: give an object with len() ...",
-    ),
-    (
-        having(train_set="photos/"),
-        "DATASET",
-        "the training set is str: give an object with len() and [index]",
-    ),
-    (having(eval_sets={}), "CONFIG", "eval_sets= has no set: give one or more"),
-    (
-        having(eval_sets=None),
-        "DATASET",
-        "an evaluation set is NoneType: give an object with len() and [index], "
-        "or with run and monitors",
-    ),
-    (
-        having(train_set=m.Streams()),
-        "DATASET",
-        "the training set is Streams: it has no [index], so give a function that starts it to ...",
-    ),
-    (
-        on(m.stream_of_rows),
-        "DATASET",
-        "the training set is IterableDataset: it has no [index], so give a function that ...",
-    ),
-    (
-        on(m.batches),
-        "DATASET",
-        "the training set is DataLoader: give its dataset, as loader.dataset; ...",
-    ),
+    (lambda config: m.train(config, task=ClassificationTask(3)), "CONFIG", "the task has config 3"),  # type: ignore[arg-type]
+    (lambda config: m.train({"seed": 1}), "CONFIG", "start_run was given {'seed': 1}"),  # type: ignore[arg-type]
+    (m.misspells_an_argument, "CONFIG", "build_trainer has no modle="),
+    (lambda config: m.train(RecipeConfig), "CONFIG", "start_run was given <class"),  # type: ignore[arg-type]
+    (having(train_set=m.HasNoLength()), "DATASET", "the training set is HasNoLength"),
+    (having(train_set="photos/"), "DATASET", "the training set is str"),
+    (having(eval_sets={}), "CONFIG", "eval_sets= has no set"),
+    (having(eval_sets=None), "DATASET", "an evaluation set is NoneType"),
+    (having(train_set=m.Streams()), "DATASET", "the training set is Streams"),
+    (on(m.stream_of_rows), "DATASET", "the training set is IterableDataset"),
+    (on(m.batches), "DATASET", "the training set is DataLoader"),
     (
         on(lambda: datasets.DatasetDict(train=m.table())),
         "DATASET",
-        "the training set is DatasetDict: give one of its parts, 'train'",
+        "the training set is DatasetDict",
     ),
-    (
-        on(m.table),
-        "DATASET",
-        "the samples are an object of type dict with features, label, without labels: name ...",
-    ),
+    (on(m.table), "DATASET", "the samples are an object of type dict with features, label,"),
     (
         having(train_set=m.MisspellsAColumn()),
         "DATA_SAMPLE",
-        "sample 0 cannot be read (AttributeError: ... 'input', at mistakes.py in __getitem__): ...",
+        "sample 0 cannot be read (AttributeError:",
     ),
     (
         having(train_set=m.IsNotThere()),
         "DATA_SAMPLE",
-        "sample 0 cannot be read (FileNotFoundError: ... '/nonexistent/0.png', at mistakes.py in "
-        "__getitem__): ...",
+        "sample 0 cannot be read (FileNotFoundError:",
     ),
     (
         having(options=DatasetOptions(collate=m.collates_wrongly)),
         "DATA_SAMPLE",
-        "samples ... (TypeError: list indices must be integers..., at mistakes.py in "
-        "collates_wrongly): ...",
+        "samples ... (TypeError: list",
     ),
-    (
-        having(train_set=m.YieldsPhotos()),
-        "DATA_SAMPLE",
-        "samples ... cannot be collated into a batch (TypeError: default_collate: ...",
-    ),
-    (
-        on(m.numbers),
-        "DATA_SAMPLE",
-        "samples ... (ValueError: the batch is of type Tensor, not of (input, target) pairs): ...",
-    ),
-    (
-        having(options=DatasetOptions(num_classes=2)),
-        "DATA_SAMPLE",
-        "sample 2 has label 2, the classes are 0 to 1: ...",
-    ),
+    (having(train_set=m.YieldsPhotos()), "DATA_SAMPLE", "samples ... cannot be collated into a"),
+    (on(m.numbers), "DATA_SAMPLE", "samples ... (ValueError: the batch is of type Tensor, not of"),
+    (having(options=DatasetOptions(num_classes=2)), "DATA_SAMPLE", "sample 2 has label 2, the"),
     (
         having(train_set=m.NamesAreStrings(), options=DatasetOptions(num_classes=3)),
         "SHAPES",
-        "... for targets an object of type tuple: the labels are ...: number the classes from 0",
+        "... for targets an object",
     ),
-    (
-        with_model(lambda: nn.Linear(6, 2)),
-        "DATA_LABEL",
-        "sample ... has the target 2, but the classes are 0 to 1: correct it, ...",
-    ),
+    (with_model(lambda: nn.Linear(6, 2)), "DATA_LABEL", "sample ... has the target 2, but the"),
 ]
 EXIT_CODES = {"DATA_SAMPLE": 65, "DATA_LABEL": 65, "NUM_ITEMS": 65}
 
@@ -565,9 +252,8 @@ def test_an_error_in_the_users_code_is_shown_as_theirs(
     code, lines = end_of(recipe, tmp_path, capsys)
     assert code == 80
     line = re.sub("rank 0, step [0-9]+, [a-z]+: ", "", lines[-1])
-    assert is_said(line, f"accel_trainer: error[USER_CODE]: {said}, at mistakes.py in {place}"), (
-        line
-    )
+    start = "accel_trainer: error[USER_CODE]: "
+    assert is_said(line, f"{start}{said}..., at mistakes.py in {place}"), line
     files = {line.split('"')[1] for line in lines if line.startswith('  File "')}
     assert {Path(file).name for file in files} <= {"mistakes.py", "test_mistakes.py"}, (
         "frames of others"
@@ -598,7 +284,7 @@ def test_an_error_in_a_layer_or_a_backward_is_the_users_model(
     code, lines = end_of(recipe, tmp_path, capsys)
     assert code == 80
     assert is_said(
-        lines[-1], f"accel_trainer: error[USER_CODE]: rank 0, step ..., training: {said}"
+        lines[-1], f"accel_trainer: error[USER_CODE]: rank 0, step ..., training: {said}..."
     ), lines[-1]
 
 
@@ -609,7 +295,7 @@ def test_a_part_that_does_not_fit_is_one_line_with_the_fix(
     recipe: Recipe, name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, lines = end_of(recipe, tmp_path, capsys)
-    assert is_said(lines[-1], f"accel_trainer: error[{name}]: {said}"), lines[-1]
+    assert is_said(lines[-1], f"accel_trainer: error[{name}]: {said}..."), lines[-1]
     assert code == EXIT_CODES.get(name, 64)
     assert not any(line.startswith("Traceback") for line in lines)
 

@@ -86,14 +86,10 @@ def test_an_optimization_has_the_optimizer_and_schedule_of_the_recipe() -> None:
 
 def test_settings_without_effect_on_an_optimization_are_refused() -> None:
     config = config_of(optimizer=OptimizerConfig(momentum=0.5))
-    with pytest.raises(
-        ConfigError, match="optimizer.momentum has no effect: the recipe sets the optimizer itself"
-    ):
+    with pytest.raises(ConfigError, match="optimizer.momentum has no effect"):
         plan_optimization(
             config, nn.Linear(2, 2), PLAN, lambda net: SGD(net.parameters(), lr=0.1), None
         )
     config = replace(config, schedule=ScheduleConfig(shape="cosine", warmup_epochs=1))
-    with pytest.raises(
-        ConfigError, match="schedule.* has no effect: the recipe sets a schedule itself"
-    ):
+    with pytest.raises(ConfigError, match="schedule.* has no effect: the recipe sets a schedule"):
         plan_optimization(config, nn.Linear(2, 2), PLAN, None, lambda step: 0.5)

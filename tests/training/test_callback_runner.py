@@ -104,9 +104,7 @@ def test_the_state_of_a_callback_that_is_gone_is_named(caplog: pytest.LogCapture
 def test_an_error_of_a_callback_names_its_class_and_hook() -> None:
     last = Counter()
     runner = CallbackRunner([Failing(ValueError("mine")), last])
-    with pytest.raises(
-        PartFailed, match=r"callback Failing.on_step_end failed \(ValueError: mine\)"
-    ) as caught:
+    with pytest.raises(PartFailed, match="callback Failing.on_step_end failed") as caught:
         runner.notify("on_step_end", TRAINER, None)
     assert isinstance(caught.value.__cause__, ValueError)
     assert last.num_steps == 0

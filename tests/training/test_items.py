@@ -278,10 +278,7 @@ def count_on_main(ones: Tensor, batch: Batch) -> Tensor | None:
     "count", [lambda ones, batch: 16, lambda ones, batch: ones.sum()], ids=["an int", "a sum"]
 )
 def test_num_items_that_are_not_one_for_each_sample_are_refused(tmp_path: Path, count: Any) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"num_items are (an object of type int|float32 \[\]) for 8 samples: return",
-    ):
+    with pytest.raises(ConfigError, match=r"num_items are (an object of type int|float32 \[\])"):
         train_counting(tmp_path / "run", count)
 
 

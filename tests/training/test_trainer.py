@@ -132,9 +132,7 @@ class Broken(Callback):
 def test_a_callback_that_fails_ends_the_run_and_is_named(tmp_path: Path) -> None:
     broken = Broken(ZeroDivisionError("by zero"))
     recorder = Recorder()
-    with pytest.raises(
-        Exception, match=r"callback Broken.on_step_end failed \(ZeroDivisionError: by zero\)"
-    ):
+    with pytest.raises(Exception, match=r"callback Broken.on_step_end failed \(ZeroDivisionError"):
         run(tmp_path, recorder, broken)
     assert recorder.events[-2:] == ["step 1", "PartFailed"]
 

@@ -97,19 +97,13 @@ def test_a_file_that_vanishes_while_it_is_read_is_named_or_left_out(tmp_path: Pa
 
 def test_more_bad_images_than_allowed_are_refused_with_the_count(root: Path) -> None:
     write(root, {2: b"", 4: b""})
-    with pytest.raises(
-        DataError, match=r"DATA_BAD_IMAGES.*2 of 12 images .*row 4 .* at most 0.1 of them"
-    ):
+    with pytest.raises(DataError, match="DATA_BAD_IMAGES.*2 of 12 images .*row 4 .* at most 0.1"):
         load(root, SKIP)
-    with pytest.raises(
-        DataError, match=r"DATA_BAD_IMAGES.*1 of 12 images .* at most 0.001 of them"
-    ):
+    with pytest.raises(DataError, match="DATA_BAD_IMAGES.*1 of 12 images .* at most 0.001 of them"):
         load(root, BadImageConfig(policy="skip"))  # a thousandth of 12 is none
     assert len(load(root, BadImageConfig(policy="skip", max_fraction=0.2)).train) == 10
     write(root, {0: FAULTS["another size"]})
-    with pytest.raises(
-        DataError, match=r"2 of 12 images .*row 2 .* is 8x8 pixels, but the first image is 9x9"
-    ):
+    with pytest.raises(DataError, match="2 of 12 images .*row 2 .* is 8x8 pixels, but the first"):
         load(root, SKIP)
 
 

@@ -236,9 +236,7 @@ def test_what_is_no_cache_is_not_removed(root: Path, kind: str) -> None:
     elif kind == "a file":
         shutil.rmtree(folder)
     kept.write_text("mine")
-    with pytest.raises(
-        OutputError, match="does not belong to an image cache, which would overwrite it: mo"
-    ):
+    with pytest.raises(OutputError, match="does not belong to an image cache, which would"):
         load(root)
     assert kept.read_text() == "mine"
     assert folder.is_symlink() == (kind == "a link")
@@ -455,8 +453,6 @@ def test_a_full_disk_is_reported_before_and_while_decoding(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(filesystem.disk, "write", full)
-    with pytest.raises(
-        OutputError, match=r"CACHE_NOT_WRITABLE.*No space left on device.*free some space"
-    ):
+    with pytest.raises(OutputError, match="CACHE_NOT_WRITABLE.*No space left on device.*free some"):
         load(root)
     assert not [path for path in (root.parent / "cache").iterdir() if path.name != ".lock"]

@@ -230,14 +230,10 @@ def test_micro_batches_are_made_when_asked_for_and_the_same_each_time() -> None:
 
 
 def test_padding_that_cannot_be_mirrored_or_is_all_of_a_crop_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="crop-padding 8 is too much for images of 8 pixels: set it to 7 or less"
-    ):
+    with pytest.raises(ConfigError, match="crop-padding 8 is too much for images of 8 pixels"):
         make_loader(augment=AugmentConfig(crop_padding=8))
     make_loader(augment=AugmentConfig(crop_padding=8, crop_mode="zero"))
-    with pytest.raises(
-        ConfigError, match="crop-padding 1000000000 is too much for images of 8 pixels: set it to 8"
-    ):
+    with pytest.raises(ConfigError, match="crop-padding 1000000000 is too much for images of 8"):
         make_loader(augment=AugmentConfig(crop_padding=10**9, crop_mode="zero"))
 
 

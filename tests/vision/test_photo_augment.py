@@ -380,16 +380,10 @@ def test_every_draw_has_a_number_of_its_own() -> None:
     [
         ({"crop_scale": (0.0, 1.0)}, "augment.crop_scale is (0.0, 1.0): set it above 0"),
         ({"crop_scale": (0.5, 1.5)}, "augment.crop_scale is (0.5, 1.5): set it between 0 and 1"),
-        (
-            {"crop_scale": (0.9, 0.1)},
-            "--augment.crop-scale is 0.9 0.1: give the smaller number first",
-        ),
+        ({"crop_scale": (0.9, 0.1)}, "--augment.crop-scale is 0.9 0.1: give the smaller number"),
         ({"crop_shape": (-1.0, 1.0)}, "augment.crop_shape is (-1.0, 1.0): set it above 0"),
         ({"crop_padding": -1}, "augment.crop_padding is -1: set it to at least 0"),
-        (
-            {"color_jitter": (0.1, 0.1, 0.1, 0.6)},
-            "the hue of --augment.color-jitter is 0.6: set it to 0 .. 0.5",
-        ),
+        ({"color_jitter": (0.1, 0.1, 0.1, 0.6)}, "the hue of --augment.color-jitter is 0.6: set"),
         ({"color_jitter": (-0.1, 0.1, 0.1, 0.1)}, "augment.color_jitter is (-0.1, 0.1, 0.1, 0.1)"),
         ({"num_operations": 0}, "augment.num_operations is 0: set it to 1 .. 10"),
         ({"magnitude": 31}, "augment.magnitude is 31: set it to 0 .. 30"),

@@ -304,9 +304,7 @@ def test_a_micro_batch_can_be_read_again() -> None:
 
 
 def test_a_padding_as_large_as_the_photo_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="--augment.crop-padding 15 is too much for 15 pixels: set it below 15"
-    ):
+    with pytest.raises(ConfigError, match="--augment.crop-padding 15 is too much for 15 pixels"):
         make_loader(augment=PhotoAugmentConfig(crop="padded", crop_padding=15))
 
 

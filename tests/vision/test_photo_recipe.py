@@ -173,21 +173,9 @@ def test_it_trains_on_an_accelerator_as_on_the_cpu(photos: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("extra", "code", "message"),
     [
-        (
-            ["--dataset", "nowhere"],
-            ExitCode.DATA,
-            "no folder nowhere: give the folder of your photos",
-        ),
-        (
-            ["--val-fraction", "0"],
-            ExitCode.DATA,
-            "has no validation split: set one aside with --val-fraction 0.1",
-        ),
-        (
-            ["--val-fraction", "2"],
-            ExitCode.USAGE,
-            "--val-fraction is 2.0: set it to at least 0 and below 1",
-        ),
+        (["--dataset", "nowhere"], ExitCode.DATA, "no folder nowhere: give the folder of your"),
+        (["--val-fraction", "0"], ExitCode.DATA, "has no validation split: set one aside with"),
+        (["--val-fraction", "2"], ExitCode.USAGE, "--val-fraction is 2.0: set it to at least 0"),
         (["--image-size", "0"], ExitCode.USAGE, "--image-size is 0: set it to 1 to 16384 pixels"),
         (["--image-column", "picture"], ExitCode.USAGE, "--image-column picture: "),
         (["--label-column", "kind"], ExitCode.USAGE, "--label-column kind: "),

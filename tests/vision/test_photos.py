@@ -108,9 +108,7 @@ def test_lists_of_labels_that_cannot_be_used_are_named_by_their_row(
 
 def test_lists_of_labels_are_read_only_where_they_are_expected(tmp_path: Path) -> None:
     splits = DatasetDict(train=several_labels([[0], [1]]), val=several_labels([[0]]))
-    with pytest.raises(
-        DataError, match=r"each photo has several labels\): .* load_photos\(multi_label=True\)"
-    ):
+    with pytest.raises(DataError, match=r"each photo has several labels\)"):
         load(splits, tmp_path, label_column="tags")
     with pytest.raises(DataError, match="column label of the dataset .*each photo has one label"):
         load(
@@ -216,9 +214,7 @@ def test_a_wrong_fraction_is_refused(tmp_path: Path, fraction: float) -> None:
 def test_a_fraction_of_a_source_that_has_a_split_is_refused(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write_classes(tmp_path / "photos" / split)
-    with pytest.raises(
-        ConfigError, match="has a validation split, so --val-fraction 0.1 does not apply"
-    ):
+    with pytest.raises(ConfigError, match="has a validation split, so --val-fraction 0.1 does not"):
         load(tmp_path / "photos", tmp_path, val_fraction=0.1)
 
 
@@ -339,22 +335,14 @@ def test_ambiguous_columns_are_asked_for(tmp_path: Path) -> None:
     data = data.add_column("coarse", [0, 1, 0, 1]).cast_column(
         "coarse", ClassLabel(names=["p", "q"])
     )
-    with pytest.raises(
-        DataError,
-        match="columns fine, coarse of the dataset could each hold the labels: choose one with --l",
-    ):
+    with pytest.raises(DataError, match="columns fine, coarse of the dataset could each hold"):
         load(data, tmp_path, val_fraction=0.5)
     assert load(data, tmp_path, val_fraction=0.5, label_column="coarse").class_names == ("p", "q")
     two = data.add_column("right", data.cast_column("left", Image(decode=False))["left"])
     two = two.cast_column("right", Image())
-    with pytest.raises(
-        DataError,
-        match="columns left, right of the dataset could each hold the images: choose one with --i",
-    ):
+    with pytest.raises(DataError, match="columns left, right of the dataset could each hold"):
         load(two, tmp_path, val_fraction=0.5, label_column="fine")
-    with pytest.raises(
-        ConfigError, match="--image-column middle: the dataset has columns left, fine"
-    ):
+    with pytest.raises(ConfigError, match="--image-column middle: the dataset has columns left"):
         load(two, tmp_path, image_column="middle", val_fraction=0.5)
     with pytest.raises(DataError, match="column fine of the dataset has no images"):
         load(two, tmp_path, image_column="fine", label_column="fine", val_fraction=0.5)
@@ -377,9 +365,7 @@ def test_a_missing_photo_is_named(tmp_path: Path) -> None:
 def test_a_validation_class_without_training_photos_is_named(tmp_path: Path) -> None:
     write_classes(tmp_path / "photos" / "train", ["cat", "dog"])
     write_classes(tmp_path / "photos" / "val", ["catt", "dog"])
-    with pytest.raises(
-        DataError, match=r"catt/0.jpg .* is of class catt, which no training photo has"
-    ):
+    with pytest.raises(DataError, match="catt/0.jpg .* is of class catt, which no training photo"):
         load(tmp_path / "photos", tmp_path)
 
 

@@ -273,16 +273,8 @@ def test_a_net_without_pretrained_weights_is_refused(
 @pytest.mark.parametrize(
     ("pretrained", "init_from", "message"),
     [
-        (
-            True,
-            "mine",
-            "--pretrained and --init-from mine both set the initial weights",
-        ),
-        (
-            False,
-            "imagenet",
-            "imagenet is no file: --pretrained starts from timm's ImageNet",
-        ),
+        (True, "mine", "--pretrained and --init-from mine both set the initial weights"),
+        (False, "imagenet", "imagenet is no file: --pretrained starts from timm's ImageNet"),
         (False, "IMAGENET1K_V1", "is no file: --pretrained starts from timm's ImageNet weights"),
     ],
 )

@@ -282,9 +282,7 @@ def test_links_in_circles_end_in_one_line(tmp_path: Path) -> None:
 def test_a_link_back_to_a_folder_that_it_lies_in_is_named(target: str, tmp_path: Path) -> None:
     root = write_classes(tmp_path / "photos")
     (root / "cow").symlink_to(target)
-    with pytest.raises(
-        DataError, match=r"photos/cow links back to .*, a folder that contains it: remove it"
-    ):
+    with pytest.raises(DataError, match="photos/cow links back to .*, a folder that contains it"):
         load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache")
 
 

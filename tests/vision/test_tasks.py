@@ -60,10 +60,7 @@ def test_flipped_evaluation_does_not_tell_an_image_from_its_mirror_image() -> No
 def test_only_images_have_a_mirror_image() -> None:
     batch = Batch(torch.zeros(4, 8), LABELS, torch.arange(4))
     task = ImageClassificationTask(ImageClassificationConfig(tta="flip"))
-    with pytest.raises(
-        ConfigError,
-        match=r"--tta flip mirrors images \[B, C, H, W\], the inputs are float32 \[4, 8\]",
-    ):
+    with pytest.raises(ConfigError, match=r"--tta flip mirrors images \[B, C, H, W\], the inputs"):
         task.eval_step(Gives(LOGITS), batch)
 
 

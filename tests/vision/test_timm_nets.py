@@ -205,9 +205,7 @@ def test_a_net_that_does_not_exist_is_one_line(config: dict[str, object], messag
 
 def test_weights_that_cannot_be_downloaded_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        ConfigError, match="the weights of timm/resnet18.a1_in1k cannot be downloaded"
-    ):
+    with pytest.raises(ConfigError, match="the weights of timm/resnet18.a1_in1k cannot be"):
         build_model(ModelConfig(name="timm/resnet18.a1_in1k"), in_channels=3, num_classes=2)
 
 

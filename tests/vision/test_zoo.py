@@ -163,9 +163,7 @@ def test_running_statistics_move_by_the_momentum_of_the_authors_script(
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_name() -> None:
-    with pytest.raises(
-        ConfigError, match=r"MODEL_NAME.*'resnet-20': did you mean resnet20\?.*wrn28_10"
-    ):
+    with pytest.raises(ConfigError, match="MODEL_NAME.*'resnet-20': did you mean"):
         ModelConfig(name="resnet-20")
 
 
@@ -177,10 +175,7 @@ def test_an_unknown_model_is_answered_with_the_nearest_name() -> None:
         ({"dropout": float("nan")}, "--model.dropout is nan"),
         ({"norm": "layer"}, "--model.norm is 'layer'"),
         ({"stem": "large"}, "--model.stem is 'large'"),
-        (
-            {"name": "resnet20", "stem": "imagenet"},
-            "resnet20 has no --model.stem imagenet.*resnet101",
-        ),
+        ({"name": "resnet20", "stem": "imagenet"}, "resnet20 has no --model.stem"),
     ],
 )
 def test_values_out_of_range_are_named(values: dict[str, object], message: str) -> None:

@@ -174,9 +174,7 @@ def test_an_empty_path_is_refused_and_a_tilde_is_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for flags in (["--output-dir", ""], ["--output-dir="]):
-        with pytest.raises(
-            ConfigError, match="--output-dir is empty: give a path, or leave it out"
-        ):
+        with pytest.raises(ConfigError, match="--output-dir is empty: give a path, or leave it"):
             parse_config(RecipeConfig, flags, description="")
     (tmp_path / "run.yaml").write_text('run: {output_dir: ""}')
     with pytest.raises(ConfigError, match="run.output_dir is empty"):

@@ -327,18 +327,12 @@ def test_a_run_of_no_epochs_evaluates_and_saves_once(capsys: pytest.CaptureFixtu
         ),
         ([RECIPES / "minimal.py", "--seconds", "-1"], "--seconds is -1.0: set it to 0 or more"),
         (["--num-samples", "0"], "0 training samples are too few for 1 processes: add data"),
-        (
-            ["--num-samples", "9", "--num-processes", "0"],
-            "--num-processes is 0: set it to 1 or more",
-        ),
+        (["--num-samples", "9", "--num-processes", "0"], "--num-processes is 0: set it to 1 or"),
         (
             ["--num-samples", "9", "--batch-size", "5", "--num-processes", "2"],
             "global batch 10 is larger",
         ),
-        (
-            ["--num-samples", "9" * 20, "--epochs", "2"],
-            "steps: plan fewer, such as with --max-steps 1000000",
-        ),
+        (["--num-samples", "9" * 20, "--epochs", "2"], "steps: plan fewer, such as with"),
         (["--num-samples", "500", "--epoch", "2"], "unknown flag --epoch: did you mean --epochs?"),
     ],
 )

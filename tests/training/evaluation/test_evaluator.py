@@ -255,9 +255,7 @@ def test_a_sample_that_two_processes_are_given_is_found_out_by_both(tmp_path: Pa
 def check_overlap() -> None:
     with joined_processes() as accelerator:
         ids = list(range(5)) if accelerator.is_main_process else list(range(4, 10))
-        with pytest.raises(
-            RuntimeError, match="evaluation counted 11 samples, not each of 10 once"
-        ):
+        with pytest.raises(RuntimeError, match="evaluation counted 11 samples, not each of 10"):
             evaluate(make_model(), Given(ids, num_samples=10), accelerator)
 
 
@@ -377,9 +375,7 @@ def test_everything_a_metric_computes_comes_as_plain_values() -> None:
 
 
 def test_a_result_that_cannot_be_kept_names_the_metric() -> None:
-    with pytest.raises(
-        EvaluationFailed, match="metric Computes: a holds an object of type object: return numbers"
-    ):
+    with pytest.raises(EvaluationFailed, match="metric Computes: a holds an object of type object"):
         evaluate_by(Computes({"a": object()}))
 
 
@@ -397,9 +393,7 @@ def test_a_metric_must_say_which_numbers_can_select_the_best_checkpoint(is_highe
 def test_two_metrics_with_one_name_are_refused_before_training() -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     loader = Given(list(range(10)), num_samples=10)
-    with pytest.raises(
-        ConfigError, match="two metrics report numbers named loss: remove one, or rename"
-    ):
+    with pytest.raises(ConfigError, match="two metrics report numbers named loss: remove one,"):
         Evaluator(
             loader,
             task=ClassificationTask(),

@@ -199,9 +199,7 @@ def test_a_metric_that_cannot_use_the_targets_is_one_line() -> None:
 
 def test_a_metric_that_keeps_every_prediction_is_refused() -> None:
     classification = pytest.importorskip("torchmetrics").classification
-    with pytest.raises(
-        ConfigError, match="MulticlassAUROC keeps preds, which is not a sum: pass thresholds=100"
-    ):
+    with pytest.raises(ConfigError, match="MulticlassAUROC keeps preds, which is not a sum: pass"):
         TorchMetric("auroc", classification.MulticlassAUROC(5))
 
 

@@ -124,23 +124,11 @@ LOGITS, LABELS = torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)
             r"a classifier returns logits",
         ),
         (LOGITS[:, :1], LABELS, r"float32 \[8, 1\] .*: the cross-entropy of one class is always 0"),
-        (
-            LOGITS,
-            LABELS[:, None],
-            r"targets int64 \[8, 1\]: give labels \[B\], as labels.squeeze\(1\) does",
-        ),
+        (LOGITS, LABELS[:, None], r"targets int64 \[8, 1\]: give labels \[B\],"),
         (LOGITS, LOGITS, r"targets float32 \[8, 3\]: give labels int64 \[B\]$"),
-        (
-            LOGITS,
-            LABELS.float(),
-            r"targets float32 \[8\]: give labels int64 \[B\], as labels.long\(\) does",
-        ),
+        (LOGITS, LABELS.float(), r"targets float32 \[8\]: give labels int64 \[B\],"),
         (LOGITS, LABELS[:4], r"targets int64 \[4\]: give each sample one target"),
-        (
-            (LOGITS, LOGITS),
-            LABELS,
-            r"returns an object of type tuple for targets int64 \[8\]: return only the logits",
-        ),
+        ((LOGITS, LOGITS), LABELS, r"returns an object of type tuple for targets int64 \[8\]"),
     ],
 )
 @pytest.mark.parametrize(

@@ -330,9 +330,7 @@ def test_a_metric_refuses_labels_that_the_task_has_not_left_out(metric: Any) -> 
     "weights", [torch.zeros(3), torch.tensor([1.0, -1, 2]), torch.tensor([1.0, math.nan, 2])]
 )
 def test_class_weights_that_are_negative_nan_or_0_are_refused(weights: Tensor) -> None:
-    with pytest.raises(
-        ConfigError, match="class_weights range from .*: use finite weights of 0 or"
-    ):
+    with pytest.raises(ConfigError, match="class_weights range from .*: use finite weights of 0"):
         ClassificationTask(class_weights=weights)
 
 

@@ -317,14 +317,8 @@ def manifest(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        (
-            {"global_batch_size": 48, "per_device_batch_size": 8},
-            "global batch 48 / --batch-size 8 is 6: set",
-        ),
-        (
-            {"global_batch_size": 16, "per_device_batch_size": 32},
-            "global batch 16 / --batch-size 32 is 0.5: set",
-        ),
+        ({"global_batch_size": 48, "per_device_batch_size": 8}, "global batch 48 / --batch-size 8"),
+        ({"global_batch_size": 16, "per_device_batch_size": 32}, "global batch 16 / --batch-size"),
         (
             {"global_batch_size": 48, "per_device_batch_size": 12, "num_processes": 3},
             "there are 3: launch 2",
@@ -356,9 +350,7 @@ def test_too_many_processes_are_refused_before_any_work(tmp_path: Path) -> None:
 
 
 def test_fp16_with_loss_scaling_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="--reduce exact does not work with --mixed-precision fp16"
-    ):
+    with pytest.raises(ConfigError, match="--reduce exact does not work with --mixed-precision"):
         workload.train(config_of(tmp_path, {}), scaler=torch.amp.GradScaler("cpu"))
 
 
@@ -439,10 +431,7 @@ def test_a_buffer_that_grows_is_refused_by_name() -> None:
         strategy.begin_forward(0, index)
         model(torch.ones(3, 2)).sum().backward()
         strategy.end_backward(3)
-    with pytest.raises(
-        ConfigError,
-        match=r"the shape of the buffer means from \[1\] to \[2\]: let it keep its shape",
-    ):
+    with pytest.raises(ConfigError, match=r"the shape of the buffer means from \[1\] to \[2\]"):
         strategy.finish([StepSums(torch.zeros(()), {}, None)] * 2)
 
 
@@ -610,7 +599,5 @@ def test_the_changes_of_a_flag_do_not_add_up() -> None:
         strategy.finish([StepSums(torch.zeros(()), {}, None)] * 2)
     assert "summed_buffers" not in str(caught.value)
     model.summed_buffers = ("is_full",)
-    with pytest.raises(
-        ConfigError, match="is_full, which is not an integer buffer: list some of .'pointer'."
-    ):
+    with pytest.raises(ConfigError, match="is_full, which is not an integer buffer"):
         strategy.prepare(model, {"": torch.optim.SGD(model.parameters(), lr=0.1)})

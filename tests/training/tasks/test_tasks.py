@@ -320,9 +320,7 @@ def test_outputs_and_targets_that_are_no_tensors_are_named(outputs: Any, targets
 @pytest.mark.parametrize("weights", [torch.ones(2), [1.0, 1.0]])
 def test_class_weights_that_are_not_one_for_each_class_are_named(weights: Any) -> None:
     batch = Batch(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
-    with pytest.raises(
-        ConfigError, match=r"class_weights are .* for logits float32 \[4, 3\]: give a tensor \[K\]"
-    ):
+    with pytest.raises(ConfigError, match=r"class_weights are .* for logits float32 \[4, 3\]"):
         ClassificationTask(class_weights=weights).step(nn.Identity(), batch)
 
 
