@@ -42,7 +42,8 @@ _FITTING = {
 _NAME = re.compile("[a-z][a-z0-9_]*")
 # The names of what checkpoints hold besides.
 _TAKEN = {"model", "training_weights", "optimizer", "ema", "scaler", "buffers", "trainer"}
-_TAKEN |= {"process_buffers", "loop"}  # in a loop of the user's
+
+_TAKEN |= {"process_buffers", "loop", "sample_order"}  # some only in loops of the user
 _VALUES = ("config", "plan", "num_samples")  # the others are methods
 
 

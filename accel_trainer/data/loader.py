@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +21,7 @@ from ..core.errors import ConfigError
 from ..core.types import Batch, LazyBatches, StepBatch
 from ..distributed.streams import has_streams
 from .order import GIVE_LABELS, SampleOrder, choose_order, labels_of, to_tensor
+from .own_order import OwnOrder
 from .reader import Reader, checked
 from .samples import Columns, check_dataset
 from .stream import StreamReader
@@ -172,7 +173,9 @@ class DatasetOptions(Config):
     `datasets.Dataset`, `columns` names the column of the inputs and the column of the targets.
     `SampleReader` documents `num_classes` and `timeout_s`. `labels` and `weights` are those of the
     training samples, for their order: see `choose_order`; by default the labels are those that the
-    dataset has at hand.
+    dataset has at hand. `order` returns the numbers of the samples of an epoch, from its number
+    alone: a list or tensor, as long for each epoch, in which samples may be repeated or missing.
+    It is asked twice. A step takes the next of them, and `--leave-out` drops some.
     """
 
     collate: Collate = field(default=default_collate, repr=False)
@@ -180,6 +183,7 @@ class DatasetOptions(Config):
     num_classes: int | None = None
     labels: Sequence[int] | Tensor | None = None
     weights: Sequence[float] | Tensor | None = None
+    order: Callable[[int], Any] | None = None
     timeout_s: float = WORKER_TIMEOUT_S
 
     def __post_init__(self) -> None:
@@ -219,6 +223,12 @@ def build_train_loader(
         if is_guessed:
             labels = labels_of(data, options.columns)
         order = choose_order(batch, len(reader), labels=labels, weights=options.weights)
+        if options.order is not None:
+            if batch.order != "uniform" or options.weights is not None:
+                raise ConfigError(
+                    "ORDER", "order= decides alone: leave out --batch.order and weights="
+                )
+            order = OwnOrder(options.order, order.kept, len(reader), accelerator).samples
         if is_guessed:
             _check_labels(reader, np.asarray(labels))
     return TrainLoader(
@@ -283,11 +293,12 @@ def build_eval_loader(
 def check_order_is_free(owner: object, batch: BatchConfig, options: DatasetOptions) -> None:
     """Raise ConfigError if settings ask for an order, and `owner` has one of its own."""
     has_flags = (batch.order, batch.leave_out) != ("uniform", None)
-    if has_flags or options.labels is not None or options.weights is not None:
+    own = (options.labels, options.weights, options.order)
+    if has_flags or any(each is not None for each in own):
         raise ConfigError(
             "ORDER",
             f"a {type(owner).__name__} determines its own order: "
-            "leave out --batch.order, --leave-out, labels= and weights=",
+            "leave out --batch.order, --leave-out, labels=, weights= and order=",
         )
 
 

@@ -44,7 +44,8 @@ class SampleOrder:
 
     `draw(seed=..., epoch=...)` returns the drawn ids of an epoch, [num_samples]. They are of the
     `kept` samples, [K]. `fingerprint` is a hash of what the settings of a run do not say about the
-    order. `repeats`: an epoch may have a sample several times.
+    order. `repeats`: an epoch may have a sample several times. `state` is what checkpoints store of
+    an order that does not follow from the settings.
     """
 
     kept: Ids
@@ -52,6 +53,7 @@ class SampleOrder:
     draw: Callable[..., Ids]
     fingerprint: str
     repeats: bool = True
+    state: Any = None
 
 
 def choose_order(
@@ -110,7 +112,7 @@ def _weighted(kept: Tensor, weights: Sequence[float] | Tensor, num_samples: int)
         ends = chances.cumsum(0)
         # Rounding may reach the end, where samples without weight may stand.
         places = torch.searchsorted(ends, uniform * ends[-1], right=True)
-        return _number_repetitions(kept[places.clamp_max(int(chances.nonzero()[-1]))], num_samples)
+        return number_repetitions(kept[places.clamp_max(int(chances.nonzero()[-1]))], num_samples)
 
     return SampleOrder(kept, len(kept), draw, _hash(kept, chances))
 
@@ -141,7 +143,7 @@ def _balanced(kept: Tensor, labels: Any, num_samples: int) -> SampleOrder:
             _from_rounds(of_class, epoch * quota, quota, fold_in(seed, label))
             for label, of_class in classes.items()
         ]
-        return _number_repetitions(_shuffled(torch.cat(ids), seed=seed, epoch=epoch), num_samples)
+        return number_repetitions(_shuffled(torch.cat(ids), seed=seed, epoch=epoch), num_samples)
 
     return SampleOrder(kept, quota * len(classes), draw, _hash(kept, labels[kept]))
 
@@ -150,7 +152,7 @@ def _hash(*parts: Ids) -> str:
     return hash_value(list(parts)).hex()
 
 
-def _number_repetitions(ids: Tensor, dataset_size: int) -> Tensor:
+def number_repetitions(ids: Tensor, dataset_size: int) -> Tensor:
     """Return the drawn ids of `ids` [M]."""
     by_id = ids.argsort(stable=True)
     _, counts = ids[by_id].unique_consecutive(return_counts=True)

@@ -19,7 +19,8 @@ def check_dataset(dataset: Any, name: str) -> None:
         fix = "give an instance of it"
     elif isinstance(dataset, DataLoader):
         why = "--batch-size, --batch.order and --num-workers replace its settings"
-        fix = f"give its dataset, as loader.dataset; {why}"
+        fix = "give its dataset, as loader.dataset, and a sampler's order as "
+        fix += f"DatasetOptions(order=); {why}"
     elif isinstance(dataset, Mapping) and 0 not in dataset:
         fix = f"give one of its parts, {', '.join(map(repr, dataset))}"
     elif isinstance(dataset, list | tuple) and any(isinstance(each, Dataset) for each in dataset):

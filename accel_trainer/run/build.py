@@ -249,7 +249,7 @@ def build_trainer(
         checkpointer=checkpointer,
         activity=run.activity,
         kept_in_evaluation=kept.values(),
-        states=states,
+        states={**states, **_order_states(data)},
     )
     evaluations = _build_evaluations(run, data, task, metrics_of, strategy)
     _prepare_plateaus(run, callbacks, evaluations, optimization)
@@ -504,6 +504,12 @@ def _build_evaluations(
             )
         )
     return evaluations
+
+
+def _order_states(data: RunData) -> dict[str, Any]:
+    """Return what checkpoints store of an order that does not follow from the settings."""
+    state = getattr(getattr(data.train, "order", None), "state", None)
+    return {} if state is None else {"sample_order": state}
 
 
 def _prepare_plateaus(

@@ -385,7 +385,7 @@ def _change_of_data(
     if stored["num_samples"] != now["num_samples"]:
         return f"{tuple(stored['num_samples'])} -> {tuple(now['num_samples'])} samples"
     if stored["order"] != now["order"] and "batch.order" not in changes:
-        return "other samples are left out, or have other weights or labels"
+        return "other samples are left out, or have other weights, labels or places in order="
     return None if is_same_data(old, new) else f"{old[:16]} -> {new[:16]}"
 
 

@@ -163,6 +163,17 @@ def weighted(draft: Draft) -> None:
     draft.options = DatasetOptions(weights=1 + torch.arange(NUM_TRAIN) % 4)
 
 
+def rows_of_pairs(epoch: int) -> Tensor:
+    """Each of half of the samples twice in a row, others in each epoch."""
+    generator = torch.Generator().manual_seed(epoch)
+    return torch.randperm(NUM_TRAIN, generator=generator)[: NUM_TRAIN // 2].repeat_interleave(2)
+
+
+def own_order(draft: Draft) -> None:
+    dataset(draft)
+    draft.options = DatasetOptions(order=rows_of_pairs)
+
+
 def own_loader(draft: Draft) -> None:
     draft.train_set = SmallFirst
 
@@ -178,6 +189,7 @@ DATA: dict[str, Callable[[Draft], None]] = {
     "stored": stored,
     "some left out": left_out,
     "weighted": weighted,
+    "own order": own_order,
     "own loader": own_loader,
 }
 
