@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -127,7 +128,49 @@ class KeepingNorm(nn.Module):
         return out
 
 
-ZOO: tuple[MakeModule, ...] = (Merging, WithMergingChild, Caching, Folding, KeepingNorm)
+class Table(nn.Module):
+    """Builds a buffer that no state dict has in its first forward, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = _weight(10, SIZE, SIZE)
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(SIZE, dtype=rows.dtype).cos()
+        return (rows * self.table) @ self.weight.T
+
+
+def _linear() -> nn.Linear:
+    torch.manual_seed(11)
+    return nn.Linear(SIZE, SIZE)
+
+
+def normed_by_hooks() -> nn.Module:
+    """Return layers of torch's older norms, whose hooks set an attribute at each forward."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        old = nn.utils.weight_norm(_linear())
+    return nn.Sequential(old, nn.utils.spectral_norm(_linear()))
+
+
+def normed() -> nn.Module:
+    """Return layers of torch's norms, of which one iterates in training alone."""
+    kinds = nn.utils.parametrizations
+    return nn.Sequential(kinds.weight_norm(_linear()), kinds.spectral_norm(_linear()))
+
+
+ZOO: tuple[MakeModule, ...] = (
+    Merging,
+    WithMergingChild,
+    Caching,
+    Folding,
+    KeepingNorm,
+    Table,
+    normed_by_hooks,
+    normed,
+)
 
 
 def fresh_output(make: MakeModule, model: nn.Module) -> Tensor:
