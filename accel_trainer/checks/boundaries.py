@@ -26,9 +26,7 @@ from .first_reading import FirstReadings
 from .model_watch import mark_model
 from .same_everywhere import check_same_lines, check_same_parts
 from .subject import (
-    Marks,
     Subject,
-    changed,
     digests_in,
     inexact,
     is_stored,
@@ -132,18 +130,19 @@ class BoundaryChecks(Inspector):
 
     @contextmanager
     def _watching_model(self, name: str) -> Iterator[None]:
-        before = self._mark_model()
+        before = mark_model(model := self._subject.model)
         yield
+        after = mark_model(model)
+        names = {name for name, mark in before.items() if mark != after.get(name, mark)}
+        if name.endswith(".on_step_end"):  # once a step, before a save, which has the weights
+            names -= dict(model.named_parameters("model")).keys()
         self._subject.warn(
             f"the callback {name} changes",
-            changed(before, self._mark_model()),
-            "undo it in the same hook, or change the model in on_fit_start or in a step",
+            names,
+            "undo it in the same hook, or change weights in on_step_end, all else in on_fit_start",
             # A checkpoint stores some of it, such as weights, but none stores a mode or a hook.
             "which only a step should",
         )
-
-    def _mark_model(self) -> Marks:
-        return {name: (None, mark) for name, mark in mark_model(self._subject.model).items()}
 
     @contextmanager
     def _watching_save(

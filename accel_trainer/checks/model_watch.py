@@ -34,14 +34,14 @@ def mark_model(model: nn.Module) -> dict[str, Any]:
     These are its weights and which of them are trained, and of each module the object, its parts,
     its forward, its hooks and whether it is in training mode.
     """
-    marks: dict[str, Any] = {}
+    marks: dict[str, Any] = {**weights_in(model)}
     for name, module in model.named_modules(prefix="model"):
         forward = getattr(module.forward, "__func__", module.forward)
         marks[name] = [*map(id, (module, forward, *module.children()))]
         marks[f"{name}.hooks"] = [*map(id, hooks_of(module))]
         marks[f"{name}.training"] = module.training
     for name, weight in model.named_parameters(prefix="model"):
-        marks[name] = [quick_digest(weight), *map(id, hooks_of(weight))]
+        marks[f"{name}.hooks"] = [*map(id, hooks_of(weight))]
         marks[f"{name}.requires_grad"] = weight.requires_grad
     return marks
 

@@ -511,6 +511,15 @@ class OwnAverage(Callback):
         self.shadow = state["shadow"]
 
 
+class Halves(Callback):
+    """Rounds the weights after each step, and scales some of them after the second."""
+
+    def on_step_end(self, trainer: Any, report: Any) -> None:
+        trainer.model.half().float()
+        if report.optimizer_step == 2:
+            trainer.model[4].weight.data.mul_(0.99)
+
+
 class StoredFreezing(Callback):
     """Freezes a layer after the first step, and stores that it did."""
 
@@ -604,6 +613,7 @@ HONEST: dict[str, Callable[[], dict[str, Any]]] = {
     "optimizer that logs": lambda: of(Logging),
     "wrapper of an optimizer": lambda: of(Wrapper),
     "callbacks": lambda: {"callbacks": all_callbacks()},
+    "changes of weights": lambda: {"callbacks": (Halves(),)},
     "stored freezing": lambda: {"callbacks": (StoredFreezing(),)},
     "freezes at the start": lambda: {"callbacks": (FreezesAtStart(),)},
     "augmentation and a cache": lambda: {"data": Augmented},

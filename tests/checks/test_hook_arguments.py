@@ -115,7 +115,15 @@ def norms(trainer: Any, gradients: Any) -> None:
     trainer.optimizer.param_groups[0]["learning_rate_scale"] = float(clamped["bias"][0] < 2)
 
 
+def clip(trainer: Any, report: Any) -> None:
+    """As of a critic in WGAN; a momentum encoder in the model is changed alike."""
+    with torch.no_grad():
+        for weight in trainer.model.parameters():
+            weight.clamp_(-0.01, 0.01)
+
+
 HONEST: dict[str, tuple[str, Hook]] = {
+    "clips weights": ("on_step_end", clip),
     "logs norms": ("before_update", norms),
     "clears": ("before_update", lambda trainer, _: trainer.model.zero_grad()),
     "moves": ("on_step_end", lambda trainer, _: trainer.model.to("cpu")),

@@ -53,13 +53,16 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "Freezes": (lambda model: model[0].requires_grad_(False), "model.0.bias.requires_grad"),
     "AddsForwardHook": (add_forward_hook, "model.0.hooks"),
     "AddsBackwardHook": (add_backward_hook, "model.2.hooks"),
-    "AddsGradientHook": (add_gradient_hook, "model.0.weight"),
+    "AddsGradientHook": (add_gradient_hook, "model.0.weight.hooks"),
     "RemovesHook": (lambda model: model[2]._forward_hooks.clear(), "model.2.hooks"),
     "Swaps": (lambda model: model.__setitem__(2, nn.GELU()), "model.2"),
     "ReplacesForward": (lambda model: setattr(model[2], "forward", torch.tanh), "model.2"),
-    "Halves": (lambda model: model.half().float(), "model.0.weight"),
-    "Decays": (lambda model: model[4].weight.data.mul_(0.99), "model.4.weight"),
 }
+
+
+class AfterEvaluation(Callback):
+    def on_evaluate_end(self, trainer: Any, metrics: Any) -> None:
+        trainer.model.half().float()
 
 
 class AfterSave(Callback):
@@ -70,7 +73,10 @@ class AfterSave(Callback):
             trainer.model[0].bias.add_(0.1)
 
 
-CALLBACKS: dict[type[Callback], str] = {AfterSave: "model.0.bias"} | {
+CALLBACKS: dict[type[Callback], str] = {
+    AfterEvaluation: "model.0.weight",
+    AfterSave: "model.0.bias",
+} | {
     type(name, (Changes,), {"change": staticmethod(change)}): changed
     for name, (change, changed) in CHANGES.items()
 }
