@@ -80,7 +80,7 @@ class Cached(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if len(self.table) < len(inputs):
             self.table = torch.arange(float(len(inputs)))
-        outputs = self.linear(inputs) - self.centre + self.table.sum()
+        outputs = self.linear(inputs) - self.centre + self.table[:2].sum()
         self.centre.mul_(0.9).add_(outputs.detach().mean(0), alpha=0.1)
         return outputs
 
