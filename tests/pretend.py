@@ -92,7 +92,7 @@ class Stream:
     def __deepcopy__(self, memo: object) -> Stream:
         return self
 
-    def record_event(self) -> Event:
+    def record_event(self, event: Event | None = None) -> Event:
         return Event(self.copies)
 
     def wait_stream(self, other: Stream) -> None:

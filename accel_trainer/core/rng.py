@@ -23,9 +23,11 @@ _MULTIPLIER_1 = 0x7FEB352D
 _MULTIPLIER_2 = 0x846CA68B
 _MASK = 0xFFFFFFFF
 _CPU = torch.device("cpu")
+_python = random.seed.__self__  # type: ignore[attr-defined]  # the generator of Python's module
+_seed_python = super(random.Random, _python).seed
 # Larger than any process index, which is the key of training.
 _EVALUATION = 0x6576616C
-_UPDATE = 0x75706474
+UPDATE = 0x75706474
 
 
 def mix(x: N) -> N:
@@ -64,17 +66,14 @@ def seed_evaluation(seed: int, first_sample: int, device: torch.device) -> None:
     seed_generators(fold_in(seed, _EVALUATION, first_sample), device)
 
 
-def seed_update(seed: int, optimizer_step: int, device: torch.device) -> None:
-    """Seed Python, numpy and torch for the update of the weights after `optimizer_step`."""
-    seed_generators(fold_in(seed, _UPDATE, optimizer_step), device)
-
-
 def seed_generators(key: int, device: torch.device = _CPU) -> None:
     """Seed the global generators of Python, numpy and torch, on the CPU and on `device`.
 
     `torch.manual_seed` would seed every device, which takes 90 us.
     """
-    random.seed(key)
+    # As `random.seed` does, which takes as long again to look at what it got.
+    _seed_python(key)
+    _python.gauss_next = None
     np.random.seed(key)
     torch.default_generator.manual_seed(key)
     if device.type != "cpu":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from ...core.buffers import StepBuffers
 from ...core.parameters import Optimizers
 from ...core.shards import is_shard, local_part
-from ...distributed.streams import has_streams, record_events
+from ...distributed.streams import has_streams
 from ..strategy.base import Strategy
 from .nonfinite_report import NonfiniteReport, PendingUpdate
 from .plain_step import take_step
@@ -96,15 +95,23 @@ class DeferredCheck(NonfiniteCheck):
     raises is about the step before.
     """
 
-    _pending: tuple[PendingUpdate, Tensor, Callable[[], None]] | None = None
+    _pending: PendingUpdate | None = None
+    _copied: torch.Event | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Each update writes it once that of the update before has been read.
+        self._flag = torch.empty((), dtype=self._found.dtype, pin_memory=True)
 
     def _is_bad(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
         found = self.find(grad_norm)
         for optimizer in self.optimizers.values():
             optimizer.found_inf = found  # type: ignore[attr-defined]
         self._read(steps_ago=1)
-        flag = self._found.to("cpu", non_blocking=True, copy=True)
-        self._pending = (update, flag, record_events(self._found.device))
+        self._flag.copy_(self._found, non_blocking=True)
+        stream = torch.accelerator.current_stream(self._found.device)
+        self._copied = stream.record_event(self._copied)
+        self._pending = update
         return False
 
     def settle(self) -> None:
@@ -115,12 +122,11 @@ class DeferredCheck(NonfiniteCheck):
         self._read(steps_ago=0)
 
     def _read(self, *, steps_ago: int) -> None:
-        pending = self._pending
+        update = self._pending
         self._pending = None
-        if pending is not None:
-            update, flag, wait = pending
-            wait()
-            if flag:
+        if update is not None and self._copied is not None:
+            self._copied.synchronize()
+            if self._flag:
                 self._undo(update, steps_ago=steps_ago)
 
 

@@ -14,7 +14,6 @@ from torch.nn.utils import clip_grad_norm_
 from ...core.buffers import StepBuffers
 from ...core.errors import ConfigError, listed
 from ...core.parameters import Optimizers, stepped_parameters
-from ...core.rng import seed_update
 from ...core.shards import local_part
 from ...core.timing import Stopwatch
 from ...core.train_state import TrainState
@@ -146,7 +145,7 @@ class OptimizerStep:
                 self._accelerator.scaler.unscale_(optimizer)
         gradients = self._take_gradients()
         # The same on all processes, unlike in the forwards.
-        seed_update(self.strategy.seed, step_batch.position.step, self._accelerator.device)
+        self.strategy.begin_update(step_batch.position.step)
         losses = [each.loss for each in micro_sums]
         return Gradients(gradients, sums, step_batch, losses, sample_ids)
 

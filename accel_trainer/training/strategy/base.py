@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...core.buffers import StepBuffers
 from ...core.parameters import Optimizers, stepped_parameters
 from ...core.registry import Pieces
-from ...core.rng import fold_in, seed_generators
+from ...core.rng import UPDATE, fold_in, seed_generators
 from ...core.tensor_memory import copy_model
 from ...core.types import StepSums
 from ...distributed.collectives import SINGLE_PROCESS, Peers, broadcast_from_main
@@ -46,6 +46,7 @@ class Strategy:
         self.gradient_factor = self.accelerator.num_processes
         self._device = self.accelerator.device
         self._forward_key = fold_in(self.seed, self.accelerator.process_index)
+        self._update_key = fold_in(self.seed, UPDATE)
 
     # --- the model and its state ---
 
@@ -106,6 +107,10 @@ class Strategy:
         """
         key = fold_in(optimizer_step, index, start=self._forward_key)
         seed_generators(key, self._device)
+
+    def begin_update(self, optimizer_step: int) -> None:
+        """Seed what is random in an update, the same on all processes."""
+        seed_generators(fold_in(optimizer_step, start=self._update_key), self._device)
 
     def end_backward(self, num_samples: int) -> None:
         """End a micro-batch of `num_samples`, perhaps 0, after its backward."""
