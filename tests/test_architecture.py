@@ -683,6 +683,17 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_line_stands_in_its_room(rule: Rule) -> None:
+    """Fault (Malice): an old `.pt` or `.bin` -> refused: nothing in the package reads pickles
+
+    Fault (Malice): an archive with `../` or a bomb -> no archive is ever unpacked: only folders,
+    parquet and tars are read, and the members of a tar become rows of a table, whatever their names
+
+    Fault (Malice): config text that reaches a shell, `eval` or an import -> impossible: the package
+    has no such code
+
+    Fault (Malice): a stranger at the rendezvous port -> processes exchange only tensors, no pickled
+    objects; the port itself is torch's: keep it behind a firewall
+    """
     places = rule.places(read_modules())
     assert rule.broken_by(places) == []
     assert {*rule.rooms} <= {name for source, _ in places for name in (source.folder, source.name)}

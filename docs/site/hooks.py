@@ -6,6 +6,7 @@ repository; this module converts them to links of the site.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -30,23 +31,27 @@ MOVED = {
     "slurm": "launching",
     "notebooks": "launching",
     "trackers": "callbacks",
+    "collectives": "step",
+    "accelerate": "coming_from",
+    "how_do_i": "index",
+    "faults": "reference/faults",
     "large_batches": "batches",
     "why": "why_runs_differ",
     "tutorial": "own_model",
 }
-# How much a page counts in the search: answers before details, and both before records.
+# How much a page counts in the search: guides before lists, and both before records.
 _SEARCH_BOOST = {
-    "how_do_i.md": 2.0,
+    "reference/commands.md": 0.5,
+    "reference/flags.md": 0.5,
+    "reference/promises.md": 0.1,
+    "reference/faults.md": 0.1,
     "changes.md": 0.1,
     "benchmarks.md": 0.1,
     "contributing.md": 0.1,
-    "faults.md": 0.3,
 }
-_API_BOOST = 0.5
+_API_BOOST = 0.2
 # The search completes each word, so `in` finds `interpolation`: it leaves these out of a question.
 _SMALL_WORDS = "a an and are by can do does for from how i in is it my of on or the to what with"
-# Words that people search for and that a section does not have: `<!-- also: oom, memory error -->`.
-_ALSO = re.compile(r"<!-- also: (.+) -->")
 _LINK = re.compile(r"""(?<=\]\()[^)\s]+(?=\))|(?<=src=")[^"]+|(?<=srcset=")[^"]+""")
 
 
@@ -69,8 +74,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Convert links between files of the repository to links of the site, and add search words."""
-    markdown = _ALSO.sub(r"<p hidden>\1</p>", markdown)
+    """Convert links between files of the repository to links of the site."""
     is_api = "\n::: " in markdown
     if boost := _SEARCH_BOOST.get(page.file.src_uri, _API_BOOST if is_api else None):
         page.meta["search"] = {"boost": boost}
@@ -87,13 +91,22 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_post_build(config: Any) -> None:
-    """Write a page that leads on, for each page that is gone."""
+    """Let old addresses lead on, and the search know the words that people search for."""
+    _write_moved(Path(config["site_dir"]))
+    _leave_small_words_out(Path(config["site_dir"]))
+    _count_synonyms_as_headings(Path(config["site_dir"], "search"))
+
+
+def _write_moved(site: Path) -> None:
     for old, new in MOVED.items():
         page = (
             f'<meta http-equiv="refresh" content="0; url={new}.html"><a href="{new}.html">{new}</a>'
         )
-        Path(config["site_dir"], f"{old}.html").write_text(page + "\n", encoding="utf-8")
-    (worker,) = Path(config["site_dir"]).glob("assets/javascripts/workers/search.*.min.js")
+        (site / f"{old}.html").write_text(page + "\n", encoding="utf-8")
+
+
+def _leave_small_words_out(site: Path) -> None:
+    (worker,) = site.glob("assets/javascripts/workers/search.*.min.js")
     script, found = re.subn(
         r"\bsearch\((\w)\)\{",
         r"\g<0>let kept=\1.split(/\\s+/).filter(w=>!SMALL.includes(w.toLowerCase()));"
@@ -104,6 +117,26 @@ def on_post_build(config: Any) -> None:
         raise ValueError(f"{worker.name} has {found} functions called search")
     small = f"const SMALL={_SMALL_WORDS.split()};"
     worker.write_text(small + script, encoding="utf-8")
+
+
+def synonyms() -> dict[str, str]:
+    """Return the words that people search for, by `page` or `page#heading`."""
+    text = Path(__file__).with_name("synonyms.txt").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\[(.+)\]\n((?:.+\n)+)", text, re.MULTILINE))
+
+
+def _count_synonyms_as_headings(folder: Path) -> None:
+    """Make synonyms tags of their sections, which the search has besides headings."""
+    index = json.loads((folder / "search_index.json").read_text(encoding="utf-8"))
+    index["config"]["fields"]["tags"]["boost"] = 2 * index["config"]["fields"]["title"]["boost"]
+    sections = {section["location"]: section for section in index["docs"]}
+    for answer, words in synonyms().items():
+        page, hash_sign, heading = answer.partition("#")
+        section = sections[f"{page}.html{hash_sign}{heading}"]
+        section["tags"] = sorted(set(re.findall(r"[^\s,()/-]+", words.lower())))
+    text = json.dumps(index)
+    (folder / "search_index.json").write_text(text, encoding="utf-8")
+    (folder / "search_index.js").write_text(f"var __index = {text}", encoding="utf-8")
 
 
 def _in_repository(target: str, page: str) -> str | None:

@@ -211,6 +211,13 @@ def train(folder: Path) -> None:
 def test_a_tracker_that_raises_is_warned_about_and_turned_off(
     tmp_path: Path, broken: type[Broken], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Fault (Data, config and users' code): a tracker raises, is not installed, or has rows from
+    after the resumed step; the hub does not answer -> a warning, and the tracker is off until
+    the next start. Training waits for one that hangs. Its copy is rebuilt from `metrics.jsonl`
+    at every start (an online run is continued by its id, and rows sent before a kill may be
+    there twice). A missing package or dataset is an error before training
+    """
+
     def fail(step: int) -> None:
         if step == 2:
             raise OSError("the server is on fire")

@@ -62,6 +62,9 @@ def test_a_folder_with_only_a_quarantined_checkpoint_is_not_empty(directory: Pat
 
 
 def test_a_damaged_checkpoint_given_by_name_is_an_error_without_fallback(directory: Path) -> None:
+    """Fault (Corruption): a checkpoint given by name is damaged -> an error; no different
+    checkpoint is used instead
+    """
     checkpointer = make(directory)
     save(checkpointer, 1, 2)
     damage(directory, 2)
@@ -95,6 +98,9 @@ def test_a_symlink_to_a_checkpoint_is_refused_and_an_extra_file_ignored(director
 def test_the_bytes_that_were_verified_are_the_bytes_that_are_parsed(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fault (Malice): a file is swapped between check and use -> the bytes that were hashed are the
+    bytes that are parsed
+    """
     checkpointer = make(directory)
     save(checkpointer, 1)
     read = filesystem.read_file
@@ -112,6 +118,9 @@ def test_the_bytes_that_were_verified_are_the_bytes_that_are_parsed(
 def test_a_name_that_shows_before_its_content_is_waited_for(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fault (Disk): a file is visible before its content (network file systems) -> verification
+    waits and retries before it reports damage
+    """
     checkpointer = make(directory)
     save(checkpointer, 1)
     monkeypatch.setattr(loading, "RETRY_DELAYS_S", (0.0, 0.0))
@@ -127,6 +136,9 @@ def test_a_name_that_shows_before_its_content_is_waited_for(
 
 
 def test_another_format_is_an_error_and_not_damage(directory: Path) -> None:
+    """Fault (Resume): a different checkpoint format or torch version -> a different format is an
+    error; for a different version of torch, a notice is printed
+    """
     checkpointer = make(directory)
     save(checkpointer, 1, 2)
     files = format.read_files(directory / name_at(2))

@@ -83,6 +83,9 @@ def test_training_may_change_the_weights_while_they_are_written(directory: Path)
 
 
 def test_a_save_waits_for_the_one_before(directory: Path) -> None:
+    """Fault (Disk): a save takes longer than the time to the next one -> only one save runs at a
+    time; training waits for it
+    """
     checkpointer = make(directory)
 
     class SlowDisk(InterceptedDisk):
@@ -120,6 +123,10 @@ def test_the_history_is_synced_before_the_commit_of_a_checkpoint(directory: Path
 def test_the_umask_decides_who_reads_and_nobody_else_writes(
     directory: Path, umask: int, file: int, folder: int
 ) -> None:
+    """Fault (Malice): a checkpoint that others can write -> it is read as plain data or refused.
+    Only you can write to the checkpoints of your runs, whatever the umask; the umask decides who
+    can read them
+    """
     previous = os.umask(umask)
     try:
         save(make(directory), 1)
@@ -143,6 +150,9 @@ def test_a_state_that_cannot_be_stored_is_an_error_at_once(directory: Path) -> N
 def test_a_name_is_a_position_and_no_clock_changes_the_order(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fault (Resume): the system clock jumps -> nothing changes: checkpoints are ordered by step,
+    and durations are measured with a monotonic clock
+    """
     clock = iter(range(10**6, 0, -1))
     monkeypatch.setattr(time, "time_ns", lambda: next(clock))
     checkpointer = make(directory, keep_last_n=3)
@@ -202,6 +212,9 @@ def test_another_checkpoint_at_the_same_position_is_quarantined(
 def test_a_state_that_is_not_finite_is_never_committed(
     directory: Path, piece: str, value: float
 ) -> None:
+    """Fault (Corruption): NaN or inf in stored weights -> the save refuses them, so no checkpoint
+    contains any
+    """
     checkpointer = make(directory)
     save(checkpointer, 1)
     pieces: dict[str, Any] = pieces_at(2)

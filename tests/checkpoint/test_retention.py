@@ -58,6 +58,9 @@ def test_a_best_that_was_never_saved_does_not_replace_the_old_one(directory: Pat
 
 
 def test_a_crash_before_the_best_was_named_is_repaired_on_resume(directory: Path) -> None:
+    """Fault (Crash during a save): crash between the commit and `best.json` -> repaired at the next
+    start from the checkpoint's own state
+    """
     save(make(directory), 1)  # the best, by its trainer state, but nothing names it
     checkpointer = make(directory)
     update_best(checkpointer.directory, BestCheckpoint(name_at(1), "accuracy", 0.5))

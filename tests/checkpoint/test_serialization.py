@@ -195,6 +195,9 @@ def test_packing_does_not_copy_the_tensors() -> None:
 
 @pytest.mark.parametrize(("label", "data"), TENSOR_BOMBS, ids=[label for label, _ in TENSOR_BOMBS])
 def test_an_unsound_file_of_tensors_is_refused(label: str, data: bytes) -> None:
+    """Fault (Corruption): hostile safetensors header; a sparse file of a terabyte -> refused before
+    it is read, without filling the memory; the next valid checkpoint is used
+    """
     if label in ("huge shape without bytes", "a key twice"):  # odd, and neither bytes nor memory
         assert unpack_tensors(data)["a"].numel() == 0
         return
@@ -204,6 +207,9 @@ def test_an_unsound_file_of_tensors_is_refused(label: str, data: bytes) -> None:
 
 @pytest.mark.parametrize(("label", "data"), JSON_BOMBS, ids=[label for label, _ in JSON_BOMBS])
 def test_json_beyond_the_limits_is_refused_or_small(label: str, data: bytes) -> None:
+    """Fault (Corruption): JSON bomb -> refused, or read as at most a few MiB of plain data: the
+    size is limited
+    """
     if label in (
         "deep closed list",
         "long tagged integer",

@@ -110,6 +110,9 @@ MIXED_CHAIN = [
 def test_tensors_are_the_same_on_any_number_of_processes_sharded_or_whole(
     tmp_path: Path, chain: list[tuple[int, str]]
 ) -> None:
+    """Fault (Sharded checkpoints): a resume on a different number of processes, without sharding,
+    or sharded from an unsharded checkpoint -> every tensor has the same bits
+    """
     for step, (num_processes, kind) in enumerate(chain, start=1):
         output = run(tmp_path / "run", num_processes, kind, steps=step)
         assert step == 1 or f"resumed at step {step - 1} with the same" in output
@@ -199,6 +202,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_not_what_was_saved_is_named(stopped: Path, damage: str, capsys: Shown) -> None:
+    """Fault (Sharded checkpoints): a file of shards is missing, truncated, or swapped with that of
+    a different process or part of the state -> this counts as damage: a warning names the file,
+    and the previous checkpoint is used
+    """
     act, message = DAMAGES[damage]
     checkpoint, older = newest(stopped), min((stopped / "checkpoints").glob("step-*"))
     act(checkpoint)
@@ -226,6 +233,10 @@ def test_the_reader_of_torch_takes_the_byte_that_ours_refuses(stopped: Path) -> 
 def test_files_of_another_number_of_processes_are_ignored_or_refused(
     stopped: Path, tmp_path: Path
 ) -> None:
+    """Fault (Sharded checkpoints): the folder contains files of a run with a different number of
+    processes -> they are ignored, unless they replace a file of the checkpoint, which counts as
+    damage
+    """
     checkpoint = newest(stopped)
     run(tmp_path / "of-three", 3, steps=1)
     theirs = newest(tmp_path / "of-three")
@@ -239,6 +250,10 @@ def test_files_of_another_number_of_processes_are_ignored_or_refused(
 def test_all_processes_pass_over_a_checkpoint_with_a_damaged_slice(
     stopped: Path, undisturbed: Path
 ) -> None:
+    """Fault (Sharded checkpoints): one byte of a slice has changed -> this counts as damage: a
+    warning names the file, and the previous checkpoint is used; all processes fall back
+    together. Torch's own reader would accept it
+    """
     checkpoint = newest(stopped)
     flip(checkpoint / "optimizer" / "r00001.safetensors", -3)
     output = run(stopped, 2)

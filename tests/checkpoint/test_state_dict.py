@@ -204,6 +204,9 @@ MISFITS: dict[str, tuple[Change, str, str]] = {
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_what_does_not_fit_is_named_in_one_line_and_nothing_has_changed(name: str) -> None:
+    """Fault (Resume): different names or shapes of weights -> an error that lists the first five;
+    nothing is changed
+    """
     change, code, message = MISFITS[name]
     state, pieces = trained(0), stored(trained(1))
     before = stored(state)
@@ -217,6 +220,7 @@ def test_what_does_not_fit_is_named_in_one_line_and_nothing_has_changed(name: st
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused_with_the_way_out() -> None:
+    """Fault (Resume): a different optimizer -> an error before anything is changed"""
     with pytest.raises(CheckpointError, match="optimizer is AdamW, but this run uses SGD: "):
         trained(0).load_state_dict(stored(trained(1, name="adamw")))
 

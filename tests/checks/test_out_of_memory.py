@@ -158,6 +158,9 @@ def run_as_a_command(config: RecipeConfig, task: ClassificationTask) -> None:
 
 
 def test_out_of_memory_is_one_line_and_the_flags_that_it_names_resume(tmp_path: Path) -> None:
+    """Fault (Signals and processes): out of GPU or host memory in a step -> one line that says what
+    would fit, exit 64; older checkpoints are intact
+    """
     job = processes.start(train_alone, tmp_path / "run", {}, num_processes=1, folder=tmp_path / "1")
     assert job.wait() == [64]
     line = only_line(job.output())
@@ -289,6 +292,9 @@ def ask_numpy_for_too_much() -> None:
 def test_what_does_not_fit_before_training_is_one_line(
     tmp_path: Path, ask: Callable[[], None]
 ) -> None:
+    """Fault (Signals and processes): out of memory before training, in an evaluation, an update or
+    a save -> one line, exit 64
+    """
     said = r"out of memory after step 0, phase start \(.*\): use a smaller model"
     with (
         pytest.raises(ConfigError, match=said),

@@ -173,6 +173,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_state_that_a_resume_would_lose_ends_the_run_with_its_first_step(
     tmp_path: Path, name: str
 ) -> None:
+    """Fault (Resume): part of the state is not restored, because the state of your own optimizer,
+    model or callback cannot be stored, loaded or restored -> the run ends at its first step,
+    with one line that names the object
+    """
     parts, message = REFUSED[name]
     with pytest.raises(CheckpointError, match=message):
         run(tmp_path / "run", **parts)
@@ -215,6 +219,10 @@ class AfterStep(Callback):
 def test_a_callback_that_replaces_tensors_ends_the_run_at_the_next_save(
     tmp_path: Path, change: Callable[[Any], None], fact: str
 ) -> None:
+    """Fault (Resume): user code replaces a parameter after the first steps
+    (`load_state_dict(assign=True)`), or adds, removes or resizes a tensor of the model -> the
+    run ends at the next save, with one line that names the tensor; earlier checkpoints are kept
+    """
     with pytest.raises(CheckpointError, match=fact):
         run(tmp_path / "run", max_steps=6, callbacks=(AfterStep(4, change),))
     last = max(path.name for path in tmp_path.glob("run/checkpoints/step-*"))

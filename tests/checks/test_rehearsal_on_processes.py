@@ -144,6 +144,10 @@ def train(folder: Path, kind: str, name: str, max_steps: int = 3) -> None:
 def test_an_optimizer_that_differs_by_process_or_hides_in_shards_is_named(
     tmp_path: Path, kind: str, name: str
 ) -> None:
+    """Fault (Resume): weights or an optimizer's state differ between processes, for example because
+    each draws its own noise or computes a norm over its own shards only -> the run ends at its
+    first step, with one line that names the first tensor that differs
+    """
     job = processes.start(
         train, tmp_path / "run", kind, name, num_processes=2, folder=tmp_path / "logs"
     )
@@ -191,6 +195,10 @@ class Evaluates(Callback):
 def test_a_training_mode_that_differs_by_process_ends_the_run(
     tmp_path: Path, step: int, part: str, is_everywhere: bool
 ) -> None:
+    """Fault (Resume): a callback leaves the model, or a part of it, in evaluation mode on some
+    processes -> the run ends before its next save or evaluation, with an error that lists the
+    module
+    """
     job = processes.run(
         leave_in_evaluation_mode,
         tmp_path,

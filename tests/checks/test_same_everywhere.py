@@ -141,6 +141,10 @@ def refuse_differences(folder: Path) -> None:
 
 
 def test_a_run_ends_with_the_name_of_what_differs(tmp_path: Path) -> None:
+    """Fault (Resume): the state of a callback, of `states=` or of an optimizer of your own differs
+    between processes, at first or later -> the run ends at its first step, or at the next save,
+    with one line that names the first value that differs
+    """
     processes.run(refuse_differences, tmp_path, num_processes=2, folder=tmp_path / "logs")
     assert not [*tmp_path.glob("1/checkpoints/step-*")]
     assert len([*tmp_path.glob("4/checkpoints/step-*")]) == 2

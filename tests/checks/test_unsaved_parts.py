@@ -92,6 +92,10 @@ def frozen_norm() -> nn.Module:
 def test_a_callback_that_changes_the_model_is_named_with_what_it_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Fault (Resume): a callback leaves the model in evaluation mode, freezes it, adds hooks, swaps
+    modules or changes weights; or a step leaves modules in a different mode, or parameters
+    frozen -> a warning lists what changes
+    """
     for kind, changed in CALLBACKS.items():
         caplog.clear()
         run(tmp_path / kind.__name__, model=frozen_norm, callbacks=(kind(),))

@@ -121,6 +121,9 @@ def test_the_same_photos_are_set_aside_for_validation_before_and_after(
 def test_a_photo_that_changed_after_a_pack_is_named_when_it_is_read(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Fault (Data, config and users' code): a packed photo is damaged -> exit 65 with its name when
+    it is read; packing again replaces the damaged file
+    """
     packed = tmp_path / "packed"
     pack(source, packed)
     expected = contents(packed)
@@ -169,6 +172,10 @@ def pack_and_die(source: Path, out: Path, num_changes: int) -> None:
 def test_killed_anywhere_and_started_again_it_writes_the_same_bytes(
     every: int, source: Path, tmp_path: Path
 ) -> None:
+    """Fault (Data, config and users' code): `pack` is killed -> the same command continues after
+    the last complete file and writes the same bytes; until it has finished, the result cannot be
+    used as a dataset
+    """
     whole, out = tmp_path / "whole", tmp_path / "packed"
     with installed(CountingDisk()) as disk:
         assert pack(source, whole) == 0

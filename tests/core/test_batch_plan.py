@@ -220,6 +220,12 @@ def test_a_plan_of_nothing_is_refused(field: str) -> None:
 def test_fewer_samples_than_processes_are_refused_with_both_numbers(
     num_samples: int, num_processes: int
 ) -> None:
+    """Fault (Data, config and users' code): no data, fewer samples than processes or than a step ->
+    an error with the numbers before the first step; a run can train on a single sample. A
+    BatchNorm that would at some step get only one value per channel is an error before the first
+    step, also for a resume on a different number of processes; if your own loader causes it,
+    `accel-trainer doctor` explains the error of that step
+    """
     with pytest.raises(
         DataError,
         match=f"DATA_TOO_SMALL.*{num_samples} training samples .* {num_processes} processes: add",

@@ -101,6 +101,9 @@ def test_a_file_is_not_created_through_a_symlink_or_over_another(tmp_path: Path)
 
 @pytest.mark.parametrize("kind", ["symlink", "fifo", "directory", "device", "too large", "missing"])
 def test_only_regular_files_within_the_limit_are_read(tmp_path: Path, kind: str) -> None:
+    """Fault (Malice): symlink, FIFO, device or folder instead of a file -> runs and all commands
+    that inspect them refuse it at once, without waiting for data
+    """
     path = tmp_path / "a"
     if kind == "symlink":
         (tmp_path / "b").touch()
@@ -118,6 +121,9 @@ def test_only_regular_files_within_the_limit_are_read(tmp_path: Path, kind: str)
 
 
 def test_a_sweep_takes_leftovers_and_nothing_else(tmp_path: Path) -> None:
+    """Fault (Crash during a save): temporary files left by crashes -> deleted by name at the next
+    start, under the run's lock; nothing else is touched
+    """
     ours = [
         f"{name}-12-1700000000000000000"
         for name in (".tmp-step-1", ".del-step-1", ".tmp-best.json")

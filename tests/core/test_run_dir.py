@@ -34,6 +34,9 @@ time.sleep(60)
 
 
 def test_a_second_run_learns_who_holds_the_lock_until_its_process_is_dead(tmp_path: Path) -> None:
+    """Fault (Signals and processes): the process that held the lock is dead, but its child is alive
+    -> the lock is free at once
+    """
     path = tmp_path / "run.lock"
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE
@@ -68,6 +71,7 @@ def test_a_file_system_without_locks_is_refused(
 
 @pytest.mark.parametrize("name", ["with space", "ünï☃", "-leading", "a" * 255, "x/y/z", "a/../b"])
 def test_unusual_names_are_fine_and_come_back_resolved(tmp_path: Path, name: str) -> None:
+    """Fault (Disk): unusual names -> Unicode and spaces work; control characters are refused"""
     folder = prepare_directory(tmp_path / name)
     assert folder == (tmp_path / name).resolve()
     assert list(folder.iterdir()) == []
@@ -89,6 +93,7 @@ def test_unusual_names_are_fine_and_come_back_resolved(tmp_path: Path, name: str
 def test_impossible_names_are_refused_before_anything_is_made(
     tmp_path: Path, name: str, code: str
 ) -> None:
+    """Fault (Disk): path too long -> exit 73 at the start"""
     path = tmp_path / (name * 30 if name.endswith("/") else name)
     with pytest.raises(OutputError, match=code) as raised:
         prepare_directory(path)
@@ -107,6 +112,9 @@ def test_a_path_with_no_room_for_the_names_of_checkpoints_is_refused(
 
 @pytest.mark.parametrize("below", ["", "deeper/still"])
 def test_a_file_in_the_way_is_named(tmp_path: Path, below: str) -> None:
+    """Fault (Disk): output folder is a file, or is inside one -> exit 73 with its name; missing
+    parent folders are created
+    """
     (tmp_path / "file").touch()
     with pytest.raises(
         OutputError, match=f"cannot write to {re.escape(str(tmp_path / 'file'))}.*Not a directory"
@@ -123,6 +131,7 @@ def test_a_loop_of_links_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
+    """Fault (Disk): output folder not writable -> exit 73 before any data is loaded"""
     tmp_path.chmod(0o555)
     child = os.fork()
     if child == 0:
@@ -186,6 +195,11 @@ def test_a_branch_copies_the_history_of_its_source_and_follows_no_link(tmp_path:
 def test_a_folder_without_locks_is_refused_unless_the_lock_is_optional(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
+    """Fault (Disk): the file system has no locks (some network and FUSE mounts) -> exit 73 before
+    any work. With `--run.no-lock`, the run trains there and prints a warning: nothing keeps a
+    second run out of the folder, and `status` cannot tell a killed run from a running one
+    """
+
     def fail(descriptor: int, operation: int) -> None:
         raise OSError(number, os.strerror(number))
 

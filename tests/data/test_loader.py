@@ -309,6 +309,9 @@ a_death_may_leave_a_file_open = pytest.mark.filterwarnings(
 def test_a_data_worker_that_dies_or_hangs_ends_with_the_sample_it_was_at(
     fault: Callable[[], object], fact: str
 ) -> None:
+    """Fault (Signals and processes): a data worker dies or hangs -> exit 65 as soon as data is next
+    requested, with the samples that the worker started last; a hang ends after `timeout_s`
+    """
     said = read_faulty(fault, num_workers=1, timeout_s=1)
     assert re.search(rf"DATA_WORKER\]: {fact} \(the last samples started: 17\)", said), said
 

@@ -346,6 +346,10 @@ def fingerprint(make: Callable[[], Any]) -> str:
 def test_samples_that_depend_on_earlier_reads_are_named_by_their_class(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Fault (Resume): samples depend on what was read before: the dataset has its own generator,
+    augments its samples in place, keeps augmented ones, or counts its reads -> a warning at the
+    start, with the class of the dataset
+    """
     for name, make in NAMED.items():
         caplog.clear()
         assert fingerprint(make) == "", name

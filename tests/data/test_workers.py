@@ -215,6 +215,9 @@ ODD_SAMPLES: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize("place", [0, 13, 39])
 def test_of_a_batch_that_cannot_be_collated_the_odd_sample_is_named(place: int) -> None:
+    """Fault (Data, config and users' code): samples cannot be joined into a batch -> an error with
+    the sample that does not fit, a typical one, and the shapes or types of both
+    """
     for usual, odd in ODD_SAMPLES:
         samples = [(100 + at, odd if at == place else usual) for at in range(40)]
         with pytest.raises(SampleError, match="cannot be collated") as error:

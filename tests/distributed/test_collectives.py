@@ -93,6 +93,10 @@ def kinds_of_tensors(rank: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("num_processes", [1, 3])
 def test_every_process_gets_what_the_main_one_has(tmp_path: Path, num_processes: int) -> None:
+    """Fault (Resume): processes see different checkpoints -> impossible: the main process reads one
+    checkpoint and sends it to all others; for a sharded one, it sends the hashes of the parts
+    that each process then reads
+    """
     processes.run(check_broadcasts, num_processes=num_processes, folder=tmp_path)
 
 
@@ -216,6 +220,10 @@ def crash() -> None:
 def test_processes_wait_for_the_main_process_while_it_shows_life(
     tmp_path: Path, shows_life: bool
 ) -> None:
+    """Fault (Signals and processes): the main process is still busy at the end of a run, for
+    example with an upload in `on_fit_end` or in the code after `fit` -> the others wait as long
+    as it shows signs of life
+    """
     processes.run(wait_at_the_end, tmp_path, shows_life, num_processes=2, folder=tmp_path / "logs")
     assert (tmp_path / "waited").read_text() == str(shows_life)
 

@@ -60,6 +60,10 @@ def start_and_cut(machines: Machines, phase: str, *, timeout_s: float) -> list[L
 def test_a_link_that_is_back_before_the_timeout_costs_nothing_but_time(
     machines: Machines, whole: dict[str, bytes], phase: str
 ) -> None:
+    """Fault (Signals and processes): the link between two machines is cut -> if it is back before
+    `--runtime.timeout-s`, training continues. If not, both sides end with a line that says so,
+    and the same commands resume the run with the same bits
+    """
     launches = start_and_cut(machines, phase, timeout_s=60)
     time.sleep(5)
     machines.join_link()

@@ -23,6 +23,9 @@ from ..ports import free_port
 def test_processes_that_cannot_be_reached_are_named_by_their_address(
     monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
+    """Fault (Signals and processes): the port is taken -> an error with the address, after at most
+    `--runtime.timeout-s`; `accel-trainer doctor` reports it in advance
+    """
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])

@@ -29,8 +29,6 @@ Editors complete them, and mypy knows their types.
 OTHERS = """
 ## Flags of other toolkits
 
-<!-- also: flags of HF Trainer, Lightning, timm, Ultralytics -->
-
 A recipe answers these flags with its own, before anything starts.
 
 """

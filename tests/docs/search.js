@@ -1,5 +1,5 @@
 // Asks the search of the site: `node search.js WORKER INDEX` reads a JSON list of questions, and
-// prints for each one the address of the first section of every hit.
+// prints for each one the addresses of the sections of every hit.
 const fs = require("fs")
 const vm = require("vm")
 
@@ -20,7 +20,7 @@ async function main() {
   const hits = {}
   for (const question of JSON.parse(fs.readFileSync(0, "utf8"))) {
     await ask({ data: { type: QUERY, data: question } })
-    hits[question] = answer.data.items.map((sections) => sections[0].location)
+    hits[question] = answer.data.items.map((sections) => sections.map((section) => section.location))
   }
   console.log(JSON.stringify(hits))
 }

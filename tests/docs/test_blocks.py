@@ -23,17 +23,17 @@ from .pages import PAGES, ROOT, Block, blocks_of, page_name
 LONG = (
     "callbacks.md",
     "checkpoints.md",
-    "collectives.md",
     "commands.md",
     "data.md",
+    "datasets.md",
     "exactness.md",
-    "faults.md",
     "photos.md",
     "step.md",
     "own_model.md",
 )
 LANGUAGES = {"bash", "diff", "python", "text", "yaml"}
 ALL = [block for page in PAGES for block in blocks_of(page)]
+FILES = {block.file_name: block.text for block in ALL if block.file_name}
 NOT_RUN = [block for block in ALL if block.mark == "not run"]
 PAGES_TO_RUN = [page for page in PAGES if any(block.mark != "not run" for block in blocks_of(page))]
 
@@ -135,6 +135,9 @@ class Session:
             "ARGS": block.argument,
             "MAKEFLAGS": "",
         }
+        for name in re.findall(r"\b\w+\.py\b", block.text):
+            if name in FILES and not (self.folder / name).exists():  # another page shows it
+                (self.folder / name).write_text(FILES[name])
         recipe = re.compile(r"^(?!accel-trainer|make).*\b\w+\.py\b")
         commands = [
             f"{line} {block.argument}" if recipe.match(line) else line for line in block.commands

@@ -33,10 +33,10 @@ from accel_trainer.core.digest import digest_of
 from .. import processes
 from .pages import ROOT, blocks_of
 
-PAGES = ("step.md", "callbacks.md", "how_do_i.md", "replay.md")
+PAGES = ("step.md", "callbacks.md", "batches.md", "replay.md")
 TASKS = ("MyRegressionTask", "AnnealedTask", "CentredTask")
-# They need classes, or take no part of a run whose layers all train.
-ALONE = {"StopAtAccuracy", "Unfreeze", "ClassCount"}
+# It needs classes.
+ALONE = {"StopAtAccuracy"}
 
 
 def documented_classes() -> dict[str, type]:

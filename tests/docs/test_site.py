@@ -69,8 +69,8 @@ def test_the_reference_shows_plain_types_and_names_short_flags(site: Path) -> No
     assert "Short flag: <code>--epochs</code>" in pages
 
 
-def test_each_question_finds_its_answer_among_the_first_three_hits(site: Path) -> None:
-    """This runs the site's own search; a hit is the first section that it lists of a page."""
+def test_each_question_finds_its_answer_on_the_first_three_pages(site: Path) -> None:
+    """This runs the site's own search, which lists pages, and the sections of each that match."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node, which runs the search of the site")
@@ -87,7 +87,7 @@ def test_each_question_finds_its_answer_among_the_first_three_hits(site: Path) -
     missed = {
         question: hits[question][:3]
         for question, answer in QUESTIONS.items()
-        if answer.replace("#", ".html#") not in hits[question][:3]
+        if not any(address(answer) in sections for sections in hits[question][:3])
     }
     assert missed == {}
 
@@ -95,4 +95,10 @@ def test_each_question_finds_its_answer_among_the_first_three_hits(site: Path) -
 def test_the_answers_are_headings_of_the_pages() -> None:
     for answer in QUESTIONS.values():
         page, _, anchor = answer.partition("#")
-        assert anchor in anchors_of(ROOT / "docs" / f"{page}.md"), answer
+        assert anchor in ["", *anchors_of(ROOT / "docs" / f"{page}.md")], answer
+
+
+def address(answer: str) -> str:
+    """Return the address on the site of `page#section`, or of a page from its beginning."""
+    page, hash_sign, section = answer.partition("#")
+    return f"{page}.html{hash_sign}{section}"

@@ -118,6 +118,10 @@ def test_an_error_outside_the_main_thread_comes_through() -> None:
 def test_a_second_interrupt_leaves_at_once(
     tmp_path: Path, numbers: tuple[int, ...], code: int
 ) -> None:
+    """Fault (Signals and processes): a second signal -> after a second SIGINT, the run prints how
+    many steps are lost and exits at once with code 130; a second SIGTERM changes nothing,
+    because schedulers repeat it
+    """
     job = processes.start(interrupt_myself, numbers, num_processes=1, folder=tmp_path)
     assert job.wait() == [code]
     assert job.output() == ("" if code else "saved\n")
@@ -199,6 +203,7 @@ def save_together(folder: Path) -> None:
 def test_all_processes_stop_at_the_same_step_though_only_one_got_a_signal(
     tmp_path: Path, num_processes: int
 ) -> None:
+    """Fault (Signals and processes): a signal to only one process -> all stop at the same step"""
     processes.run(stop_together, tmp_path, num_processes=num_processes, folder=tmp_path / "logs")
     stopped = {(tmp_path / str(rank)).read_text() for rank in range(num_processes)}
     assert stopped == {"6 SIGTERM"}  # raised before the poll of step 5, agreed one step later
@@ -275,7 +280,11 @@ def ignore_all() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, *SAVE_SIGNALS])
 def test_a_signal_that_was_ignored_stays_ignored(number: int) -> None:
-    """Under nohup the end of a session is no reason to stop."""
+    """Under nohup the end of a session is no reason to stop.
+
+    Fault (Signals and processes): SIGHUP, when a connection drops -> like SIGTERM; ignored if it
+    was already ignored, as under nohup
+    """
     before = signal.signal(number, signal.SIG_IGN)
     try:
         flag = StopFlag()
@@ -288,6 +297,9 @@ def test_a_signal_that_was_ignored_stays_ignored(number: int) -> None:
 
 
 def test_a_signal_before_there_is_anything_to_save_leaves_at_once() -> None:
+    """Fault (Signals and processes): a signal at the start, while data is loaded -> exit 75 at
+    once: there is nothing to save
+    """
     flag = StopFlag()
     flag.is_starting = True
     with stop_on_signals(flag), pytest.raises(Preempted, match="SIGUSR1 before training"):

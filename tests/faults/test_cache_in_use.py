@@ -96,6 +96,10 @@ def test_a_cache_that_is_cut_short_ends_the_run_with_the_place_that_read(tmp_pat
 def test_a_cache_that_is_overwritten_is_found_at_the_end_of_the_epoch(
     tmp_path: Path, harm: Callable[[Path], object]
 ) -> None:
+    """Fault (Data, config and users' code): the cache of decoded images is changed while a run
+    reads it -> overwritten in place: exit 65 at the end of the epoch; truncated: SIGBUS from the
+    system, with a stack trace on stderr; deleted or replaced: the run keeps the file it opened
+    """
     codes, output = run_and_harm(tmp_path, harm)
     assert codes == [65], output
     assert "error[CACHE_CHANGED]: " in output.splitlines()[-1]

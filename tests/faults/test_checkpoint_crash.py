@@ -81,6 +81,9 @@ def count_changes(folder: Path) -> int:
 def test_a_kill_at_any_change_loses_nothing(
     scratch: Path, when: When, every: int, has_links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fault (Crash during a save): crash while an old checkpoint is deleted -> the checkpoint is
+    renamed first, so it is either complete or removed as a leftover at the next start
+    """
     if not has_links:
         monkeypatch.setattr(os, "link", links_refused)
     (scratch / "whole").mkdir()

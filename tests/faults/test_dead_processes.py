@@ -82,6 +82,16 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_the_job_ends_names_the_process_and_resumes_exactly(
     tmp_path: Path, effort: int, kind: str, phase: str, undisturbed: dict[str, bytes]
 ) -> None:
+    """Fault (Signals and processes): one process raises an exception -> all processes end within
+    seconds; after the stack trace, the last line reports the process, step, phase and error
+
+    Fault (Signals and processes): one process is killed, for lack of memory or otherwise -> all
+    processes end within seconds; the line says that this rank exited without an error report, so it
+    was killed or ran out of memory
+
+    Fault (Signals and processes): one process hangs -> it ends itself shortly after
+    `--runtime.timeout-s` and reports where it is stuck, with stack traces on stderr; exit 70
+    """
     for trial in range(max(1, effort // 5)):
         # Odd and even trials fail on either rank; in the first, the kinds are spread over both.
         rank = (trial + list(SAYS).index(kind) + list(PHASES).index(phase)) % 2

@@ -74,6 +74,11 @@ def end_on_a_full_disk(mount: Path) -> None:
 
 
 def test_a_start_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    """Fault (Disk): no space (ENOSPC) at any write -> a warning; no temporary file is left, and
+    training continues. After `--checkpoint.max-failed-saves` failed saves in a row, the run ends
+    with exit code 74. Log rows are kept and written later. At the start and during the export,
+    the run ends with exit code 73, and the same command resumes it
+    """
     output = run(start_on_ever_less_full_disks, tmp_path)
     assert output.count("accel_trainer: error[") == 6
 

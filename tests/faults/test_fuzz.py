@@ -21,12 +21,32 @@ def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_blind_damage_is_accepted(effort: int) -> None:
+    """Fault (Corruption): truncated file -> a warning with the file and both sizes; the previous
+    checkpoint is used
+
+    Fault (Corruption): any flipped bit -> a warning with the file and both sizes; the previous
+    checkpoint is used
+
+    Fault (Corruption): a missing or an extra file -> a missing file is damage; an extra file is
+    ignored
+
+    Fault (Corruption): manifest or COMMIT altered -> damage
+
+    Fault (Malice): a pickle under the name of one of our files -> never unpickled; counts as damage
+    """
     summary = run_campaign(100 * effort, is_blind=True)
     assert summary.num_accepted == 0
     assert not summary.problems
 
 
 def test_a_forged_checkpoint_is_plain_data_or_an_error(effort: int) -> None:
+    """Fault (Malice): hashes recomputed after the change -> no code runs. The file is read as plain
+    data, and refused if it does not fit the run that resumes; or reading it fails, perhaps with
+    a traceback
+
+    Fault (Malice): `../../x` in a manifest with correct hashes -> a regular file is read and its
+    hash is compared; nothing is written or run
+    """
     summary = run_campaign(100 * effort, is_blind=False)
     assert 0 < summary.num_accepted < summary.num_cases
     assert summary.num_code_events == 0

@@ -80,6 +80,11 @@ def count_changes_of_a_save(folder: Path) -> int:
 def test_an_error_at_any_change_of_a_save_is_survived(
     scratch: Path, error: int, times: int
 ) -> None:
+    """Fault (Disk): EIO, EDQUOT, EROFS, a file size limit -> a warning; no temporary file is left,
+    and training continues. After `--checkpoint.max-failed-saves` failed saves in a row, the run
+    ends with exit code 74. Log rows are kept and written later. At the start and during the
+    export, the run ends with exit code 73, and the same command resumes it
+    """
     for at in range(count_changes_of_a_save(scratch / "counted")):
         folder = scratch / str(at)
         folder.mkdir()

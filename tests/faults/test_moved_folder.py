@@ -242,6 +242,10 @@ def test_a_start_that_is_refused_takes_back_only_what_it_has_written(tmp_path: P
 def test_a_folder_with_files_that_a_run_would_overwrite_is_refused(
     tmp_path: Path, name: str
 ) -> None:
+    """Fault (Disk): output folder contains files that are not the run's -> exit 73 if the run would
+    overwrite one; all others are counted in a note at the start and left alone, even if the
+    start fails, and when old checkpoints are deleted
+    """
     (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
     (tmp_path / name).write_text("of others")
     with pytest.raises(

@@ -19,6 +19,10 @@ def no_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_no_power_loss_takes_an_acknowledged_checkpoint(effort: int) -> None:
+    """Fault (Crash during a save): power loss: data that was not synced is lost, in any order ->
+    the newest committed checkpoint loads; the final weights are identical to those of an
+    uninterrupted run
+    """
     states = list(simulate(num_states=200 * effort))
     assert len(states) >= 200 * effort
     assert not any(states)

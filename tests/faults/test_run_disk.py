@@ -60,6 +60,11 @@ def exit_code(folder: Path, *callbacks: Callback) -> int:
 def test_a_run_folder_that_disappears_ends_the_run_and_stays_away(
     tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Fault (Disk): output folder disappears, is moved, or is replaced by a different folder, even
+    a different run's -> exit 74 at the next row or save; the folder is not created again, and
+    nothing is written to or removed from the folder that has taken its place. The same command
+    with the new path continues the run
+    """
     folder = tmp_path / "run" / what
     unmount = AtStep(4, lambda: folder.rename(tmp_path / "gone"))
     assert exit_code(tmp_path / "run", unmount) == ExitCode.CHECKPOINT
@@ -133,6 +138,9 @@ def test_a_disk_that_is_full_for_a_moment_costs_a_warning_and_no_row(
 def test_a_folder_reached_by_a_symlink_is_resolved_once_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Fault (Disk): output folder is reached through a symlink -> resolved once at the start and
+    printed; a symlink inside a checkpoint is refused
+    """
     (tmp_path / "real").mkdir()
     (tmp_path / "other").mkdir()
     link = tmp_path / "link"
@@ -161,6 +169,9 @@ def test_another_torch_than_the_checkpoints_is_a_notice_on_resume(
 
 
 def test_processes_with_other_versions_are_named_before_a_file_is_written(tmp_path: Path) -> None:
+    """Fault (Resume): versions, code, data or config differ between processes -> an error on all
+    processes that lists the differences, before anything is written
+    """
     job = processes.start(
         train_differently, tmp_path / "run", num_processes=3, folder=tmp_path / "logs"
     )

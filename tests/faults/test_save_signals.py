@@ -175,7 +175,12 @@ def test_usr2_saves_once_and_the_run_ends_with_the_same_bytes(
     num_processes: int,
     in_group: bool,
 ) -> None:
-    """To the last process only, or to all as of Slurm."""
+    """To the last process only, or to all as of Slurm.
+
+    Fault (Signals and processes): SIGUSR2, to one process or all -> not a fault: all processes save
+    once after the same step and continue to the same final bytes; if it arrives during the start,
+    they save after the first step
+    """
     job = start(tmp_path, num_processes, pause_at=1, in_group=in_group)
     wait_until_paused(job, tmp_path)
     if in_group:

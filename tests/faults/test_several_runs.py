@@ -33,6 +33,11 @@ pytestmark = pytest.mark.signal
     ids=str,
 )
 def test_no_run_follows_a_signal_and_the_same_program_continues(tmp_path: Path, case: Case) -> None:
+    """Fault (Signals and processes): a signal in a program of several runs, such as folds or the
+    trials of a search -> no further run is started: the program (in a notebook, the cell) ends
+    with one line and exit code 75; the same program continues, and finished runs return their
+    results
+    """
     whole = several_runs.run_whole(tmp_path / "whole", case.kind, case.num_processes)
     several_runs.run_case(case, tmp_path / "parts", whole)
 

@@ -65,6 +65,11 @@ SHOWN = [
 def test_a_kill_of_any_process_in_a_save_loses_nothing(
     scratch: Path, is_all: bool, effort: int
 ) -> None:
+    """Fault (Sharded checkpoints): a process is killed before, during or after the write of its
+    file of shards, or the main process while it writes the manifest, or just before or after the
+    rename -> the checkpoint is either committed or absent, the other processes end, and the run
+    resumes from the newest committed checkpoint
+    """
     (scratch / "run").mkdir()
     kills = ALL_KILLS[2 :: max(1, 13 // effort)] if is_all else SHOWN
     tally = run_kills(scratch / "run", kills)
@@ -96,6 +101,11 @@ def fail_at_each_change_of(folder: Path, victim: int) -> None:
 
 
 def test_a_process_that_cannot_write_or_sync_votes_no_and_nobody_commits(scratch: Path) -> None:
+    """Fault (Sharded checkpoints): a process cannot write or sync its file, or its disk is full ->
+    it votes no, so no manifest is written and no process commits. All count the failure, and
+    training continues; after `--checkpoint.max-failed-saves` failures in a row, all end with the
+    same line and exit code 74
+    """
     job = processes.run(
         fail_at_each_change_of, scratch, 1, num_processes=2, folder=scratch / "logs"
     )
@@ -153,6 +163,9 @@ def save_what_is_not_finite(folder: Path) -> None:
 
 
 def test_a_nan_in_the_shard_of_one_process_ends_all(scratch: Path) -> None:
+    """Fault (Sharded checkpoints): NaN or inf in the shard of one process -> all processes end with
+    exit code 79; it is never saved
+    """
     processes.run(save_what_is_not_finite, scratch, num_processes=2, folder=scratch / "logs")
     assert valid_steps(scratch) == [1]
 
@@ -200,6 +213,7 @@ NOTHING = ("", "")
 def test_no_power_loss_takes_an_acknowledged_checkpoint_of_shards(
     scratch: Path, trace: tuple[list[Change], Path], effort: int
 ) -> None:
+    """Fault (Sharded checkpoints): power loss in a save -> the newest committed checkpoint loads"""
     states = list(replay_in(scratch, trace, NOTHING, 1000 * effort))
     assert len(states) >= 1000 * effort
     assert not any(states), [problem for problem in states if problem][:3]
@@ -223,5 +237,8 @@ def start_apart(folder: Path) -> None:
 
 
 def test_processes_without_a_shared_disk_are_refused_before_any_work(scratch: Path) -> None:
+    """Fault (Sharded checkpoints): the processes do not share the disk -> exit 74 before the first
+    step
+    """
     job = processes.start(start_apart, scratch, num_processes=2, folder=scratch / "logs")
     assert job.wait() == [0, 0], job.output(0) + job.output(1)

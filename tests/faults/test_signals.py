@@ -36,6 +36,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str,
 def test_a_signal_loses_nothing_and_leaves_nothing(
     case: Case, tmp_path: Path, undisturbed: dict[int, dict[str, bytes]]
 ) -> None:
+    """Fault (Signals and processes): SIGTERM, SIGINT or SIGUSR1 during a step -> all processes
+    finish the same step, save one checkpoint and exit with code 75 (`preempted`); the resumed
+    run gives identical results
+
+    Fault (Signals and processes): a signal during a save -> the save is completed
+
+    Fault (Signals and processes): SIGUSR1 to the launcher -> `accel-trainer launch` forwards it;
+    accelerate's own launcher dies of it
+    """
     signals.run_case(case, tmp_path / "case", undisturbed[case.num_processes])
 
 
@@ -46,7 +55,11 @@ def test_a_signal_loses_nothing_and_leaves_nothing(
 def test_a_run_whose_launcher_dies_saves_and_ends(
     tmp_path: Path, number: int, num_processes: int
 ) -> None:
-    """A killed launcher of accelerate leaves all processes behind, a terminated one only one."""
+    """A killed launcher of accelerate leaves all processes behind, a terminated one only one.
+
+    Fault (Signals and processes): the launcher is terminated or killed -> the processes notice,
+    save and exit; no orphan is left
+    """
     launcher = processes.start(
         launch_with_accelerate, tmp_path, num_processes, num_processes=1, folder=tmp_path
     )
@@ -96,7 +109,11 @@ def test_a_process_that_is_suspended_for_a_while_does_not_count_as_stuck(
     suspended_s: float,
     undisturbed: dict[int, dict[str, bytes]],
 ) -> None:
-    """One alone for longer than it may be stuck; one of two for less than the other waits."""
+    """One alone for longer than it may be stuck; one of two for less than the other waits.
+
+    Fault (Signals and processes): a process is suspended and resumed -> the run continues: a
+    suspended process does not count as stuck, and the others wait up to `--runtime.timeout-s`
+    """
     job = processes.start(
         train_with_timeout,
         tmp_path,
@@ -174,6 +191,9 @@ def launch_exit(folder: str, code: int) -> None:
 
 
 def test_the_launcher_leaves_its_processes_the_time_to_save(tmp_path: Path) -> None:
+    """Fault (Signals and processes): the launcher kills its processes before a save is done -> the
+    previous checkpoint remains; `accel-trainer launch` waits 300 s
+    """
     job = processes.start(launch_to_see, tmp_path, num_processes=1, folder=tmp_path)
     assert job.wait() == [0]
     assert job.output().splitlines()[-1] == "300"  # torch's own would be 30
@@ -190,7 +210,11 @@ def launch_to_see(folder: Path) -> None:
 def test_a_signal_to_the_process_group_leaves_data_workers_alive(
     tmp_path: Path,
 ) -> None:
-    """A worker holds back the batch that the step waits for."""
+    """A worker holds back the batch that the step waits for.
+
+    Fault (Signals and processes): a signal to the process group, including data workers -> the
+    workers ignore it and end together with their training process
+    """
     job = processes.start(
         train_with_workers, tmp_path, num_processes=1, folder=tmp_path / "logs", has_workers=True
     )

@@ -152,6 +152,9 @@ def train_on_pixels(folder: Path, task: type[ClassificationTask]) -> None:
 def test_shapes_that_do_not_fit_are_one_line_and_cost_no_step(
     tmp_path: Path, task: type[ClassificationTask], said: str
 ) -> None:
+    """Fault (Data, config and users' code): model, labels and metrics do not match -> exit 64 at
+    the first batch, with both shapes and the fix
+    """
     job = processes.start(
         train_on_pixels, tmp_path / "run", task, num_processes=1, folder=tmp_path / "logs"
     )

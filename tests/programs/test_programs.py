@@ -37,6 +37,10 @@ FELL = [
 
 @pytest.mark.parametrize("seed", slow_but([71], [*range(30), 71]))
 def test_a_killed_program_leaves_the_bytes_of_an_unkilled_one(seed: int, tmp_path: Path) -> None:
+    """Fault (Crash during a save): SIGKILL, or any signal, at any moment of each phase -> the
+    newest committed checkpoint loads; the final weights are identical to those of an
+    uninterrupted run
+    """
     outcome = tried(draw(seed), tmp_path / "program")
     assert not outcome.wrong, f"{outcome} {outcome.program}"
 
@@ -55,6 +59,19 @@ def test_a_program_that_once_fell_leaves_the_bytes_of_an_unkilled_one(
 def test_a_kill_at_any_change_of_the_disk_leaves_the_same_bytes(
     tmp_path: Path, effort: int
 ) -> None:
+    """Fault (Crash during a save): SIGKILL before, during or after any write to disk -> the newest
+    committed checkpoint loads; the final weights are identical to those of an uninterrupted run
+
+    Fault (Crash during a save): crash in a save, then in the resume, then again -> the newest
+    committed checkpoint loads; the final weights are identical to those of an uninterrupted run
+
+    Fault (Crash during a save): SIGKILL of a different process while the main one saves -> the
+    checkpoint is either committed or absent; only the main process writes, so no file can be
+    missing
+
+    Fault (Resume): part of the state is not restored -> ruled out by tests that compare weights,
+    EMA, optimizer, best checkpoint, counters and rows byte by byte
+    """
     settings = ("average", "clipping", "accumulation", "patience", "few checkpoints")
     program = Program(model="norms", data="workers", observers=("watches",), settings=settings)
     assert not try_program(program, tmp_path).wrong

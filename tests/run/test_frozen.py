@@ -135,6 +135,13 @@ def test_damage_that_the_model_cannot_repair_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_whose_own_file_is_good_is_preferred_to_repairs(
     tmp_path: Path, whole: Path
 ) -> None:
+    """Fault (Corruption): the file of frozen parameters, which all checkpoints of a run share, is
+    damaged or missing -> a resume prefers a checkpoint that has an intact file of its own. If
+    there is none, it takes the frozen parameters from the newly built model, provided that they
+    match the SHA-256 in the manifest, and says so; otherwise it ends with an error. So do
+    `--init-from` and the export of the best checkpoint, and the next save repairs the file for
+    all
+    """
     train(tmp_path, max_steps=3)
     before, newest = list_checkpoints(tmp_path / "checkpoints")[-2:]
     own = (before / FROZEN_FILE).read_bytes()

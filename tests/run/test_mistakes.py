@@ -249,6 +249,11 @@ def is_said(line: str, expected: str) -> bool:
 def test_an_error_in_the_users_code_is_shown_as_theirs(
     recipe: Recipe, said: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Fault (Data, config and users' code): a model, a task, an optimizer, a schedule or the recipe
+    raises -> exit 80 on all processes, with the traceback of that code alone and a line with the
+    error and its location. `--debug` shows all frames. Exit code 70 with a full traceback is
+    reserved for bugs in this package
+    """
     code, lines = end_of(recipe, tmp_path, capsys)
     assert code == 80
     line = re.sub("rank 0, step [0-9]+, [a-z]+: ", "", lines[-1])
@@ -294,6 +299,10 @@ def test_an_error_in_a_layer_or_a_backward_is_the_users_model(
 def test_a_part_that_does_not_fit_is_one_line_with_the_fix(
     recipe: Recipe, name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Fault (Data, config and users' code): an argument is of the wrong kind: a class instead of an
+    instance, a step that returns a plain tensor or None, a float among its sums, a torch
+    `DataLoader`, a stream without `[index]` -> one line with the argument and the fix
+    """
     code, lines = end_of(recipe, tmp_path, capsys)
     assert is_said(lines[-1], f"accel_trainer: error[{name}]: {said}..."), lines[-1]
     assert code == EXIT_CODES.get(name, 64)

@@ -137,6 +137,11 @@ def test_the_defaults_of_a_recipe_are_recorded_even_if_it_refuses_them() -> None
 
 
 def test_secrets_on_the_command_line_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault (Malice): secrets in a config -> a config has no field for secrets, and only the hub's
+    library handles its token. The values of flags named like a secret, passwords in addresses
+    and unknown environment variables are not recorded. Of uncommitted changes, only the copy of
+    the recipe is stored
+    """
     argv = (
         "train.py --hub-token hf_1 --db.password=p=2 --api-key 3 --epochs 4 --num-tokens 5 "
         "--use-token --lr 6"

@@ -97,6 +97,9 @@ def test_without_a_folder_the_same_command_continues_its_unfinished_run(tmp_path
 
 
 def test_a_changed_config_is_listed_with_the_flag_that_allows_it(tmp_path: Path) -> None:
+    """Fault (Resume): a different config -> an error that lists each old and new value and the flag
+    that allows the change
+    """
     run(tmp_path, max_steps=4)
     changes = {"optimizer": OptimizerConfig(learning_rate=0.1), "seed": 4}
     with pytest.raises(ConfigError) as error:
@@ -129,6 +132,7 @@ def test_allow_change_of_an_unknown_setting_is_one_line_with_the_names(tmp_path:
 
 
 def test_other_data_is_refused_unless_allowed(tmp_path: Path) -> None:
+    """Fault (Resume): different data -> an error, unless `--allow-change data`"""
     run(tmp_path, max_steps=4)
     with pytest.raises(CheckpointError, match="DATA_CHANGED"):
         run(tmp_path, num_train=73)
@@ -174,6 +178,9 @@ def test_a_refused_change_leaves_the_stored_config_as_it_was(tmp_path: Path) -> 
 
 
 def test_damaged_checkpoints_never_mean_a_silent_start_from_scratch(tmp_path: Path) -> None:
+    """Fault (Corruption): every checkpoint damaged -> exit 74, on every attempt; a run never
+    silently starts from scratch
+    """
     run(tmp_path, max_steps=4)
     for path in (tmp_path / "checkpoints").glob("step-*/model.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
@@ -195,6 +202,9 @@ def test_a_damaged_newest_checkpoint_is_passed_over_loudly(
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    """Fault (Signals and processes): two runs in one folder -> the second ends with exit code 73,
+    "locked by pid ... since"
+    """
     from accel_trainer.core.run_dir import run_lock
 
     from .. import processes

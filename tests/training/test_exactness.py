@@ -145,6 +145,12 @@ def test_resume_after_every_step_is_bitwise_equal(
     accumulation: int,
     runs: Sequence[tuple[int, ...]],
 ) -> None:
+    """Fault (Resume): stopped after any step -> identical results, for SGD and AdamW, with and
+    without EMA, accumulation and data workers
+
+    Fault (Resume): a resume of a resume; at the end of an epoch; of a finished run -> in this
+    order: identical results; the evaluation still happens; "this run is finished", exit 0
+    """
     jobs = [
         processes.start(
             resume_everywhere,
@@ -236,7 +242,11 @@ def test_a_task_may_draw_from_any_generator_and_change_gradients(
 def test_a_preemption_at_any_step_leaves_out_no_evaluation(
     tmp_path: Path, steps: Sequence[int]
 ) -> None:
-    """At an epoch's last step the evaluation is still to come: the resumed run only evaluates."""
+    """At an epoch's last step the evaluation is still to come: the resumed run only evaluates.
+
+    Fault (Signals and processes): a signal during an evaluation -> the evaluation is abandoned, and
+    the resume repeats it
+    """
     processes.run(preempt_at_each, tmp_path, steps, folder=tmp_path / "logs")
 
 
@@ -335,6 +345,9 @@ def test_a_resume_on_many_processes_is_bitwise_equal(tmp_path: Path, whole: Path
 def test_a_run_continues_on_fewer_processes_with_the_same_trajectory(
     tmp_path: Path, whole: Path
 ) -> None:
+    """Fault (Resume): a different number of processes -> the global batch stays the same, each
+    sample is used once, and the weights agree up to rounding
+    """
     for num_processes, max_steps in ((4, 3), (2, 7), (1, None)):
         processes.run(
             run_until,

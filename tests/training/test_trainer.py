@@ -130,6 +130,10 @@ class Broken(Callback):
 
 
 def test_a_callback_that_fails_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    """Fault (Data, config and users' code): a callback or a metric raises -> the run ends on all
+    processes with exit code 80 and the name of the callback or metric. If a metric raises, the
+    state is saved first: after a fix, the same command continues without losing a step
+    """
     broken = Broken(ZeroDivisionError("by zero"))
     recorder = Recorder()
     with pytest.raises(Exception, match=r"callback Broken.on_step_end failed \(ZeroDivisionError"):
@@ -172,6 +176,10 @@ def test_max_steps_stops_inside_an_epoch_and_still_evaluates(tmp_path: Path) -> 
 def test_the_room_that_the_first_step_requires_is_what_a_checkpoint_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: OptimizerConfig
 ) -> None:
+    """Fault (Disk): no room for two checkpoints (for one more, on a resume) -> exit 74 before the
+    first step; the error lists the bytes that are needed, including the optimizer's future state
+    and frozen parameters once, and those that are free
+    """
     config = workload.make_config(tmp_path / "run", optimizer=optimizer)
     config = replace(config, trainer=replace(config.trainer, max_steps=1))
     with monkeypatch.context() as full:

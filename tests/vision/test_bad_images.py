@@ -61,6 +61,11 @@ def load(root: Path, bad_images: BadImageConfig | None = None) -> ImageDataset:
 def test_a_bad_image_is_named_or_left_out_with_its_label(
     root: Path, fault: str, position: int
 ) -> None:
+    """Fault (Data, config and users' code): an image is truncated, a decompression bomb, missing,
+    or of a different size -> an error with its file or row; with `--on-bad-image skip` all
+    processes leave it out, up to 0.1% of the images. If a sample of your own dataset cannot be
+    read, all processes end with an error that names it
+    """
     whole = load(root)
     write(root, {position: FAULTS[fault]})
     with pytest.raises(

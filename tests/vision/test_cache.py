@@ -208,6 +208,9 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Non
 def test_a_damaged_cache_is_built_again(
     root: Path, builds: list[Path], damage: Callable[[Path], None]
 ) -> None:
+    """Fault (Data, config and users' code): the cache of decoded images is damaged: pixels, labels
+    or metadata -> it is rebuilt, with a warning
+    """
     expected = load(root)
     images = expected.train.images.clone()
     damage(only_folder(root))
@@ -274,6 +277,9 @@ SKIP = BadImageConfig(policy="skip", max_fraction=0.5)
 def test_a_build_that_is_killed_anywhere_continues_with_the_same_bytes(
     every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fault (Data, config and users' code): the build of that cache is killed -> the next start
+    continues after the last chunk with a valid hash, and writes the same bytes
+    """
     monkeypatch.setattr(cache, "_CHUNK_IMAGES", 4)
     root = tmp_path / "images"
     images = [png(image) for image in random_images(23)]

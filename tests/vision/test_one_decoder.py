@@ -42,6 +42,10 @@ def write(folder: Path, pictures: Sequence[OddPicture]) -> Path:
 
 
 def test_every_odd_picture_has_the_pixels_that_it_means(pictures: list[OddPicture]) -> None:
+    """Fault (Data, config and users' code): pixels are signed, floating-point or 32-bit numbers, so
+    that their white level is unknown -> an error with the photo and its values: the package
+    neither clips it nor guesses a scale
+    """
     assert len(pictures) > 120
     assert len({picture.name for picture in pictures}) == len(pictures)
     wrong = []
@@ -172,6 +176,10 @@ def test_pictures_that_use_little_of_their_range_are_said(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Fault (Data, config and users' code): photos use less than an eighth of the range of their
+    format, such as 12 bits in 16 -> a warning at the start, with the missing factor;
+    `accel-trainer data` and `pack` also print it
+    """
     data = [with_bits(bits, stored_in=stored_in, seed=seed, offset=offset) for seed in range(6)]
     root = write(
         tmp_path / "noise",

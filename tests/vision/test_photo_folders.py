@@ -498,6 +498,9 @@ def test_there_are_enough() -> None:
 def test_it_is_loaded_or_refused_in_one_line(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fault (Data, config and users' code): a folder of photos that is not laid out as expected ->
+    one line with what was found and what was expected, before the first step
+    """
     monkeypatch.chdir(tmp_path)
     folder, root = FOLDERS[kind], tmp_path / "photos"
     folder.write(root)

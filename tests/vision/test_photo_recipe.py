@@ -215,6 +215,11 @@ def test_a_mistake_is_one_line_before_any_training(
 def test_a_photo_found_broken_while_training_ends_the_run_with_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Fault (Data, config and users' code): a photo is truncated, missing, not an image, or a
+    decompression bomb, in `recipes/images.py` -> all processes end with an error that names it
+    as soon as they reach it. It cannot be left out in the middle of a run, because the order
+    depends on the number of samples: remove it and start a new run
+    """
     photos = write_classes(tmp_path / "photos", ["ant", "bee"], per_class=12)
     broken = photos / "bee" / "4.jpg"
     broken.write_bytes(broken.read_bytes()[:200])

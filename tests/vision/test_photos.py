@@ -137,6 +137,13 @@ def test_a_mixture_of_photos_with_several_labels_weighs_each(tmp_path: Path) -> 
 
 
 def test_the_same_photos_have_the_same_fingerprint_wherever_they_are(tmp_path: Path) -> None:
+    """Fault (Data, config and users' code): a photo is damaged, or replaced, and can still be
+    decoded; two photos are swapped, or one is deleted; a label in a table is changed; two files
+    of a packed dataset are swapped -> **not detected while training**: there are no checksums
+    for photos that are not packed, for labels, or for the order of packed files, and reading
+    everything at each start would take too long. A resume compares the number of photos, all
+    labels and the bytes of 256 photos of each split
+    """
     write_classes(tmp_path / "a" / "train")
     write_classes(tmp_path / "a" / "val")
     first = load(tmp_path / "a", tmp_path)

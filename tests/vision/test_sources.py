@@ -212,6 +212,9 @@ BAD_ROWS = {
 def test_a_bad_row_is_named(
     root: Path, encoded: bytes | None, label: int | None, message: str
 ) -> None:
+    """Fault (Data, config and users' code): a label is missing or out of range -> an error with the
+    row or sample, and the label
+    """
     names = ["ant", "bee", "cow"]
     write_parquet(
         root / "train.parquet", [GOOD, GOOD, encoded, GOOD], [0, 1, label, 2], class_names=names
@@ -324,6 +327,9 @@ def test_binary_files_cut_short_or_missing_are_named(root: Path) -> None:
 
 @pytest.mark.parametrize("files", [("data_batch_1", "batches.meta"), ("train", "test", "meta")])
 def test_pickles_are_refused_unread(root: Path, files: tuple[str, ...]) -> None:
+    """Fault (Malice): CIFAR's Python batches, which are pickles -> refused without being read; the
+    binary version is supported
+    """
     folder = root / "cifar-python"
     folder.mkdir()
     for name in files:

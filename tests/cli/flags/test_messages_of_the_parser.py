@@ -233,6 +233,9 @@ def test_a_bad_command_line_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """Fault (Data, config and users' code): an unknown flag or an invalid value -> one line with
+    the flag, the value and the nearest name, exit 64; 0 epochs only evaluates
+    """
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "long").write_text("# \n" * 400_000)
     (tmp_path / "wrong").write_text("seed: abc")

@@ -79,6 +79,9 @@ def test_a_file_is_parsed(text: str, expected: Config, tmp_path: Path) -> None:
 
 
 def test_a_file_cannot_run_code(tmp_path: Path) -> None:
+    """Fault (Malice): YAML that creates objects, or expands a short text -> an error: the safe
+    loader, at most 1 MiB, no aliases
+    """
     canary = tmp_path / "canary"
     with pytest.raises(ConfigError, match=r"run.yaml: line 1: could not determine"):
         load_config(Config, f"seed: !!python/object/apply:os.mkdir ['{canary}']", source="run.yaml")

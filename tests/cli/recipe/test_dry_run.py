@@ -247,6 +247,9 @@ def make_config(folder: Path, train: Any) -> RecipeConfig:
 
 @pytest.mark.parametrize("name", [*SHOWN, *slow(name for name in NAMED if name not in SHOWN)])
 def test_what_a_resume_would_lose_fails_the_dry_run_and_is_named(tmp_path: Path, name: str) -> None:
+    """Fault (Resume): part of the state is not restored, wherever that state is -> `--dry-run` ends
+    with exit code 74 and lists the differences
+    """
     train, named = NAMED[name]
     with pytest.raises(CheckpointError, match=named):
         dry_run(train, make_config(tmp_path / "run", train))

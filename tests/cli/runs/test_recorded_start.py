@@ -95,7 +95,13 @@ def test_a_run_that_the_user_started_needs_no_recipe(
 
 
 def test_no_way_to_name_a_recipe_or_an_id_runs_a_strangers_file(home: Path) -> None:
-    """Each spelling of the file beside the run, with each id that a stranger may give."""
+    """Each spelling of the file beside the run, with each id that a stranger may give.
+
+    Fault (Malice): a run refers to somebody else's recipe, in any spelling, with a forged id or the
+    id of one of your runs -> no command runs it; each ends with exit code 64 and the command to
+    copy. Without `--recipe`, a command only runs the recipe with which you started that run on this
+    machine, and prints its path first
+    """
     started_here(home)
     evil = home / "sent" / "b" / "recipe.py"
     link, folder = home / "link.py", home / "folder"
@@ -300,6 +306,9 @@ def test_no_command_runs_a_strangers_recipe_and_each_says_how_to(
 def test_what_only_the_user_decides_is_reset_also_for_an_own_run(
     poisoned: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Fault (Malice): a run of somebody else's: its config sets folders, trackers or a profile ->
+    these settings are reset when the run is trained again
+    """
     run = shutil.copytree(poisoned, tmp_path / "run")
     config = yaml.safe_load((run / "config.yaml").read_text())
     elsewhere = tmp_path / "elsewhere"

@@ -160,6 +160,11 @@ def run_of_two(folder: Path) -> None:
 
 
 def test_of_two_processes_both_stop_before_the_update_and_name_the_sample(tmp_path: Path) -> None:
+    """Fault (Numbers): NaN or inf in a gradient, on whichever process -> all processes notice it
+    before the update and report the samples. The run ends with exit code 79; with
+    `--on-nonfinite skip` it skips the step, at most 3 times in a row and 10 times in 1000 steps.
+    `accel-trainer replay` repeats the step
+    """
     job = processes.run(run_of_two, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
     (record,) = records(tmp_path / "run")
     step = record["optimizer_step"]
@@ -210,6 +215,11 @@ def newest_and_finite(folder: Path) -> str:
 def test_a_state_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(
     tmp_path: Path, what: str
 ) -> None:
+    """Fault (Numbers): NaN or inf in weights, EMA, running statistics or momentum; in the loss of
+    an evaluation -> in weights or other state, the next save finds it: exit 79; it is never
+    saved, and the previous checkpoint remains. In the loss of an evaluation: a warning; if it is
+    the last evaluation, exit 79 after everything is saved and the best weights are exported
+    """
     config = workload.make_config(tmp_path)
     with pytest.raises(
         DivergedError, match=rf"CKPT_NONFINITE\]: {what.split()[0]}: .*step-0000000003"
@@ -340,6 +350,9 @@ class Overflowing(ClassificationTask):
 def test_an_overflow_under_loss_scaling_is_not_mistaken_for_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Fault (Numbers): a float16 overflow under loss scaling -> not a fault: the scale is lowered
+    and training continues; if it falls below 1e-3, the run ends with exit code 79
+    """
     test_mixed_precision.run(tmp_path)
     assert records(tmp_path) == []
     assert not any("NaN" in message for message in caplog.messages)

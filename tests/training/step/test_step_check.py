@@ -117,6 +117,14 @@ def flipped(gradient: Tensor, handle: Any) -> Tensor:
 # fifth of its repetition.
 @pytest.mark.parametrize("backward", [3, 5])
 def test_a_wrong_bit_ends_the_run_and_names_the_device(tmp_path: Path, backward: int) -> None:
+    """Fault (Numbers): a device computes different bits from the same numbers (silent data
+    corruption) -> with `--check-every N`, each N-th step is computed twice before its update,
+    and its gradients and buffers are compared. If they differ, one line names the device, the
+    process and the first such gradient, and the run ends with exit code 70 before the update.
+    The same command continues from the newest checkpoint. A third computation distinguishes a
+    faulty device from an operation without a deterministic kernel, and from a forward that does
+    not repeat itself. **Not detected by default**, and never in the update itself
+    """
     job = processes.start(
         train_wrongly, tmp_path / "run", backward, num_processes=2, folder=tmp_path
     )

@@ -283,6 +283,10 @@ ATTEMPTS = {"2, 1": ((2, 4), (1, None)), "4, 2, 1, 4": ((4, 3), (2, 5), (1, 7), 
 def test_an_exact_run_killed_and_resumed_elsewhere_has_the_same_bytes(
     tmp_path: Path, numbers: str
 ) -> None:
+    """Fault (Resume): a different number of processes with `--reduce exact`, killed on 4, 2 and 1
+    processes in turn -> weights, averages, optimizer state and metrics are the same, byte for
+    byte, as those of an uninterrupted run on one process
+    """
     options = {"clip": 0.5}
     processes.run(train, tmp_path / "whole", options, folder=tmp_path / "log")
     for attempt, (number, step) in enumerate(ATTEMPTS[numbers]):
