@@ -43,6 +43,7 @@ lint: setup ## Check style, format and types
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet || { $(BIN)/ruff format --check; exit 1; }
 	@$(BIN)/mypy
+	@$(BIN)/python -m benchmarks.summary --check
 
 crash-test: setup ## Kill runs at many points, a hundred times as many as `make test`
 	@$(BIN)/python -m tests.programs --number 200 --log .programs.txt

@@ -24,6 +24,25 @@ FOLDER = Path(os.environ.get("BENCHMARKS_FOLDER", ROOT / ".benchmarks"))
 
 Row = dict[str, Any]
 
+_STEP = (
+    "accel_trainer/training/step",
+    "accel_trainer/training/strategy",
+    "accel_trainer/training/tasks",
+    "accel_trainer/training/trainer.py",
+    "accel_trainer/core/rng.py",
+)
+# Files and folders that a result is about: it is stale once one of them has changed.
+MODULES: Mapping[str, Sequence[str]] = {
+    "overhead": _STEP,
+    "checkpointing": ("accel_trainer/checkpoint",),
+    "evaluation": ("accel_trainer/training/evaluation",),
+    "gpu_speed": _STEP,
+    "gpu_memory": _STEP,
+    "gpu_earned": ("accel_trainer/checkpoint/staging.py",),
+    "gpu_photos": ("accel_trainer/vision/data",),
+    "gpu_records": (*_STEP, "accel_trainer/vision"),
+}
+
 
 def environment() -> dict[str, Any]:
     """Return the hardware, the versions and the load of the machine."""
@@ -71,6 +90,16 @@ def _commit() -> str:
     return _git("rev-parse", "--short", "HEAD") + ("+" if _git(*_CHANGES) else "")
 
 
+def changed_since(result: Mapping[str, Any]) -> list[str]:
+    """Return the files of its modules that have changed since a result was measured.
+
+    There are none where there is no git, or no such commit.
+    """
+    commit = result["environment"]["commit"].rstrip("+")
+    modules = result.get("modules")
+    return _git("diff", "--name-only", commit, "--", *modules).splitlines() if modules else []
+
+
 def _git(*arguments: str) -> str:
     """Return what git prints; nothing where there is no git, or no repository."""
     try:
@@ -104,6 +133,7 @@ def write(
         "title": title,
         "how": how,
         "environment": {**started, "load_average_after": round(os.getloadavg()[0], 1)},
+        "modules": [*MODULES.get(name, ())],
         "goals": list(goals),
         "tables": {caption: list(rows) for caption, rows in tables.items()},
     }

@@ -1,16 +1,20 @@
 """The tables of docs/costs.md: a few of the results, including bad ones.
 
-`python -m benchmarks.summary` updates them.
+`python -m benchmarks.summary` updates them, and marks the rows whose code has changed since. With
+`--check` it counts these rows, and fails if the page does not mark them.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .results import COMMITTED, ROOT, cell
+from .results import COMMITTED, ROOT, cell, changed_since
 
+_PAGE = ROOT / "docs" / "costs.md"
+MARK = " \\*"
 _STEP = ("ours, all on", "accelerate", "Lightning", "HF Trainer")
 _SAVE = ("accel_trainer", "accelerate save_state")
 
@@ -178,7 +182,9 @@ def table() -> str:
     for label, result, caption, column, names, unit in _ROWS:
         rows = _read(result)["tables"][caption]
         numbers = [cell(_row(rows, name)[column]) + unit for name in names]
-        lines.append(f"| {' | '.join([label, *numbers, *['-'] * (4 - len(numbers))])} |")
+        lines.append(
+            f"| {' | '.join([named(label, result), *numbers, *['-'] * (4 - len(numbers))])} |"
+        )
     return "\n".join(lines)
 
 
@@ -193,7 +199,7 @@ def gpu_table() -> str:
         rows = page["tables"][caption]
         numbers = [cell(_row(rows, name)[column]) + unit for name in names]
         gpu = page["environment"]["gpu"].removeprefix("NVIDIA ").partition(" ")[0]
-        cells = [label, gpu, *numbers, *["-"] * (4 - len(numbers))]
+        cells = [named(label, result), gpu, *numbers, *["-"] * (4 - len(numbers))]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -208,15 +214,30 @@ def _row(rows: Sequence[dict[str, Any]], name: str | int) -> dict[str, Any]:
     return next(row for row in rows if name in [row.get(column) for column in columns])
 
 
+def named(label: str, result: str) -> str:
+    """Return the label of a row, marked if the code has changed since it was measured."""
+    return label + MARK * bool(changed_since(_read(result)))
+
+
 def write() -> None:
     """Replace the tables in the page."""
-    path = ROOT / "docs" / "costs.md"
-    text = path.read_text()
+    text = _PAGE.read_text()
     for first, made in {"median": table(), "on a GPU": gpu_table()}.items():
         start = text.index(f"| {first} |")
         text = text[:start] + made + text[text.index("\n\n", start) :]
-    path.write_text(text)
+    _PAGE.write_text(text)
+
+
+def check() -> None:
+    """List the rows whose code has changed since, and fail if the page does not mark them."""
+    text = _PAGE.read_text()
+    labels = [named(label, result) for label, result, *_ in (*_ROWS, *_ON_GPU)]
+    stale = [label for label in labels if label.endswith(MARK)]
+    if stale:
+        print(f"docs/costs.md: measured before later changes of the code: {len(stale)} rows")
+    if missing := [label for label in stale if f"| {label} |" not in text]:
+        sys.exit(f"docs/costs.md does not say so: python -m benchmarks.summary ({missing[0]})")
 
 
 if __name__ == "__main__":
-    write()
+    check() if "--check" in sys.argv else write()

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import subprocess
+from pathlib import Path
 from typing import Any
 
-from benchmarks import summary
+import pytest
+
+from benchmarks import results, summary
 from benchmarks.results import cell
 
 from .pages import ROOT
@@ -26,8 +30,35 @@ def row(text: str) -> str:
 
 
 def test_the_tables_of_costs_are_those_of_the_benchmarks() -> None:
-    assert summary.table() in PAGE, "update it: python -m benchmarks.summary"
-    assert summary.gpu_table() in PAGE, "update it: python -m benchmarks.summary"
+    # Which rows are marked is known only with the history of the repository.
+    page, *tables = (
+        text.replace(summary.MARK, "") for text in (PAGE, summary.table(), summary.gpu_table())
+    )
+    assert all(table in page for table in tables), "update it: python -m benchmarks.summary"
+
+
+@pytest.mark.parametrize(("changed", "is_stale"), [("other.py", False), ("code/step.py", True)])
+def test_a_row_is_marked_once_its_code_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, is_stale: bool
+) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        run = subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, capture_output=True, check=True
+        )
+        return run.stdout.decode().strip()
+
+    (tmp_path / "code").mkdir()
+    for name in ("other.py", "code/step.py"):
+        (tmp_path / name).touch()
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "measured")
+    found = {"environment": {"commit": git("rev-parse", "HEAD")}, "modules": ["code"]}
+    (tmp_path / changed).write_text("changed")
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    assert bool(results.changed_since(found)) == is_stale
+    assert not results.changed_since({**found, "environment": {"commit": "0000000+"}})
 
 
 def test_the_results_are_those_of_the_runs() -> None:
