@@ -584,7 +584,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     "data/loader.py": [
         Mutant(
             "weights of a loader of one's own are ignored",
-            "options.labels is not None or options.weights is not None",
+            "any(each is not None for each in own)",
             "False",
             "run/test_eval_sets.py",
         ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from accel_trainer import BatchConfig, Callback, OptimizerConfig, Trainer, Train
 from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.checkpoint.sharded import load_whole
 from tests import processes, workload
-from tests.faults.disks import DyingDisk, installed
 from tests.joined import FSDP
 
 KINDS: dict[str, dict[str, str]] = {
@@ -58,13 +56,6 @@ def flat(value: Any, path: str = "") -> dict[str, bytes]:
     whole = value.full_tensor() if hasattr(value, "full_tensor") else load_whole(value)
     assert isinstance(whole, Tensor)
     return {path: whole.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()}
-
-
-def train_until_killed(folder: Path, victim: int, num_changes: int) -> None:
-    """Train, and kill process `victim` in the middle of a change of the disk, after so many
-    others."""
-    with installed(DyingDisk(num_changes)) if int(os.environ["RANK"]) == victim else nullcontext():
-        train(folder, "sharded", None, "adamw")
 
 
 def train(folder: Path, kind: str, max_steps: int | None, name: str) -> None:

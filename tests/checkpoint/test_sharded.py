@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.checkpoint.sharded import StoredTensor, load_whole, stored_tensors
 from accel_trainer.cli.main import main
 from tests import processes
-from tests.checkpoint.sharded_run import flat, newest, run, stored_bytes, train, train_until_killed
+from tests.checkpoint.sharded_run import flat, newest, run, stored_bytes, train
 from tests.variants import slow
 
 Shown = pytest.CaptureFixture[str]
@@ -64,34 +63,6 @@ def test_an_interrupted_run_ends_with_the_same_bytes(stopped: Path, undisturbed:
         for index in (0, 1)
     ]
     assert not list(stopped.glob("checkpoints/.*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_a_run_interrupted_twice_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
-    run(tmp_path / "once", 2, name=name)
-    for steps in (1, 3, None):
-        run(tmp_path / "resumed", 2, steps=steps, name=name)
-    once, resumed = (newest(tmp_path / each) for each in ("once", "resumed"))
-    assert stored_bytes(once) == stored_bytes(resumed)
-
-
-@pytest.mark.crash
-@pytest.mark.parametrize(("victim", "num_changes"), slow([(1, 70), (1, 110), (0, 170), (0, 260)]))
-def test_a_kill_of_one_process_in_a_sharded_save_leaves_the_same_bytes(
-    tmp_path: Path, victim: int, num_changes: int, undisturbed: Path
-) -> None:
-    folder = tmp_path / "run"
-    job = processes.start(
-        train_until_killed, folder, victim, num_changes, num_processes=2, folder=tmp_path / "killed"
-    )
-    codes = job.wait()
-    assert codes[victim] == -signal.SIGKILL, job.output(victim)
-    assert codes[1 - victim] == 1
-    assert f"rank {victim}, step " in job.output(1 - victim), "the other says which process is gone"
-    assert "resumed at step" in run(folder, 2)
-    assert stored_bytes(newest(folder)) == stored_bytes(newest(undisturbed))
-    assert not list(folder.glob("checkpoints/.*"))
 
 
 SHORT_CHAIN = [(2, "sharded"), (3, "sharded"), (1, "whole")]

@@ -28,16 +28,13 @@ from accel_trainer.data.order import choose_order
 from accel_trainer.optim.lr_scheduler import ScheduleConfig
 from tests import processes
 from tests.evaluated import (
-    Interruption,
     differing,
     eval_sets,
     make_config,
-    run_interrupted,
     run_whole,
     steps_of,
     train,
 )
-from tests.variants import slow
 
 CPU = torch.device("cpu")
 
@@ -129,29 +126,6 @@ def parts_of(stream: Any) -> dict[str, Any]:
 
 def endless() -> dict[str, Any]:
     return parts_of(Points())
-
-
-def with_seek() -> dict[str, Any]:
-    return parts_of(Seekable())
-
-
-@pytest.mark.parametrize(
-    ("parts", "moment", "call", "num_processes"),
-    [
-        (endless, "step", 8, 1),
-        (with_seek, "step", 11, 2),
-        *slow([(endless, "result", 2, 2), (with_seek, "result", 4, 1)]),
-    ],
-)
-def test_a_killed_run_resumes_to_the_same_bits(
-    tmp_path: Path, parts: Callable[[], Any], moment: str, call: int, num_processes: int
-) -> None:
-    whole = run_whole(config_of(tmp_path / "whole"), endless, num_processes=num_processes)
-    config = config_of(tmp_path / "killed")
-    killed = Interruption("KILL", moment, call)
-    left = run_interrupted(config, killed, parts, num_processes=num_processes)
-    assert differing(left, whole) == []
-    assert steps_of(tmp_path / "killed") == [3, 6, 9, 12]
 
 
 def test_two_processes_train_the_same_model(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from tests.evaluated import (
     Interruption,
     Points,
     differing,
-    left_by,
     make_config,
     run_interrupted,
     run_whole,
@@ -39,7 +38,6 @@ from tests.evaluated import (
     train,
     train_set,
 )
-from tests.variants import slow_but
 
 SIZE = 38
 LEFT_OUT = (3, 17, 30)
@@ -123,17 +121,6 @@ def test_data_workers_read_an_order_to_the_same_bits(tmp_path: Path, whole: Any,
     )
     assert job.wait() == [0], job.output()
     assert same(run, whole(kind))
-
-
-@pytest.mark.parametrize("kind", slow_but(["balanced", "weighted"], KINDS))
-def test_a_run_killed_within_an_epoch_continues_its_order(
-    tmp_path: Path, whole: Any, kind: str
-) -> None:
-    # Step 4 is saved, and an epoch has 5 steps.
-    left = run_interrupted(
-        config_of(tmp_path / "run", kind), Interruption("KILL", "step", 5), partial(parts_of, kind)
-    )
-    assert differing(left, left_by(whole(kind))) == []
 
 
 # --- what a resume refuses ---

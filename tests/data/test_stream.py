@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -34,8 +33,7 @@ from accel_trainer import (
 )
 from accel_trainer.data.order import choose_order
 
-from .. import processes, workload
-from ..variants import slow
+from .. import workload
 
 NUM_SAMPLES = 29
 CPU = torch.device("cpu")
@@ -150,23 +148,6 @@ def test_a_collate_function_makes_the_batches_of_both_loaders() -> None:
     for batch in (next(train.step_batches(0, 0)).micro_batches[0], next(test.batches())):
         assert batch.inputs.keys() == {"number"}
         assert (batch.inputs["number"].flatten() % 2 == batch.targets).all()
-
-
-@pytest.mark.parametrize("num_workers", [0, *slow([1])])
-def test_a_run_on_a_stream_resumes_bit_for_bit(tmp_path: Path, num_workers: int) -> None:
-    """The stream is a torch DataLoader, as users have it."""
-    for name, stops in (("whole", ()), ("parts", (2, 5))):
-        options = {
-            "num_processes": 1,
-            "folder": tmp_path / f"logs-{name}",
-            "has_workers": bool(num_workers),
-        }
-        job = processes.start(train, tmp_path / name, num_workers, *stops, **options)
-        assert job.wait() == [0], job.output()
-    whole, parts = (
-        load_file(tmp_path / name / "export" / "model.safetensors") for name in ("whole", "parts")
-    )
-    assert all(torch.equal(whole[key], parts[key]) for key in whole)
 
 
 def train(folder: Path, num_workers: int, *stops: int) -> None:

@@ -25,7 +25,7 @@ from accel_trainer import (
 from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.collectives import shutdown
 from tests import processes, workload
-from tests.checkpoint.sharded_run import newest, stored_bytes
+from tests.checkpoint.sharded_run import newest
 from tests.joined import FSDP
 from tests.training.step.test_nonfinite_report import BAD, Poisoned
 
@@ -168,26 +168,6 @@ def test_a_sharded_run_saves_whole_tensors_and_resumes_on_any_processes(tmp_path
         )
     export = load_file(folder / "export" / "model.safetensors")
     workload.SmallNet(norm="group").load_state_dict(export)
-
-
-def test_an_interrupted_sharded_run_ends_with_the_same_bytes(tmp_path: Path, sharded: Path) -> None:
-    for max_steps in (1, None):
-        run(tmp_path / "resumed", num_processes=2, shards=True, norm="batch", max_steps=max_steps)
-    assert stored_bytes(newest(sharded)) == stored_bytes(newest(tmp_path / "resumed"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("otherwise", [False, True])
-def test_a_sharded_run_interrupted_twice_ends_with_the_same_bytes(
-    tmp_path: Path, otherwise: bool
-) -> None:
-    options = {"num_processes": 2, "shards": True, "norm": "batch", "otherwise": otherwise}
-    run(tmp_path / "once", **options)
-    for max_steps in (1, 3, None):
-        run(tmp_path / "resumed", max_steps=max_steps, **options)
-    once, resumed = (stored_bytes(newest(tmp_path / name)) for name in ("once", "resumed"))
-    assert ("model/r00001.safetensors" in once) == otherwise
-    assert once == resumed
 
 
 def test_a_finished_sharded_run_is_evaluated_before_any_step(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.variants import slow_but
 from .campaign import interrupted, tried, try_program
 from .faults import Fault
 from .mistakes import MISTAKES
-from .program import Program, draw
+from .program import ONE_OF, SHARDED, SOME_OF, Program, draw
 
 SECONDS_OF_A_DAY = 86_400
 NUM_A_DAY = 12
@@ -33,6 +33,42 @@ FELL = [
         faults=(Fault("update", 3, "TERM"),),
     ),
 ]
+
+
+def alone() -> dict[str, Program]:
+    """Return a program for each part, which has that one beside the simplest ones."""
+    programs = {
+        f"{kind}: {name}": Program(**{kind: name}) for kind in ONE_OF for name in ONE_OF[kind]
+    }
+    programs |= {name: Program(**{kind: (name,)}) for kind in SOME_OF for name in SOME_OF[kind]}
+    for name, program in programs.items():
+        counts = (2, 1) if name == "exact" else (2,) if name in SHARDED | {"task: pairs"} else (1,)
+        programs[name] = replace(program, processes=counts, faults=(Fault("update", 5),))
+    buffers = Program(model="buffers", settings=("shards",))
+    programs["buffers in shards"] = replace(buffers, processes=(2,), faults=(Fault("update", 5),))
+    return programs
+
+
+ALONE = alone()
+SHOWN = (
+    "task: curriculum",
+    "data: stream",
+    "data: endless stream",
+    "data: balanced",
+    "step: SAM",
+    "centre",
+    "skips NaN",
+    "shards",
+)
+
+
+@pytest.mark.parametrize("name", slow_but(SHOWN, ALONE))
+def test_a_program_of_one_part_leaves_the_same_bytes_after_a_kill(
+    name: str, tmp_path: Path
+) -> None:
+    outcome = tried(ALONE[name], tmp_path / "program")
+    assert not outcome.wrong, f"{outcome} {outcome.program}"
+    assert outcome.num_kills == 1 or outcome.refused
 
 
 @pytest.mark.parametrize("seed", slow_but([71], [*range(30), 71]))

@@ -31,7 +31,6 @@ from accel_trainer.run.optimization import build_own_optimizers
 from recipes.distill import DistillationTask
 
 from .. import processes, workload
-from ..variants import slow_but
 
 NUM_STEPS = 10  # of 72 samples, 16 a step, in 2 epochs
 
@@ -66,16 +65,6 @@ def two_groups(model: nn.Module) -> Optimizer:
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {"two groups": two_groups}
-NAMES = [
-    name
-    for name, value in vars(torch.optim).items()
-    if isinstance(value, type) and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
-]
-
-
-@pytest.mark.parametrize("name", slow_but(["RMSprop"], NAMES))
-def test_a_run_with_an_optimizer_of_torch_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
-    check_resume(tmp_path, {"name": name})
 
 
 def test_a_run_with_the_users_optimizer_and_schedule_resumes_bit_for_bit(tmp_path: Path) -> None:

@@ -206,15 +206,6 @@ def test_a_padded_language_model_trains_as_in_one_batch(
     assert rows(tmp_path / "run", "eval", "eval/loss")[-1] == pytest.approx(eval_loss, abs=1e-10)
 
 
-def test_a_resumed_language_model_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    processes.run(train, tmp_path / "whole", 4, 2, folder=tmp_path / "logs-whole")
-    for max_steps in (1, 4, None):
-        processes.run(
-            train, tmp_path / "parts", 4, 2, max_steps, folder=tmp_path / f"logs-{max_steps}"
-        )
-    assert final(tmp_path / "parts").read_bytes() == final(tmp_path / "whole").read_bytes()
-
-
 class Counts(PlainTask):
     """Classification that trains with the numbers of items that `count` makes from ones [B]."""
 

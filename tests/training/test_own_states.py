@@ -85,26 +85,6 @@ def train(
     return centre
 
 
-def train_on_two(folder: Path) -> None:
-    train(folder / "whole")
-    train(folder / "parts", max_steps=3)
-    train(folder / "parts")
-    assert final_files(folder / "parts") == final_files(folder / "whole")
-
-
-def test_a_state_of_ones_own_resumes_to_the_same_bytes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        whole = train(tmp_path / "whole")
-        train(tmp_path / "parts", max_steps=3)
-        resumed = train(tmp_path / "parts")
-    assert torch.equal(resumed.value, whole.value)
-    assert whole.value.any()
-    assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
-    assert "UNSAVED_STATE" not in caplog.text
-
-
 class Memory(Callback):
     """Keeps a matrix that begins anywhere in the file of a checkpoint; as a callback, too."""
 
@@ -220,10 +200,6 @@ def test_a_state_that_is_not_given_is_reported(
     assert "centre.value" in caplog.text
 
 
-def test_a_state_of_ones_own_resumes_on_two_processes(tmp_path: Path) -> None:
-    processes.run(train_on_two, tmp_path, num_processes=2, folder=tmp_path / "logs")
-
-
 def train_exactly(folder: Path, max_steps: int) -> None:
     train(folder, max_steps=max_steps, reduce="exact")
 
@@ -272,13 +248,6 @@ def test_states_that_cannot_be_stored_are_one_line(tmp_path: Path, states: Any, 
 
 
 # --- what the first two steps refuse ---
-
-
-class MovesInForward(Centred):
-    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        output = super().step(model, batch)
-        self.centre.value = self.centre.value + 0.1
-        return output
 
 
 class MovesBeforeSaves(Callback):

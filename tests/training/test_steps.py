@@ -13,17 +13,14 @@ from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.optim.lr_scheduler import ScheduleConfig
 from accel_trainer.run.config import with_defaults
 from tests.evaluated import (
-    Interruption,
     differing,
     make_config,
     rows_of,
-    run_interrupted,
     run_whole,
     steps_of,
     train,
 )
 from tests.training.test_position import Witness, positions
-from tests.variants import slow
 
 
 def config_of(folder: Path, num_steps: int | None = 12, **changes: Any) -> RecipeConfig:
@@ -54,19 +51,6 @@ def test_each_evaluation_of_such_a_run_is_in_a_checkpoint(tmp_path: Path) -> Non
     names = [path.name for path in list_checkpoints(tmp_path / "checkpoints")]
     steps = [int(name.split("-")[1]) for name in names]
     assert steps == [3, 5, 6, 7, 9, 10, 12]  # epochs end after 5 and 10
-
-
-@pytest.mark.parametrize(
-    ("moment", "call", "num_processes"),
-    [("step", 8, 1), ("result", 4, 2), *slow([("evaluation", 20, 1), ("step", 12, 2)])],
-)
-def test_a_killed_run_of_some_steps_resumes_to_the_same_bits(
-    tmp_path: Path, moment: str, call: int, num_processes: int
-) -> None:
-    whole = run_whole(config_of(tmp_path / "whole"), num_processes=num_processes)
-    killed = Interruption("KILL", moment, call)
-    config = config_of(tmp_path / "killed")
-    assert differing(run_interrupted(config, killed, num_processes=num_processes), whole) == []
 
 
 def test_a_stop_before_the_last_step_changes_neither_schedule_nor_rows(tmp_path: Path) -> None:

@@ -5,18 +5,15 @@ Neither the time of the evaluation, nor a resume, nor the number of workers chan
 
 from __future__ import annotations
 
-import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor, nn
 
-from accel_trainer import BatchConfig, ClassificationTask
+from accel_trainer import ClassificationTask
 from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.data.loader import EvalLoader
 from accel_trainer.data.workers import SampleReader
@@ -25,7 +22,7 @@ from accel_trainer.training.evaluation.evaluation import run_evaluation
 from accel_trainer.training.evaluation.evaluator import Evaluator
 from accel_trainer.training.evaluation.metrics import MeanLoss
 
-from ... import processes, workload
+from ... import processes
 from ...joined import joined_processes
 from .test_evaluator import NUM_CLASSES, Samples
 
@@ -115,31 +112,3 @@ def test_an_exact_random_evaluation_is_the_same_on_2_processes(tmp_path: Path) -
     ]
     assert "loss" in jobs[0].output()
     assert jobs[0].output() == jobs[1].output()
-
-
-@pytest.mark.parametrize("num_workers", [None, 0])
-def test_a_resumed_run_has_the_same_random_evaluations(
-    tmp_path: Path, num_workers: int | None
-) -> None:
-    def rows(folder: Path) -> list[dict[str, Any]]:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        return [row for row in map(json.loads, lines) if row["event"] == "eval"]
-
-    batch = BatchConfig(per_device_batch_size=36, eval_batch_size=10)
-    for name, stops in (("whole", (None,)), ("resumed", (1, 3, None))):
-        for stop in stops:
-            random.seed(stop)
-            config = workload.make_config(tmp_path / name, batch=batch)
-            config = replace(config, trainer=replace(config.trainer, num_epochs=3, max_steps=stop))
-            config = replace(config, run=replace(config.run, allow_change=("trainer.max_steps",)))
-            workload.train(config, task=Noisy(), num_workers=num_workers, dropout=0.3)
-    assert len(rows(tmp_path / "whole")) == 3
-    resumed = {row["optimizer_step"]: row for row in rows(tmp_path / "resumed")}
-    assert [resumed[row["optimizer_step"]] for row in rows(tmp_path / "whole")] == rows(
-        tmp_path / "whole"
-    )
-    exports = [
-        (tmp_path / name / "export" / "model.safetensors").read_bytes()
-        for name in ("whole", "resumed")
-    ]
-    assert exports[0] == exports[1]

@@ -291,14 +291,6 @@ def test_a_skipped_step_leaves_no_trace_and_training_goes_on(
     assert all(isinstance(row["train/loss"], float) for row in rows if row["event"] == "train")
 
 
-def test_a_run_with_skipped_steps_resumes_at_every_step_to_the_same_bytes(tmp_path: Path) -> None:
-    three_an_epoch = BatchConfig(per_device_batch_size=24, eval_batch_size=10)
-    run(tmp_path / "whole", policy="skip", batch=three_an_epoch)
-    for max_steps in [*range(1, 6), None]:
-        run(tmp_path / "parts", policy="skip", max_steps=max_steps, batch=three_an_epoch)
-    assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
-
-
 def test_a_run_that_stopped_goes_on_with_skip(tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match="on_nonfinite=.skip"):
         run(tmp_path / "stopped", policy="stop")

@@ -96,18 +96,6 @@ def test_a_second_call_of_a_step_leaves_no_trace(tmp_path: Path, reduce: str) ->
     assert final_files(tmp_path / "Twice") == final_files(tmp_path / "Trainer")
 
 
-@pytest.mark.parametrize("trainer_class", [Sam, Noisy])
-def test_a_step_of_ones_own_resumes_to_the_same_bytes(
-    tmp_path: Path, trainer_class: type[Trainer]
-) -> None:
-    train(tmp_path / "whole", trainer_class)
-    train(tmp_path / "parts", trainer_class, max_steps=3)
-    train(tmp_path / "parts", trainer_class)
-    assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
-    train(tmp_path / "plain")
-    assert final_files(tmp_path / "plain") != final_files(tmp_path / "whole")
-
-
 def test_steps_of_ones_own_are_the_same_on_one_and_two_processes(tmp_path: Path) -> None:
     """The noise of a gradient is the same on all processes, so that their weights stay equal."""
     train_all(tmp_path / "one", Sam, Noisy, reduce="exact")

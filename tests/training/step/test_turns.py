@@ -193,17 +193,6 @@ def test_networks_in_turn_resume_to_the_same_bytes(
     assert not caplog.records, "nothing is said of honest parts"
 
 
-def test_networks_in_turn_resume_to_the_same_bytes_on_two_processes(
-    tmp_path: Path,
-) -> None:
-    processes.run(train_all_in_parts, tmp_path, num_processes=2, folder=tmp_path / "logs")
-
-
-def train_all_in_parts(folder: Path) -> None:
-    for name in PROGRAMS:
-        train_in_parts(folder / name, name)
-
-
 def train_in_float64(folder: Path, name: str) -> None:
     """Without norms over the batch, of which each process has a part of its own."""
     model = PROGRAMS[name].get("model", lambda: Gan(nn.LayerNorm))

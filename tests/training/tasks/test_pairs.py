@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -29,7 +27,7 @@ from accel_trainer import (
 )
 
 from ... import processes, workload
-from ..test_exactness import final_files, history, largest_difference
+from ..test_exactness import history, largest_difference
 
 NUM_TRAIN = 35  # steps of 16, 16 and 3 samples: of four processes, the last one has none of the 3
 NUM_EVAL = 21  # in batches of 10, one of two processes has an empty second batch
@@ -118,38 +116,6 @@ def test_pairs_of_all_processes_train_the_model_of_one(
         for name, rounding in (("train/loss", 2**-35), ("eval/loss", 1e-12)):
             if name in mine:
                 assert mine[name] == pytest.approx(theirs[name], rel=rounding), name
-
-
-class KillAllAfter(Callback):
-    """Kills every process after a step."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def on_step_end(self, trainer: Any, report: Any) -> None:
-        if report.optimizer_step == self._step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def train_until(folder: Path, step: int | None) -> None:
-    """Train in float32: the sums of rows are in float64, and so have no rounding."""
-    callbacks = [] if step is None else [KillAllAfter(step)]
-    train(folder, callbacks=callbacks, dtype=torch.float32)
-
-
-def test_pairs_of_two_processes_survive_a_kill_bit_for_bit(tmp_path: Path) -> None:
-    def start(name: str, step: int | None) -> processes.Job:
-        folder = tmp_path / name
-        logs = tmp_path / f"logs of {name} to {step}"
-        return processes.start(train_until, folder, step, num_processes=2, folder=logs)
-
-    whole, killed = start("whole", None), start("parts", 4)
-    assert whole.wait() == [0, 0], whole.output()
-    assert -signal.SIGKILL in killed.wait(), killed.output()
-    resumed = start("parts", None)
-    assert resumed.wait() == [0, 0], resumed.output()
-    assert "continuing after step" in resumed.output()
-    assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
 
 
 def check_eval_sizes(folder: Path) -> None:
