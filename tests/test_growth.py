@@ -34,7 +34,7 @@ from accel_trainer.vision.sources.labels import read_labels
 from accel_trainer.vision.sources.layouts import refuse_inner_splits, refuse_tables_of_splits
 from accel_trainer.vision.sources.listing import describe_left_out, list_photos
 from accel_trainer.vision.sources.photo_files import open_dataset
-from accel_trainer.vision.sources.raw import Part
+from accel_trainer.vision.sources.raw import Table
 from tests.vision.make_photos import encoded, photo
 
 JPEG = encoded(photo(8, 8))
@@ -144,7 +144,7 @@ def name_classes(num_samples: int, num_classes: int, folder: Path) -> Function:
 
 def read_texts(num_samples: int, num_classes: int, folder: Path) -> Function:
     column = [f"class {number}" for number in labels(num_samples, num_classes)]
-    tables = [[Part(Dataset.from_dict({"label": part}), "") for part in (column, column)]]
+    tables = [[Table(Dataset.from_dict({"label": part}), "") for part in (column, column)]]
     return lambda: read_labels(tables, "label")
 
 

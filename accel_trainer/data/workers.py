@@ -14,7 +14,7 @@ from functools import partial
 from itertools import tee
 from multiprocessing.sharedctypes import RawArray, RawValue
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from ..distributed.streams import has_streams
 from .fingerprint import fingerprint_samples, hash_value
 from .order import Ids, labels_of, take
 from .reader import Reader
-from .samples import datasets_in, set_epoch
+from .samples import datasets_in, rows_of, set_epoch
 from .signals import ignore_signals, worker_deaths
 
 Collate = Callable[[list[Any]], Any]
@@ -70,7 +70,8 @@ class SampleReader(Reader):
     ) -> None:
         self.dataset = dataset
         self._seed = seed
-        self._samples = _SeededSamples(dataset, num_workers=num_workers)
+        is_plain = collate is default_collate
+        self._samples = _SeededSamples(dataset, num_workers=num_workers, is_plain=is_plain)
         self._order = _Order()
         self._make_batch = partial(make_batch, collate=collate, num_classes=num_classes)
         self._loader: DataLoader[Batch] = DataLoader(
@@ -216,8 +217,9 @@ class _SeededSamples:
     began to read, and `is_closed`, which ends the workers.
     """
 
-    def __init__(self, dataset: Any, *, num_workers: int) -> None:
+    def __init__(self, dataset: Any, *, num_workers: int, is_plain: bool) -> None:
         self._dataset = dataset
+        self._is_plain = is_plain
         self.parts = datasets_in(dataset)
         self._epoch: int | None = None
         self.last_begun = RawArray("q", [-1] * num_workers)
@@ -235,6 +237,15 @@ class _SeededSamples:
             # Nothing reports the end of the parent process on every platform.
             time.sleep(_WORKER_CHECK_S)
         os._exit(0)
+
+    def __getitems__(self, places: list[_Place]) -> list[tuple[int, Any]] | Collated:
+        """Read the samples of a batch: of tensors, which draw nothing, in one call."""
+        ids = [drawn_id % len(self._dataset) for _, drawn_id, _ in places]
+        if not self._is_plain or (rows := rows_of(self._dataset, ids)) is None:
+            return [self[place] for place in places]
+        key, drawn_id, _ = places[-1]
+        seed_generators(fold_in(key, drawn_id))  # as after the last sample
+        return Collated(ids, rows)
 
     def __getitem__(self, place: _Place) -> tuple[int, Any]:
         """Read the sample at `place`."""
@@ -254,16 +265,28 @@ class _SeededSamples:
             ) from error
 
 
+class Collated(NamedTuple):
+    """Samples by their ids, as `default_collate` returns them."""
+
+    ids: list[int]
+    collated: list[Tensor]
+
+
 def make_batch(
-    samples: list[tuple[int, Any]], *, collate: Collate, num_classes: int | None = None
+    samples: list[tuple[int, Any]] | Collated, *, collate: Collate, num_classes: int | None = None
 ) -> Batch:
     """Return the `Batch` of `(id, sample)` pairs. Labels are checked here, on the host.
 
     Raises SampleError if the samples cannot be collated, or a label is not one of `num_classes`.
     """
+    if isinstance(samples, Collated):
+        return _checked(*samples, num_classes)
     ids = [sample_id for sample_id, _ in samples]
     try:
-        inputs, targets = inputs_and_targets(collate([sample for _, sample in samples]))
+        collated = collate([sample for _, sample in samples])
+        return _checked(ids, collated, num_classes)
+    except SampleError:
+        raise
     except Exception as error:
         forms = [
             str(recursively_apply(_form_of, sample, test_type=lambda value: True))
@@ -275,6 +298,11 @@ def make_batch(
             f"samples such as {listed} cannot be collated into a batch "
             f"({describe_error(error)}): give them one shape, or set DatasetOptions(collate=...)"
         ) from error
+
+
+def _checked(ids: list[int], collated: Any, num_classes: int | None) -> Batch:
+    """Return the batch of samples. Raises SampleError for a label that is not a class."""
+    inputs, targets = inputs_and_targets(collated)
     if num_classes is not None and isinstance(targets, Tensor):
         if targets.shape != (len(ids),):
             raise SampleError(
