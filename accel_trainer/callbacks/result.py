@@ -16,7 +16,6 @@ from torch import Tensor
 from ..core import filesystem
 from ..core.filesystem import writes_to
 from ..core.json_files import read_json_object
-from ..distributed.machine import peak_memory_bytes
 from ..fault_tolerance.activity import Activity
 from ..training.callback import Callback, RunResult, TrainerView
 from .evaluation_file import EVALUATION_FILE, as_tensor_if_long, write_details
@@ -65,9 +64,7 @@ class ResultWriter(Callback):
         measured = {
             "samples_per_s": self.log.samples_per_s,
             "wall_s": sum(self.activity.phase_s.values()),
-            "peak_memory_bytes": max(
-                self.log.peak_memory_bytes, peak_memory_bytes(trainer.accelerator)
-            ),
+            "peak_memory_bytes": self.log.peak_memory_bytes,
         }
         write_result(self.folder, result, more, measured)
 

@@ -169,7 +169,19 @@ class SampleReader(Reader):
         return self._make_batch([self._samples[0, int(ids[place]), None] for place in places])
 
     def _empty_batch(self, key: int) -> Batch:
-        return self._make_batch([self._samples[key, 0, None]]).map(lambda tensor: tensor[:0])
+        one = self._make_batch([self._samples[key, 0, None]])
+        return one.map(_none_of, lambda value: hasattr(value, "to"))
+
+
+def _none_of(value: Any) -> Tensor:
+    """Return no samples of a batch's tensor. Raises ConfigError for another object."""
+    if isinstance(value, Tensor):
+        return value[:0]
+    raise ConfigError(
+        "BATCH_SIZE",
+        f"a process has no sample in this step, and a {type(value).__name__} cannot be empty: set "
+        "--batch.drop-last, or take numbers of samples that divide evenly among the processes",
+    )
 
 
 _Place = tuple[int, int, int | None]

@@ -15,9 +15,11 @@ from accel_trainer import (
     BatchConfig,
     CheckpointConfig,
     ClassificationTask,
+    ConfigError,
     DataError,
     DatasetOptions,
     MeanLoss,
+    SampleReader,
     build_trainer,
     start_run,
 )
@@ -130,3 +132,10 @@ def test_graphs_that_torch_cannot_collate_lead_to_the_option(tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"DATA_SAMPLE\]: .*'Graph'.*DatasetOptions\(collate=") as e:
         train(tmp_path, DatasetOptions())
     assert "\n" not in str(e.value)
+
+
+def test_a_process_without_a_graph_is_one_line() -> None:
+    options = DatasetOptions(collate=join_graphs)
+    reader = SampleReader(Graphs(5), torch.device("cpu"), seed=0, collate=options.collate)
+    with pytest.raises(ConfigError, match="no sample in this step, and a Graph.*--batch.drop-last"):
+        next(reader.read([torch.empty(0, dtype=torch.long)], 0))
