@@ -523,6 +523,7 @@ RULES = {
             "lab.silent",
             "cli.share.best_so_far",
             "cli.share.verify",
+            "recipes.features",  # the folder of what it keeps
             "cli.new",  # a project is its user's: the modes are those of the umask
         },
         "Path('x').write_text('')",

@@ -25,8 +25,9 @@ from accel_trainer import (
     RunConfig,
     RuntimeConfig,
     TrainerConfig,
+    read_history,
 )
-from accel_trainer.vision import ModelConfig, build_model
+from accel_trainer.vision import ModelConfig, PhotoConfig, build_model, from_pretrained
 
 from . import processes
 from .test_architecture import count_tokens
@@ -193,3 +194,41 @@ def test_a_search_that_was_killed_continues_its_trial(tmp_path: Path) -> None:
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
     assert study.trials[1].params == killed.params
     assert module.search(tmp_path, num_trials=1).trials == study.trials, "nothing is left"
+
+
+def train_on_features(folder: Path, *stops: int) -> None:
+    """Train the head of a small net, with a stop after each of `stops`."""
+    module = importlib.import_module("recipes.features")
+    for max_steps in (*stops, None):
+        config = module.Config(
+            dataset=str(make_photos(folder.parent / "photos")),
+            photos=PhotoConfig(image_size=32),
+            model=ModelConfig(name="resnet8"),
+            batch=BatchConfig(per_device_batch_size=35),
+            trainer=TrainerConfig(num_epochs=2, max_steps=max_steps),
+            checkpoint=CheckpointConfig(every_n_steps=1),
+            runtime=RuntimeConfig(num_threads=1),
+            run=RunConfig(output_dir=folder, cache_dir=folder.parent / "cache", quiet=True),
+        )
+        module.train(config)
+
+
+def test_features_are_computed_once_and_the_whole_net_is_exported(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    train_on_features(tmp_path / "whole")
+    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "features").iterdir()}
+    assert len(stored) == 2
+    train_on_features(tmp_path / "parts", 1, 3)
+    assert {path: path.stat().st_mtime_ns for path in stored} == stored, "read by each start"
+    whole, parts = (weights(tmp_path / which) for which in ("whole", "parts"))
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+    result = json.loads((tmp_path / "whole" / "result.json").read_text())
+    step = int(result["best"]["name"].split("-")[1])
+    (row,) = (
+        row
+        for row in read_history(tmp_path / "whole")
+        if (row["event"], row["optimizer_step"]) == ("eval", step)
+    )
+    assert result["metrics"]["test/loss"] == pytest.approx(row["eval/loss"], rel=1e-5)
+    net = from_pretrained(tmp_path / "whole")
+    assert all(torch.equal(each, whole[key]) for key, each in net.state_dict().items())

@@ -269,7 +269,7 @@ class CrampedEvaluation(ClassificationTask):
 
 
 def test_an_evaluation_names_its_own_flag_and_costs_no_step(tmp_path: Path) -> None:
-    said = r"after step 5, phase evaluation .*: set --batch.eval-batch-size below 10"
+    said = r"after step 5, phase evaluation .*: set BatchConfig.eval_batch_size=. below 10"
     with pytest.raises(ConfigError, match=said):
         workload.train(make_config(tmp_path / "mended"), task=CrampedEvaluation())
     newest = max((tmp_path / "mended" / "checkpoints").glob("step-*"))

@@ -165,7 +165,7 @@ def test_freezing_after_the_start_names_the_flag_that_it_needs(tmp_path: Path) -
     assert "UNUSED_PARAMETERS" in job.output()
     assert "deep.bias, deep.weight took no part" in job.output()
     assert "before build_trainer" in job.output()
-    assert "--runtime.find-unused-parameters" in job.output()
+    assert "RuntimeConfig(find_unused_parameters=)" in job.output()
 
 
 def test_a_run_that_unfreezes_on_two_processes_resumes_exactly(tmp_path: Path) -> None:
