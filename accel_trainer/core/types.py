@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol
 
 import torch
 from accelerate.utils import is_torch_tensor, recursively_apply
@@ -153,6 +153,10 @@ class StepOutput(NamedTuple):
     is right. In training, rows report their means as they report that of the losses, as
     `train/<name>`; in evaluation, `MeanNumber` does.
 
+    `reduction` "sum": the engine trains on the sum of the losses over the step, as a VAE or a
+    detector does; it is the same for each micro-batch, and excludes `num_items`. Rows and
+    evaluations still report the mean over the samples.
+
     `is_per_sample` is False for the output of `from_mean`, whose `losses` and `num_items` are [].
     """
 
@@ -161,6 +165,7 @@ class StepOutput(NamedTuple):
     num_items: Tensor | None = None
     numbers: Mapping[str, Tensor] = MappingProxyType({})
     is_per_sample: bool = True
+    reduction: Literal["mean", "sum"] = "mean"
 
     @classmethod
     def from_mean(
@@ -203,19 +208,23 @@ def _detached(value: Any) -> Any:
 class StepSums(NamedTuple):
     """The numbers of a StepOutput, each summed over the samples to a tensor [] without its graph.
 
-    `num_items` is None if the task does not count items.
+    `num_items` is None if the task does not count items. `kind` says, in words, what the losses of
+    a step are divided by, if not by its samples.
     """
 
     loss: Tensor
     numbers: Mapping[str, Tensor]
     num_items: Tensor | None
+    kind: str = ""
 
     @classmethod
     def of(cls, output: StepOutput) -> StepSums:
         """Return the sums of what a task returned, of half precision in float32."""
         numbers = {name: _sum(values) for name, values in output.numbers.items()}
-        num_items = None if output.num_items is None else _sum(output.num_items)
-        return cls(_sum(output.losses), numbers, num_items)
+        if output.num_items is not None:
+            return cls(_sum(output.losses), numbers, _sum(output.num_items), "num_items")
+        kind = "" if output.reduction == "mean" else "reduction='sum'"
+        return cls(_sum(output.losses), numbers, None, kind)
 
 
 def _sum(values: Tensor) -> Tensor:
@@ -227,10 +236,11 @@ def _sum(values: Tensor) -> Tensor:
 class Gradients(Mapping[str, "Tensor | None"]):
     """The gradients of an optimizer step, by the names of the model's parameters.
 
-    They are those of the mean loss over the step batch of all processes, without loss scaling, the
-    same on each process; with shards, each process has its part of them. None: the loss of no
-    sample depends on the parameter, or its optimizer has no turn. The other attributes are of this
-    process: `losses` has the sum [] of each micro-batch, and `sample_ids` its samples, int64 [B].
+    They are those of the mean loss over the step batch of all processes, or of its sum, without
+    loss scaling, the same on each process; with shards, each process has its part. None: the loss
+    of no sample depends on the parameter, or its optimizer has no turn. The other attributes are of
+    this process: `losses` has the sum [] of each micro-batch, and `sample_ids` its samples, int64
+    [B].
     """
 
     tensors: Mapping[str, Tensor | None]

@@ -28,7 +28,8 @@ class Ema:
     (1 + step) / (10 + step) until that reaches `decay`: the random initial weights fade, as in
     Tensorflow's ExponentialMovingAverage. torch's AveragedModel would sync the host in each update.
     Parameters of one of the `optimizers` are averaged only after its steps, whose number is the
-    `step` of their decay.
+    `step` of their decay. With `every_n_steps`, only multiples of it count, and in the
+    `warmup_steps` the average is a copy.
 
     `copied` is a copy of `source`. If the weights are sharded, both are sharded in the same way.
     What no optimizer steps shares its memory with its average, until either is written. Integer
@@ -44,8 +45,12 @@ class Ema:
         *,
         decay: float,
         optimizers: Optimizers,
+        every_n_steps: int = 1,
+        warmup_steps: int = 0,
     ) -> None:
         self.decay = decay
+        self._every = every_n_steps
+        self._warmup_steps = warmup_steps
         self._owners = {
             parameter: name
             for name, optimizer in optimizers.items()
@@ -91,6 +96,9 @@ class Ema:
         "" the number of the run's, for what has no optimizer.
         """
         self.settle()
+        num_steps = {name: step for name, step in num_steps.items() if step % self._every == 0}
+        if not num_steps:
+            return
         buffers = buffers_at([*self._average_places, *self._source_places])
         # A forward may have assigned a new tensor to a buffer, and somebody have written to a
         # parameter that was shared.
@@ -98,7 +106,10 @@ class Ema:
         if self._has_shards or not is_same:
             self._look_up()
         for name, step in num_steps.items():
-            decay = min(self.decay, (1 + step) / (10 + step))
+            number = step // self._every
+            decay = min(self.decay, (1 + number) / (10 + number))
+            if step <= self._warmup_steps:
+                decay = 0.0
             if pairs := self._averaged[name]:
                 averages, sources = zip(*pairs, strict=True)
                 torch._foreach_lerp_(averages, sources, 1 - decay)

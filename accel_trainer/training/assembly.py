@@ -67,7 +67,14 @@ def assemble(
     wrapped_model = strategy.prepare(model, optimizers)
     average = None
     if copied is not None and config.ema_decay is not None:
-        average = Ema(model, copied, decay=config.ema_decay, optimizers=optimizers)
+        average = Ema(
+            model,
+            copied,
+            decay=config.ema_decay,
+            optimizers=optimizers,
+            every_n_steps=config.ema_every_n_steps,
+            warmup_steps=config.ema_warmup_steps,
+        )
     # 3. The optimizers are made ready, which may depend on shards.
     for optimizer in optimizers.values():
         make_ready(optimizer)
@@ -89,6 +96,7 @@ def assemble(
         nonfinite=nonfinite,
         activity=activity,
         max_grad_norm=config.max_grad_norm,
+        max_grad_value=config.max_grad_value,
         check_every_n_steps=config.check_every_n_steps,
     )
     trained = training_state(model, optimizers, copied, strategy.accelerator.scaler, states)

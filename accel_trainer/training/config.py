@@ -48,11 +48,17 @@ class TrainerConfig(Config):
     """Stop after this many seconds; the same command continues the run. None: no limit."""
     max_grad_norm: float | None = None
     """Clip gradients to this global L2 norm, and log the norm; None: neither."""
+    max_grad_value: float | None = None
+    """Clip each gradient to this absolute value, and log their norm before that; None: neither."""
     on_nonfinite: Annotated[Literal["stop", "skip"], short_flag("--on-nonfinite")] = "stop"
     """When a gradient is NaN or inf, which is never applied: end the run, or skip the step."""
     ema_decay: Annotated[float | None, short_flag("--ema")] = None
     """Keep, evaluate and export an exponential moving average of the weights with this decay; None:
     none."""
+    ema_every_n_steps: int = 1
+    """Move the average after every n steps."""
+    ema_warmup_steps: int = 0
+    """In so many steps, the average is a copy of the weights."""
     evaluate_every: Annotated[str | None, short_flag("--evaluate-every")] = None
     """How often to evaluate, such as `500steps`, `2epochs` or `0.25epochs`, also at the end; None:
     `1epoch`, or `1000steps` with `num_steps`."""
@@ -78,15 +84,16 @@ class TrainerConfig(Config):
             self,
             "trainer",
             "max_steps",
+            "ema_every_n_steps",
             "log_every_n_steps",
             "digest_every_n_steps",
             "check_every_n_steps",
             "patience",
         )
-        ABOVE_ZERO.check(self, "trainer", "max_grad_norm", "max_time_s")
+        ABOVE_ZERO.check(self, "trainer", "max_grad_norm", "max_grad_value", "max_time_s")
         if self.evaluate_every is not None:
             _interval(self.evaluate_every)  # raises ConfigError
-        NOT_NEGATIVE.check(self, "trainer", "num_epochs", "num_steps")
+        NOT_NEGATIVE.check(self, "trainer", "num_epochs", "num_steps", "ema_warmup_steps")
         POSITIVE.check(self, "trainer", "hours")
         lengths = {"--epochs": self.num_epochs, "--steps": self.num_steps, "--hours": self.hours}
         given = [f"{flag} {value}" for flag, value in lengths.items() if value is not None]

@@ -113,6 +113,15 @@ def weighted_classes(draft: Draft) -> None:
     draft.task = ClassificationTask(config, class_counts=torch.tensor([15, 30, 27]))
 
 
+class Sums:
+    """Adds up the losses of a step."""
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        logits = model(batch.inputs)
+        losses = F.cross_entropy(logits, batch.targets, reduction="none") / 16
+        return StepOutput(losses, logits, reduction="sum")
+
+
 TASKS: dict[str, Part] = {
     "classes": lambda draft: setattr(draft, "task", ClassificationTask()),
     "weighted classes": weighted_classes,
@@ -121,6 +130,7 @@ TASKS: dict[str, Part] = {
     "items": lambda draft: setattr(draft, "task", Items()),
     "only a mean": lambda draft: setattr(draft, "task", OnlyMean()),
     "noisy": lambda draft: setattr(draft, "task", Noisy()),
+    "sums": lambda draft: setattr(draft, "task", Sums()),
 }
 
 
@@ -700,6 +710,10 @@ def sharded(kind: str) -> Part:
 SETTINGS: dict[str, Part] = {
     "average": lambda draft: draft.set("trainer", ema_decay=0.9),
     "clipping": lambda draft: draft.set("trainer", max_grad_norm=0.5),
+    "clipping by value": lambda draft: draft.set("trainer", max_grad_value=0.05),
+    "rare average": lambda draft: draft.set(
+        "trainer", ema_decay=0.8, ema_every_n_steps=2, ema_warmup_steps=4
+    ),
     "accumulation": lambda draft: draft.set("batch", per_device_batch_size=4),
     "exact": lambda draft: draft.set("batch", per_device_batch_size=4, reduce="exact"),
     "shards": sharded("sharded"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass
@@ -60,6 +61,7 @@ class OptimizerStep:
     nonfinite: NonfiniteReport
     activity: Activity
     max_grad_norm: float | None
+    max_grad_value: float | None
     check_every_n_steps: int | None
 
     def __post_init__(self) -> None:
@@ -205,6 +207,8 @@ class OptimizerStep:
     def _run_micro_batch(self, batch: Batch, factor: float, notify: Notify | None) -> StepSums:
         """Add the gradients of `losses.sum() * factor`. **Collective** in the last of a step.
 
+        A sum over the step has the strategy's own factor.
+
         The backward starts from the factor of each loss: computing the product and its backward
         would add 7 % to the step of a tiny model.
         """
@@ -216,6 +220,8 @@ class OptimizerStep:
         if notify is not None:
             notify("on_micro_batch", batch, output.detached())
         losses = output.losses
+        if output.reduction == "sum":
+            factor = self.strategy.gradient_factor
         del output  # so that the backward can use the memory of what only metrics read
         # Not kept for the next step: a hook on the losses may change it in place.
         gradient = torch.full_like(losses, factor)
@@ -246,16 +252,13 @@ class OptimizerStep:
         return sums
 
     def _check_form(self, micro_sums: list[StepSums]) -> None:
-        """Raise ConfigError if the task counts items, or has a number, only sometimes.
+        """Raise ConfigError if the task counts items, sums, or has a number, only sometimes.
 
         **Collective. Host sync**, in the first step, which also refuses negative and NaN counts.
 
         A process without them would not take part in the collectives of the others.
         """
-        forms: set[Form] = {
-            (*each.numbers,) if each.num_items is None else ("num_items", *each.numbers)
-            for each in micro_sums
-        }
+        forms: set[Form] = {(each.kind, *each.numbers) for each in micro_sums}
         if forms == self._forms and len(forms) == 1:
             return
         differing = []
@@ -322,8 +325,13 @@ class OptimizerStep:
         if turn:
             self._refuse_out_of_turn(turn)
         grad_norm = None
-        if self.max_grad_norm is not None:
-            grad_norm = local_part(self._clip(self.max_grad_norm))
+        if self.max_grad_norm is not None or self.max_grad_value is not None:
+            # Without a bound, the norm still tells of an inf, which the other clipping would hide.
+            grad_norm = local_part(self._clip(self.max_grad_norm or math.inf))
+        if self.max_grad_value is not None:
+            clipped = [local_part(p.grad) for p in self._parameters.values() if p.grad is not None]
+            torch._foreach_clamp_min_(clipped, -self.max_grad_value)
+            torch._foreach_clamp_max_(clipped, self.max_grad_value)
         update = PendingUpdate(position, gradients.step_batch, gradients.losses)
         was_skipped = self.check.apply(update, grad_norm)
         self._clear_gradients()
@@ -349,4 +357,4 @@ class OptimizerStep:
 
 
 def _named(forms: set[Form]) -> str:
-    return "; ".join(sorted(", ".join(form) or "none" for form in forms))
+    return "; ".join(sorted(", ".join(filter(None, form)) or "none" for form in forms))

@@ -41,6 +41,12 @@ def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:
 
 def _check_sizes(output: StepOutput, num_samples: int) -> None:
     losses, num_items = output.losses, output.num_items
+    if output.reduction != "mean" and (output.reduction != "sum" or num_items is not None):
+        raise ConfigError(
+            "TASK",
+            f"the task returned reduction={output.reduction!r}: return mean, or sum for losses "
+            "[B] without num_items",
+        )
     if not output.is_per_sample:
         if not _has_shape(num_items) or losses.ndim:
             raise ConfigError(

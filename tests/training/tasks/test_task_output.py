@@ -182,6 +182,7 @@ def make_step(task: Task, model: nn.Module) -> OptimizerStep:
         nonfinite=NonfiniteReport(strategy, may_skip=False, model=model, task=task, folder=Path()),
         activity=Activity(),
         max_grad_norm=None,
+        max_grad_value=None,
         check_every_n_steps=None,
     )
 
