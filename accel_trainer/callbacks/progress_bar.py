@@ -22,6 +22,8 @@ from ..core.history import is_number
 from ..core.train_state import checkpoint_name
 from ..core.types import StepReport
 from ..core.wording import counted
+from ..distributed.launch_env import count_local_processes
+from ..distributed.machine import available_cpus
 from ..fault_tolerance.preemption import StopFlag
 from ..training.callback import Callback, RunResult, TrainerView
 from ..training.config import TrainerConfig
@@ -32,6 +34,8 @@ from .metrics_file import Row
 _FORMAT = "{desc} |{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}  {rate_fmt}"
 _NUM_FIRST = 3  # steps, which allocate, compile and are checked
 _MEASURED_S = 10.0
+_WAIT_FRACTION = 0.3  # of the time; and of a step, what is more than workers take to send a batch
+_WAIT_S = 0.01
 _MIN_LEFT_S = 120.0  # of what is worth a line
 _MIN_WIDTH = 10  # of a column, for a number such as -1.234e-05
 
@@ -45,7 +49,8 @@ class ProgressBar(Callback):
 
     The time left is estimated from the mean time of a step in this attempt, including logs, saves
     and evaluations. Once the first steps are over, one line says what all take, unless that is
-    short. With `is_quiet`, as on all processes but the main one, it shows nothing.
+    short, and another one if they wait for samples and more data workers would help. With
+    `is_quiet`, as on all processes but the main one, it shows nothing.
 
     Ctrl-C says what happens next. `checkpoints` is the folder of the run's checkpoints.
     """
@@ -104,17 +109,18 @@ class ProgressBar(Callback):
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Move the bar. **Host sync** when it is drawn."""
-        self._tell_time(report.optimizer_step)
+        self._tell_time(trainer, report.optimizer_step)
         self._bar.set_description_str(self._epoch(report.epoch + 1), refresh=False)
         if self._bar.update():  # it was drawn
             loss = loss_of(report, is_exact=trainer.loader.plan.reduce == "exact")
             self._bar.set_postfix_str(f"loss {loss:.4g}")
 
-    def _tell_time(self, step: int) -> None:
+    def _tell_time(self, trainer: TrainerView, step: int) -> None:
         """Say what the remaining steps take as soon as enough were timed, once."""
         timed, now_s = step - self._first_step - _NUM_FIRST, time.monotonic()
         if timed == 0:
             self._timed_from_s = now_s
+            self._waited_s = trainer.data_wait_s
         elif (spent_s := now_s - self._timed_from_s) >= _MEASURED_S:
             self._timed_from_s = math.inf
             num_left = self._num_steps - step
@@ -122,6 +128,17 @@ class ProgressBar(Callback):
             if self._of and left_s >= _MIN_LEFT_S:
                 about = f"about {tqdm.format_interval(left_s)} for {counted(num_left, 'more step')}"
                 self.write(f"{about}, evaluations and checkpoints not included")
+            self._tell_wait(trainer, spent_s, timed)
+
+    def _tell_wait(self, trainer: TrainerView, spent_s: float, num_steps: int) -> None:
+        """Say what would help if steps wait for a reader that could have more workers."""
+        wait_s = trainer.data_wait_s - self._waited_s
+        cpus = available_cpus() // count_local_processes()
+        num_workers: int = getattr(getattr(trainer.loader, "reader", None), "num_workers", cpus)
+        more = min(cpus, max(2, 2 * num_workers))
+        if wait_s > max(_WAIT_FRACTION * spent_s, _WAIT_S * num_steps) and more > num_workers:
+            fact = f"{wait_s:.1f} of {spent_s:.1f} s of training wait for samples"
+            self.write(f"{fact}: --batch.num-workers {more}")
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Add the epoch to the table if no evaluation has."""

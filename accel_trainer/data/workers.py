@@ -69,6 +69,7 @@ class SampleReader(Reader):
         timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
         self.dataset = dataset
+        self.num_workers = num_workers
         self._seed = seed
         is_plain = collate is default_collate
         self._samples = _SeededSamples(dataset, num_workers=num_workers, is_plain=is_plain)

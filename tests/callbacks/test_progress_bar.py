@@ -156,7 +156,7 @@ def test_what_a_run_takes_is_said_once_after_its_first_steps(
     plan = SimpleNamespace(steps_per_epoch=1_000_000)
     state = TrainState(first_step, 0, first_step)
     trainer: Any = SimpleNamespace(
-        best=None, state=state, loader=SimpleNamespace(plan=plan), is_finished=False
+        best=None, state=state, loader=SimpleNamespace(plan=plan), is_finished=False, data_wait_s=0
     )
     bar.on_fit_start(trainer)
     clock.now = 60.0  # of compilation, in the first steps
@@ -165,6 +165,44 @@ def test_what_a_run_takes_is_said_once_after_its_first_steps(
         bar.on_step_end(trainer, cast(StepReport, SimpleNamespace(optimizer_step=step, epoch=0)))
     lines = [line for line in capsys.readouterr().out.splitlines() if "about" in line]
     assert [line.partition(",")[0] for line in lines] == [said] * (said is not None)
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "num_workers", "said"),
+    [
+        (0.2, 0, "4.0 of 10.0 s of training wait for samples: --batch.num-workers 2"),
+        (0.2, 3, "4.0 of 10.0 s of training wait for samples: --batch.num-workers 6"),
+        (0.2, 8, None),  # each CPU has one
+        (0.2, None, None),  # the reader has no workers
+        (0.1, 0, None),
+    ],
+)
+def test_steps_that_wait_for_samples_are_said_where_workers_help(
+    wait_s: float,
+    num_workers: int | None,
+    said: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(progress_bar, "available_cpus", lambda: 8)
+    flag: Any = SimpleNamespace()
+    config = TrainerConfig(num_epochs=None, num_steps=200)
+    bar = ProgressBar(config, banner="", is_quiet=False, stop_flag=flag, checkpoints=tmp_path)
+    reader = SimpleNamespace() if num_workers is None else SimpleNamespace(num_workers=num_workers)
+    loader = SimpleNamespace(plan=SimpleNamespace(steps_per_epoch=1_000), reader=reader)
+    trainer: Any = SimpleNamespace(
+        best=None, state=TrainState(), loader=loader, is_finished=False, data_wait_s=0.0
+    )
+    bar.on_fit_start(trainer)
+    for step in range(1, 101):
+        clock.now += 0.5
+        trainer.data_wait_s += wait_s
+        bar.on_step_end(trainer, cast(StepReport, SimpleNamespace(optimizer_step=step, epoch=0)))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "wait" in line]
+    assert lines == [said] * (said is not None)
 
 
 def test_quiet_still_prints_warnings(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class PhotoReader(Reader):
         self._labels = torch.from_numpy(split.labels)
         self._transform = transform
         self._is_pinned = has_streams(device)
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._normalize = Normalizer(
             transform.mean, transform.std, num_pixels=transform.size**2, device=device
         )
@@ -69,7 +69,7 @@ class PhotoReader(Reader):
         Raises:
             DataError: a photo cannot be read or decoded.
         """
-        if self._num_workers == 0:
+        if self.num_workers == 0:
             for batch_ids in ids:
                 batch = self._new_batch(batch_ids)
                 make_row = self._row_maker(batch_ids, epoch)
@@ -79,7 +79,7 @@ class PhotoReader(Reader):
         # A thread that has never asked for the number of its threads takes over the number that
         # another thread sets (torch 2.13): the calling thread asks before the workers set theirs.
         torch.get_num_threads()
-        pool = ThreadPoolExecutor(self._num_workers, "photos", torch.set_num_threads, (1,))
+        pool = ThreadPoolExecutor(self.num_workers, "photos", torch.set_num_threads, (1,))
         ahead: deque[tuple[Batch, list[Future[None]]]] = deque()
         try:
             for batch_ids in ids:
