@@ -283,14 +283,15 @@ def in_the_task(number: Number) -> Parts:
 
 def in_a_task_with_slots(number: Number) -> Parts:
     class Slotted:
-        __slots__ = ("number",)
+        __slots__ = ("number", "scale")
 
         def __init__(self) -> None:
-            self.number = number
+            self.number, self.scale = number, 0.5
 
         def step(self, model: nn.Module, batch: Batch) -> StepOutput:
             output = PlainTask().step(model, batch)
-            return output._replace(losses=output.losses * (self.number() if model.training else 1))
+            factor = self.scale * self.number() if model.training else 1
+            return output._replace(losses=output.losses * factor)
 
     return {"task": Slotted}
 

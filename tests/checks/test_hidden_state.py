@@ -42,7 +42,10 @@ def number_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         [
             "slot",
             "layer made late",
+            "method",
             "closure",
+            "partial",
+            "cache of draws",
             "global",
             "optimizer",
             "generator of torch",

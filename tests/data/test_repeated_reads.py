@@ -31,14 +31,23 @@ NUM = 48
 
 
 class Vectors(Dataset[Any]):
-    """Samples (vector [8], label), kept in memory."""
+    """Samples (vector [8], label), kept in memory, and what may change as they are read."""
 
     def __init__(self) -> None:
         self.inputs = torch.randn(NUM, 8, generator=torch.Generator().manual_seed(0))
+        self.array = self.inputs.numpy().copy()
         self.generator = np.random.default_rng(0)
+        self.torch_generator = torch.Generator().manual_seed(3)
+        self.random_state = np.random.RandomState(3)
+        self.python_random = random.Random(3)
+        generator = np.random.default_rng(0)
+        self.transform = lambda sample: sample * float(generator.normal())
+        self.read = lru_cache(None)(lambda index: self.inputs[index] + noise())
         self.cache: dict[int, Tensor] = {}
+        self.list: list[Tensor | None] = [None] * NUM
         self.num_reads = 0
         self.last: Tensor | None = None
+        self.mean = torch.zeros(8)
 
     def __len__(self) -> int:
         return NUM
@@ -54,168 +63,116 @@ def noise() -> Tensor:
     return 0.1 * torch.randn(8)
 
 
+def of_class(augment: Callable[[Any, Tensor, int], Tensor]) -> type[Vectors]:
+    """Return a class of vectors that a function augments, of its name."""
+    return type(augment.__name__, (Vectors,), {"augment": augment})
+
+
 # --- samples that depend on earlier reads ---
 
 
-class NumpyGenerator(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        return sample + torch.from_numpy(self.generator.normal(size=8)).float()
+@of_class
+def numpy_generator(self: Any, sample: Tensor, index: int) -> Tensor:
+    return sample + torch.from_numpy(self.generator.normal(size=8)).float()
 
 
-class TorchGenerator(Vectors):
-    def __init__(self) -> None:
-        super().__init__()
-        self.own = torch.Generator().manual_seed(3)
-
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        return sample + torch.randn(8, generator=self.own)
+@of_class
+def torch_generator(self: Any, sample: Tensor, index: int) -> Tensor:
+    return sample + torch.randn(8, generator=self.torch_generator)
 
 
-class RandomState(Vectors):
-    def __init__(self) -> None:
-        super().__init__()
-        self.own = np.random.RandomState(3)
-
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        return sample.flip(0) if self.own.rand() < 0.5 else sample
+@of_class
+def random_state(self: Any, sample: Tensor, index: int) -> Tensor:
+    return sample.flip(0) if self.random_state.rand() < 0.5 else sample
 
 
-class PythonRandom(Vectors):
-    def __init__(self) -> None:
-        super().__init__()
-        self.own = random.Random(3)
-
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        return sample * self.own.random()
+@of_class
+def python_random(self: Any, sample: Tensor, index: int) -> Tensor:
+    return sample * self.python_random.random()
 
 
-class RarelyAugments(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        return -sample if self.generator.random() < 0.01 else sample
+@of_class
+def augments_rarely(self: Any, sample: Tensor, index: int) -> Tensor:
+    return -sample if self.generator.random() < 0.01 else sample
 
 
-class GeneratorOfATransform(Vectors):
-    def __init__(self) -> None:
-        super().__init__()
-        generator = np.random.default_rng(0)
-        self.transform = lambda sample: sample * float(generator.normal())
-
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        return self.transform(sample)
+@of_class
+def generator_of_a_transform(self: Any, sample: Tensor, index: int) -> Tensor:
+    return self.transform(sample)
 
 
-class InPlace(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        sample += noise()
-        return sample
+@of_class
+def in_place(self: Any, sample: Tensor, index: int) -> Tensor:
+    sample += noise()
+    return sample
 
 
-class InPlaceSometimes(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        if random.random() < 0.5:
-            sample.neg_()
-        return sample
+@of_class
+def in_place_sometimes(self: Any, sample: Tensor, index: int) -> Tensor:
+    return sample.neg_() if random.random() < 0.5 else sample
 
 
-class InPlaceWithoutRandomness(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        return sample.mul_(0.9)
+@of_class
+def in_place_without_randomness(self: Any, sample: Tensor, index: int) -> Tensor:
+    return sample.mul_(0.9)
 
 
-class InPlaceArray(Vectors):
-    def __init__(self) -> None:
-        super().__init__()
-        self.array = self.inputs.numpy().copy()
-
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        row = self.array[index]
-        row *= np.random.uniform(0.9, 1.1)
-        return torch.from_numpy(row.copy())
+@of_class
+def in_place_in_an_array(self: Any, sample: Tensor, index: int) -> Tensor:
+    row = self.array[index]
+    row *= np.random.uniform(0.9, 1.1)
+    return torch.from_numpy(row.copy())
 
 
-class KeepsAugmented(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        if index not in self.cache:
-            self.cache[index] = sample + noise()
-        return self.cache[index]
+@of_class
+def keeps_augmented(self: Any, sample: Tensor, index: int) -> Tensor:
+    if index not in self.cache:
+        self.cache[index] = sample + noise()
+    return self.cache[index]
 
 
-class KeepsAugmentedInAList(Vectors):
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: list[Tensor | None] = [None] * NUM
-
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        kept = self.kept[index]
-        if kept is None:
-            kept = self.kept[index] = sample * np.random.rand()
-        return kept
+@of_class
+def keeps_augmented_in_a_list(self: Any, sample: Tensor, index: int) -> Tensor:
+    if self.list[index] is None:
+        self.list[index] = sample * np.random.rand()
+    return self.list[index]
 
 
-class KeepsByLruCache(Vectors):
-    def __init__(self) -> None:
-        super().__init__()
-        self.read = lru_cache(None)(lambda index: self.inputs[index] + noise())
-
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        return self.read(index)
+@of_class
+def keeps_by_lru_cache(self: Any, sample: Tensor, index: int) -> Tensor:
+    return self.read(index)
 
 
-class CountsReads(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        self.num_reads += 1
-        return sample * (1 + 1e-3 * self.num_reads)
+@of_class
+def counts_reads(self: Any, sample: Tensor, index: int) -> Tensor:
+    self.num_reads += 1
+    return sample * (1 + 1e-3 * self.num_reads)
 
 
-class GrowsHarder(Vectors):
-    """Changes after every tenth read only."""
-
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        self.num_reads += 1
-        return sample + self.num_reads // 10
+@of_class
+def changes_after_every_tenth_read(self: Any, sample: Tensor, index: int) -> Tensor:
+    self.num_reads += 1
+    return sample + self.num_reads // 10
 
 
-class MixesWithTheLast(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        last, self.last = self.last, sample
-        return sample if last is None else 0.8 * sample + 0.2 * last
+@of_class
+def mixes_with_the_last(self: Any, sample: Tensor, index: int) -> Tensor:
+    last, self.last = self.last, sample
+    return sample if last is None else 0.8 * sample + 0.2 * last
 
 
-class RunningMean(Vectors):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = torch.zeros(8)
-
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        self.mean = 0.9 * self.mean + 0.1 * sample
-        return sample - self.mean
+@of_class
+def running_mean(self: Any, sample: Tensor, index: int) -> Tensor:
+    self.mean = 0.9 * self.mean + 0.1 * sample
+    return sample - self.mean
 
 
 NAMED: dict[str, Callable[[], Any]] = {
-    each.__name__: each
-    for each in (
-        NumpyGenerator,
-        TorchGenerator,
-        RandomState,
-        PythonRandom,
-        RarelyAugments,
-        GeneratorOfATransform,
-        InPlace,
-        InPlaceSometimes,
-        InPlaceWithoutRandomness,
-        InPlaceArray,
-        KeepsAugmented,
-        KeepsAugmentedInAList,
-        KeepsByLruCache,
-        CountsReads,
-        GrowsHarder,
-        MixesWithTheLast,
-        RunningMean,
-    )
+    name: each for name, each in vars().copy().items() if Vectors in getattr(each, "__bases__", ())
 }
 NAMED |= {
     f"{name} in a {kind}": lambda name=name, wrap=wrap: wrap(NAMED[name]())
-    for name in ("NumpyGenerator", "InPlace", "KeepsAugmented", "CountsReads")
+    for name in ("numpy_generator", "in_place", "keeps_augmented", "counts_reads")
     for kind, wrap in {
         "Subset": lambda data: Subset(data, range(5, NUM)),
         "ConcatDataset": lambda data: ConcatDataset([data]),
@@ -226,49 +183,41 @@ NAMED |= {
 # --- honest samples ---
 
 
-class GlobalGenerators(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        return sample * random.random() + np.random.rand() + noise()
+@of_class
+def global_generators(self: Any, sample: Tensor, index: int) -> Tensor:
+    return sample * random.random() + np.random.rand() + noise()
 
 
-class RejectionSampling(Vectors):
-    """Draws a number of times that depends on what is drawn."""
-
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        while (drawn := random.random()) > 0.3:
-            pass
-        return sample * drawn
+@of_class
+def draws_until_it_fits(self: Any, sample: Tensor, index: int) -> Tensor:
+    while (drawn := random.random()) > 0.3:
+        pass
+    return sample * drawn
 
 
-class KeepsRaw(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        if index not in self.cache:
-            self.cache[index] = sample * 2
-        return self.cache[index] + noise()
+@of_class
+def keeps_raw(self: Any, sample: Tensor, index: int) -> Tensor:
+    if index not in self.cache:
+        self.cache[index] = sample * 2
+    return self.cache[index] + noise()
 
 
-class CountsForALog(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        self.num_reads += 1
-        return sample + noise()
+@of_class
+def counts_for_a_log(self: Any, sample: Tensor, index: int) -> Tensor:
+    self.num_reads += 1
+    return sample + noise()
 
 
-class SeedsItsOwn(Vectors):
-    """Its generator starts again with each sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.own = torch.Generator()
-
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        self.own.manual_seed(index)
-        return sample + torch.randn(8, generator=self.own)
+@of_class
+def seeds_its_own_for_each_sample(self: Any, sample: Tensor, index: int) -> Tensor:
+    self.torch_generator.manual_seed(index)
+    return sample + torch.randn(8, generator=self.torch_generator)
 
 
-class SeedsFromTheGlobal(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        generator = np.random.default_rng(np.random.randint(2**31))
-        return sample * float(generator.normal())
+@of_class
+def seeds_from_the_global(self: Any, sample: Tensor, index: int) -> Tensor:
+    generator = np.random.default_rng(np.random.randint(2**31))
+    return sample * float(generator.normal())
 
 
 class OpensLate(Vectors):
@@ -292,17 +241,15 @@ class Memoised(Vectors):
         return sample - self.mean + noise()
 
 
-class ClampsInPlace(Vectors):
-    """Repairs a sample where it lies: a second time changes nothing."""
-
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        return sample.clamp_(-1, 1) + noise()
+@of_class
+def repairs_in_place(self: Any, sample: Tensor, index: int) -> Tensor:
+    return sample.clamp_(-1, 1) + noise()
 
 
-class RemembersTheLast(Vectors):
-    def augment(self, sample: Tensor, index: int) -> Tensor:
-        self.last = sample
-        return sample
+@of_class
+def remembers_the_last(self: Any, sample: Tensor, index: int) -> Tensor:
+    self.last = sample
+    return sample
 
 
 class Rows:
@@ -319,23 +266,23 @@ HONEST: dict[str, Callable[[], Any]] = {
     each.__name__: each
     for each in (
         Vectors,
-        GlobalGenerators,
-        RejectionSampling,
-        KeepsRaw,
-        CountsForALog,
-        SeedsItsOwn,
-        SeedsFromTheGlobal,
+        global_generators,
+        draws_until_it_fits,
+        keeps_raw,
+        counts_for_a_log,
+        seeds_its_own_for_each_sample,
+        seeds_from_the_global,
         OpensLate,
         Memoised,
-        ClampsInPlace,
-        RemembersTheLast,
+        repairs_in_place,
+        remembers_the_last,
     )
 } | {
     "columns": lambda: Columns(Rows(), ("image", "label")),
     "list": lambda: [(torch.ones(2), 0)] * 5,
     "one sample": lambda: [(torch.ones(2), 0)],
-    "subset": lambda: Subset(GlobalGenerators(), range(3, 20)),
-    "joined": lambda: ConcatDataset([KeepsRaw(), GlobalGenerators()]),
+    "subset": lambda: Subset(global_generators(), range(3, 20)),
+    "joined": lambda: ConcatDataset([keeps_raw(), global_generators()]),
 }
 
 
@@ -379,9 +326,9 @@ def test_a_run_whose_data_has_a_given_fingerprint_names_them_too(
             run,
             model=nn.Linear(8, 4),
             task=ClassificationTask(),
-            train_set=InPlace(),
-            eval_sets=KeepsRaw(),
+            train_set=in_place(),
+            eval_sets=keeps_raw(),
             data_fingerprint="v1",
         )
     (line,) = [line for line in caplog.messages if "UNSAVED_STATE" in line]
-    assert "InPlace" in line
+    assert "in_place" in line
