@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from accel_trainer import (
     DatasetOptions,
     OptimizerConfig,
     RecipeConfig,
+    ReduceLROnPlateau,
     RunConfig,
     StepOutput,
     TopKAccuracy,
@@ -56,6 +58,7 @@ def loop(
     batches: Callable[[], Any] = lambda: DataLoader(DATA, 8),
     before_step: Callable[[], object] = lambda: None,
     after_step: Callable[[], object] = lambda: None,
+    after_epoch: Callable[[], object] = lambda: None,
     every: int = 1,
 ) -> dict[str, Tensor]:
     """Train as people write it; return the weights."""
@@ -68,6 +71,7 @@ def loop(
                 optimizer.step()
                 optimizer.zero_grad()
                 after_step()
+        after_epoch()
     return model.state_dict()
 
 
@@ -155,6 +159,87 @@ def a_schedule_by_step(folder: Path) -> None:
         learning_rate=0.1,
     )
     check(ours(folder, make_net(), schedule=schedule), expected)
+
+
+def a_schedule_by_epoch(folder: Path) -> None:
+    model = make_net()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    expected = loop(model, optimizer, after_epoch=scheduler.step)
+    schedule = schedule_from_torch(
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
+        learning_rate=0.1,
+        every="epoch",
+    )
+    check(ours(folder, make_net(), schedule=schedule), expected)
+
+
+def a_plateau(folder: Path) -> None:
+    model = make_net()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=0, threshold=0.5
+    )
+
+    def judge() -> None:
+        model.eval()
+        with torch.no_grad():
+            scheduler.step(F.cross_entropy(model(OTHER.tensors[0]), OTHER.tensors[1]).item())
+        model.train()
+
+    expected = loop(model, optimizer, after_epoch=judge)
+    assert optimizer.param_groups[0]["lr"] < 0.1
+    plateau = ReduceLROnPlateau(factor=0.5, patience=0, threshold=0.5, monitor="eval/loss")
+    check(ours(folder, make_net(), callbacks=[plateau]), expected)
+
+
+def drawn(epoch: int) -> Tensor:
+    generator = torch.Generator().manual_seed(epoch)
+    return torch.multinomial(1.0 + Y, 40, replacement=True, generator=generator)
+
+
+def a_sampler(folder: Path) -> None:
+    model = make_net()
+    epochs = count()
+    expected = loop(
+        model, sgd(model), batches=lambda: DataLoader(DATA, 8, sampler=drawn(next(epochs)).tolist())
+    )
+    batch = BatchConfig(per_device_batch_size=8)
+    check(ours(folder, make_net(), batch=batch, options=DatasetOptions(order=drawn)), expected)
+
+
+def a_batch_sampler(folder: Path) -> None:
+    def batches(epoch: int) -> list[list[int]]:
+        return [[*range(start, 48, 6)] for start in range(epoch % 3, 6)][:3]
+
+    model = make_net()
+    epochs = count()
+    expected = loop(
+        model,
+        sgd(model),
+        batches=lambda: DataLoader(DATA, batch_sampler=batches(next(epochs))),
+    )
+    options = DatasetOptions(order=lambda epoch: sum(batches(epoch), []))
+    batch = BatchConfig(per_device_batch_size=8)
+    check(ours(folder, make_net(), batch=batch, options=options), expected)
+
+
+def two_networks(folder: Path) -> None:
+    model = make_net()
+    first, second = sgd(model[0]), sgd(model[1])
+    for _ in range(EPOCHS):
+        for x, y in DataLoader(DATA, 8):
+            for optimizer in (first, second):
+                model.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+
+    class Alternating(Task):
+        def updates(self, _: object) -> list[str]:
+            return ["body", "head"]
+
+    optimizers = {"body": lambda model: sgd(model[0]), "head": lambda model: sgd(model[1])}
+    check(ours(folder, make_net(), Alternating(), optimizer=optimizers), model.state_dict())
 
 
 def a_clipped_norm(folder: Path) -> None:
@@ -282,6 +367,11 @@ ROWS = {
     "`criterion(model(x), y).backward()`": a_step,
     "`Adam(model.parameters(), lr=0.01)`": an_optimizer,
     "`scheduler.step()` after each step": a_schedule_by_step,
+    "`scheduler.step()` after each epoch": a_schedule_by_epoch,
+    "`scheduler.step(loss)` of ReduceLROnPlateau": a_plateau,
+    "`DataLoader(..., sampler=...)`": a_sampler,
+    "`DataLoader(..., batch_sampler=...)`": a_batch_sampler,
+    "`loss_d.backward(); opt_d.step(); loss_g.backward(); opt_g.step()`": two_networks,
     "`clip_grad_norm_(model.parameters(), 0.1)`": a_clipped_norm,
     "`(loss / 2).backward()`, and a step after every second batch": accumulation,
     "`loss_a.backward(); loss_b.backward()`": two_losses,
