@@ -43,7 +43,7 @@ CPU = torch.device("cpu")
 SIZES = {"train": 38, "val": 13}
 
 
-# --- the one of docs/data.md ---
+# --- the one of docs/datasets.md ---
 
 
 def rows_class() -> Any:
