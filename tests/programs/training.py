@@ -703,6 +703,12 @@ def plateau(draft: Draft) -> None:
     draft.set("trainer", evaluate_every="2steps")
 
 
+def parts_of_epochs(draft: Draft) -> None:
+    has_epochs = draft.config.trainer.num_epochs is not None  # an endless stream has none
+    every = "0.5epochs" if has_epochs else "4steps"
+    draft.set("trainer", evaluate_every=every, max_steps=7)
+
+
 def sharded(kind: str) -> Part:
     return lambda draft: draft.variables.update(KINDS[kind])
 
@@ -723,7 +729,7 @@ SETTINGS: dict[str, Part] = {
     "digests": lambda draft: draft.set("trainer", digest_every_n_steps=3),
     "skips NaN": skips_nan,
     "often evaluated": lambda draft: draft.set("trainer", evaluate_every="2steps"),
-    "parts of epochs": lambda draft: draft.set("trainer", evaluate_every="0.5epochs", max_steps=7),
+    "parts of epochs": parts_of_epochs,
     "plateau": plateau,
     "patience": lambda draft: draft.set("trainer", evaluate_every="2steps", patience=2),
     "few checkpoints": lambda draft: draft.set("checkpoint", every_n_steps=1, keep_last_n=2),
