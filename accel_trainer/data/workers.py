@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import tee
 from multiprocessing.sharedctypes import RawArray, RawValue
@@ -70,6 +69,7 @@ class SampleReader(Reader):
     ) -> None:
         self.dataset = dataset
         self.num_workers = num_workers
+        self.description = ""
         self._seed = seed
         is_plain = collate is default_collate
         self._samples = _SeededSamples(dataset, num_workers=num_workers, is_plain=is_plain)
@@ -140,7 +140,7 @@ class SampleReader(Reader):
         """Return a hash of some samples; warn if reading them again gives others."""
         try:
             return fingerprint_samples(
-                lambda index: self._samples[0, index, None],
+                self._read_first,
                 len(self),
                 name=", ".join(type(part).__name__ for part in self._samples.parts),
                 disturb=lambda number: self._samples[number, 0, None],
@@ -148,6 +148,12 @@ class SampleReader(Reader):
             )
         except SampleError as error:
             raise error.as_data_error() from error
+
+    def _read_first(self, index: int) -> tuple[int, Any]:
+        found = self._samples[0, index, None]
+        if self._make_batch.keywords["collate"] is default_collate:
+            self.description = _describe(found[1])
+        return found
 
     def _read_state(self) -> bytes:
         """Return a hash of the global generators and of those that the datasets have."""
@@ -334,17 +340,26 @@ def _form_of(value: Any) -> Any:
 
 
 def inputs_and_targets(collated: Any) -> tuple[Any, Any]:
-    """Split the result of a collate function into inputs and targets (`labels` of a mapping)."""
+    """Split the result of a collate function into inputs and targets.
+
+    The targets are the last of several parts, or the `labels` of a mapping, and else None.
+    """
     if isinstance(collated, Mapping):
         inputs = {name: value for name, value in collated.items() if name != "labels"}
         return inputs, collated.get("labels")
-    if not isinstance(collated, Tensor):  # two bare samples are one tensor [2, ...], and no pair
-        with suppress(TypeError, ValueError):
-            inputs, targets = collated
-            return inputs, targets
-    raise ValueError(
-        f"the batch is of type {type(collated).__name__}, not of (input, target) pairs"
-    )
+    parts = collated if isinstance(collated, list | tuple) else [collated]
+    *first, last = parts if len(parts) > 1 else (*parts, None)
+    return first[0] if len(first) == 1 else tuple(first), last
+
+
+def _describe(sample: Any) -> str:
+    """Return a line that says what is what in a sample that is no pair; empty for a pair."""
+    num_parts = len(sample) if isinstance(sample, list | tuple) else 1
+    if num_parts > 2:
+        return f"a sample has {num_parts} parts: the last is its target, the others its inputs\n"
+    if num_parts == 2 or (isinstance(sample, Mapping) and "labels" in sample):
+        return ""
+    return "a sample has no target: it is the second of a pair, or the labels of a dict\n"
 
 
 def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:

@@ -558,7 +558,8 @@ def _banner(
 ) -> str:
     """Return what a run prints about itself at its start, with the loader's `description`."""
     plan = loader.plan
-    described = f"{loader.description}\n" if hasattr(loader, "description") else ""
+    described = getattr(getattr(loader, "reader", None), "description", "")
+    described += f"{loader.description}\n" if hasattr(loader, "description") else ""
     origin = "".join(f"{line}\n" for line in data["origin"])
     same_steps = (
         "; for the same steps on any number of processes: "
