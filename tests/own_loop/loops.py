@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +21,15 @@ NUM_EPOCHS = 3
 
 
 class Kill(NamedTuple):
-    """Which process kills itself, in which round of this start, by which signal."""
+    """Which process kills itself, in which round of this start, by which signal.
 
-    round: int
-    signal: int
+    Each round takes `pause_s` longer, for those who kill it from outside.
+    """
+
+    round: int = 0
+    signal: int = 0
     process: int = 0
+    pause_s: float = 0.0
 
 
 class Rounds:
@@ -38,6 +43,8 @@ class Rounds:
     def begin(self) -> None:
         self._number += 1
         kill = self._kill
+        if kill is not None:
+            time.sleep(kill.pause_s)
         if kill is not None and (kill.round, kill.process) == (self._number, self._process):
             os.kill(os.getpid(), kill.signal)
 
@@ -192,7 +199,50 @@ def gan(folder: Path, kill: Kill | None) -> None:
             run.row()
 
 
-def sampler(folder: Path, kill: Kill | None) -> None:
+def vit(folder: Path, kill: Kill | None) -> None:
+    """A model of transformers, whose forward returns the loss, and a schedule of its own."""
+    import transformers  # takes seconds
+
+    accelerator = Accelerator(cpu=True)
+    rounds = Rounds(kill, accelerator)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "image_size": 8, "patch_size": 4}
+    config = transformers.ViTConfig(
+        **sizes, num_hidden_layers=2, num_attention_heads=2, num_labels=4, hidden_dropout_prob=0.1
+    )
+    model = transformers.ViTForImageClassification(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = DataLoader(Pictures(), batch_size=6, shuffle=True)
+    scheduler = transformers.get_scheduler("cosine", optimizer, 2, NUM_EPOCHS * len(loader))
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    with exact_run(
+        accelerator,
+        folder,
+        model=model,
+        optimizer=optimizer,
+        loader=loader,
+        states={"scheduler": scheduler},
+        save_every=2,
+    ) as run:
+        for _ in run.epochs(NUM_EPOCHS):
+            model.train()
+            for pictures, labels in run.batches():
+                rounds.begin()
+                loss = model(pixel_values=pictures, labels=labels).loss
+                accelerator.backward(loss)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                run.log("loss", loss)
+            run.row()
+
+
+def spawned(folder: Path, kill: Kill | None) -> None:
+    """As `sampler`, with workers that are sent the dataset."""
+    sampler(folder, kill, context="spawn")
+
+
+def sampler(folder: Path, kill: Kill | None, context: str | None = None) -> None:
     """Two data workers, a weighted sampler, and a schedule by epoch."""
     accelerator = Accelerator(cpu=True)
     rounds = Rounds(kill, accelerator)
@@ -205,6 +255,7 @@ def sampler(folder: Path, kill: Kill | None) -> None:
         sampler=WeightedRandomSampler((1.0 + data.labels).tolist(), 30),
         num_workers=2,
         persistent_workers=True,
+        multiprocessing_context=context,
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -260,5 +311,5 @@ def scaler(folder: Path, kill: Kill | None) -> None:
 
 
 LOOPS: dict[str, Callable[[Path, Kill | None], Any]] = {
-    loop.__name__: loop for loop in (vision, accumulation, gan, sampler, scaler)
+    loop.__name__: loop for loop in (vision, accumulation, gan, vit, sampler, scaler, spawned)
 }
