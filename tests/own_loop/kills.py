@@ -75,12 +75,13 @@ def tear(folder: Path, drawn: random.Random) -> None:
 
 
 def kill_launcher(name: str, folder: Path, *, num_processes: int, number: int) -> int:
-    """Start the loop by accelerate's launcher, and send this alone a signal after a save."""
-    words = ["-m", "accelerate.commands.launch", "--cpu", "--num_machines=1"]
-    words += [f"--num_processes={num_processes}", f"--main_process_port={free_port()}"]
+    """Start the loop by torchrun, as accelerate does, and send this alone a signal after a save."""
+    words = ["-m", "torch.distributed.run", f"--nproc-per-node={num_processes}"]
+    words += [f"--master-port={free_port()}"]
     words += ["-m", "tests.own_loop.kills", "--one", name, "--folder", str(folder)]
     with (folder.with_suffix(".log")).open("a") as log:
-        launcher = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log)
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+        launcher = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log, env=variables)
         until_s = time.monotonic() + _LIMIT_S
         while launcher.poll() is None and not [*(folder / "checkpoints").glob("step-*/COMMIT")]:
             assert time.monotonic() < until_s
@@ -110,7 +111,9 @@ def train_killed(seed: int, folder: Path, name: str, num_processes: int, way: st
             if way == "torn":
                 tear(folder, drawn)
     codes = train(name, folder, [None], num_processes=num_processes)
-    assert codes == [[ExitCode.DONE] * num_processes], (seed, told, codes)
+    if codes != [[ExitCode.DONE] * num_processes]:
+        said = [each.read_text() for each in folder.parent.glob(f"{folder.name}.log*/*")]
+        raise AssertionError(f"seed {seed}: {told}, {codes}:\n{said}")
     return "; ".join(told)
 
 

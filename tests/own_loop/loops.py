@@ -36,6 +36,7 @@ class Rounds:
     """Counts the rounds of a start, and kills the process in the chosen one."""
 
     def __init__(self, kill: Kill | None, accelerator: Accelerator) -> None:
+        torch.set_num_threads(1)  # the same for each way to start
         self._kill = kill
         self._process = accelerator.process_index
         self._number = 0

@@ -43,30 +43,40 @@ def _exports_of(run: Path) -> dict[str, str]:
     return {f"export/{path.name}": sha256_of(path) for path in files}
 
 
-def lost_state(one: Path, other: Path) -> list[str]:
-    """Return the names of what no checkpoint holds and differs between two runs.
+def lost_state(one: Path, other: Path) -> list[str] | None:
+    """Return the names of what differs between two runs before their next update.
 
-    `one` and `other` are files of the same step that `unsaved.py` has written.
+    `one` and `other` are files of the same step that `unsaved.py` has written. None: a run ended
+    before that step.
     """
     if not (one.is_file() and other.is_file()):
-        return []  # a run ended before that step
+        return None
     left, found = map(read_json_object, (one, other))
     return sorted(name for name in left if left[name] != found.get(name))
 
 
-def cause_of(path: str, lost: list[str]) -> str:
-    """Return what a resume began with that was not as it was left, or else the usual cause."""
+def cause_of(path: str, lost: list[str] | None) -> str:
+    """Return whether a resume began with what it had left, and the cause of what differs.
+
+    `lost` is what `lost_state` returned.
+    """
     if lost:
         fix = (
             "keep it in a buffer of the model, or in the state_dict of the optimizer or of a "
             "callback; compute a learning rate from the step; draw with torch's generator"
         )
-        return (
-            f"the resume started with a different {listed(lost)}, which no checkpoint stores: {fix}"
-        )
+        fact = "the state was not the same before the first update after the resume"
+        return f"{fact} (the checkpoint): it started with a different {listed(lost)}: {fix}"
     if path.startswith(ROWS):
         return (
             "the usual cause is an evaluation that draws random numbers, "
             "or depends on an earlier one"
         )
-    return "the usual cause is state that no checkpoint holds, such as a variable of a closure"
+    hidden = "state that no checkpoint holds, such as a variable of a closure"
+    if lost is None:
+        return f"the usual cause is {hidden}"
+    fact = "all known state was the same before the first update after the resume"
+    return (
+        f"{fact}, and then the steps went apart (the kernels): the usual causes are an operation "
+        f"without a deterministic kernel, a clock, and {hidden}"
+    )

@@ -1,4 +1,4 @@
-"""A callback that writes hashes of state that no checkpoint holds, for comparing two runs."""
+"""A callback that writes hashes of state before an update, for comparing two runs."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ class UnsavedState(Observer):
             self._record(trainer)
 
     def _record(self, trainer: TrainerView) -> None:
+        stored = {f"{name} as loaded": digest for name, digest in trainer.digests().items()}
         if not trainer.accelerator.is_main_process:
             return
         marks = mark_unsaved(self._parts, model=self._parts["model"])
         hashes = {
             name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in marks.items()
         }
-        write_json(file_of(self._folder, trainer.state.optimizer_step), hashes)
+        write_json(file_of(self._folder, trainer.state.optimizer_step), hashes | stored)

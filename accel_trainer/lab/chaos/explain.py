@@ -86,13 +86,18 @@ _CAUSES = {
 }
 
 
-def _first_lost(one: Path, other: Path) -> list[str]:
-    """Return the names of what differed at the first step at which anything did."""
-    found = (lost_state(notes, other / notes.name) for notes in sorted(one.iterdir()))
-    return next(filter(None, found), [])
+def _first_lost(one: Path, other: Path) -> list[str] | None:
+    """Return the names of what differed at the first step at which anything did.
+
+    None: nothing was noted that could be compared.
+    """
+    found = [lost_state(notes, other / notes.name) for notes in sorted(one.iterdir())]
+    return next(filter(None, found), None if all(each is None for each in found) else [])
 
 
-def _why_not_repeated(one: Path, other: Path, lost: list[str], touched: Collection[str]) -> str:
+def _why_not_repeated(
+    one: Path, other: Path, lost: list[str] | None, touched: Collection[str]
+) -> str:
     """Return why two runs without faults differ."""
     fact = "the same command does not give the same result again"
     clock = "the time, a process id, the hash of a string, the order of a set"

@@ -92,7 +92,8 @@ def _unstored(traced: Traced) -> Cause:
     if not where and traced.difference is not None:
         where = str(traced.difference.rows[0]["name"])
     fix = "keep it in a buffer of the model, or in the optimizer's state_dict"
-    return Cause(name, f"{name} ({where}): {fix}")
+    fact = "the state was not the same before the first update after the resume (the checkpoint)"
+    return Cause(name, f"{fact}: {name} ({where}): {fix}")
 
 
 def _seen(pair: Pair, traced: Traced) -> Cause | None:
@@ -208,7 +209,8 @@ def _by_elimination(pair: Pair, traced: Traced) -> Cause:
     if traced.is_of_operator:
         if is_twice:
             fact = f"{row['name']} returns different bits for equal inputs"
-            return Cause("no deterministic kernel", f"{fact}: it has no deterministic kernel")
+            text = f"the state was the same, and the steps went apart (the kernels): {fact}"
+            return Cause("no deterministic kernel", f"{text}: it has no deterministic kernel")
         return _of_code(pair, "its operators return different bits for equal inputs")
     if row["phase"] == "after the update":
         where = f" ({row['line']})" if row["line"] else ""
