@@ -215,7 +215,7 @@ def model(kind: Any) -> Any:
 NAMED: dict[str, tuple[Any, str]] = {
     "late state": (
         task(LateState),
-        r"CKPT_INEXACT.* differs in model.linear.* \(the checkpoint\).* started with a different task.mean",
+        r"CKPT_INEXACT.* in model.linear.* \(the checkpoint\).* started with a different task.mean",
     ),
     "hidden": (task(Hidden), r"CKPT_INEXACT.* state was the same before .* \(the kernels\)"),
     "closure": (task(Closure), r"CKPT_INEXACT.*a different Closure\S*scale\.count"),
