@@ -20,6 +20,7 @@ from .results import COMMITTED, write_readme
 
 NAMES = (
     "overhead",
+    "own_loop",
     "digests",
     "input_pipeline",
     "photos",
@@ -52,6 +53,7 @@ SHORTEST = {
         "--resnet-repeats",
         "0",
     ],
+    "own_loop": ["--repeats", "1", "--steps", "16"],
     "digests": ["--repeats", "1", "--nets", "tiny", "resnet20"],
     "input_pipeline": ["--images", "1024", "--repeats", "1", "--workers", "0"],
     "photos": ["--repeats", "1", "--batches", "2", "--records", "2000"],
