@@ -22,7 +22,8 @@ from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.manager import Checkpointer, copy_metadata
 from ..checks.loop_body import CarriedState
 from ..checks.parts import check_states
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, Preempted
+from ..core.filesystem import writes_to
 from ..core.parameters import unstepped_parameters
 from ..core.rng import preserved_generators
 from ..core.train_state import TrainState
@@ -162,11 +163,18 @@ def exact_run(
             "run": {"output_dir": str(run.folder), "resume": "auto", "init_from": None},
         }
         run_on_main(partial(_record, run, config), accelerator)
-        yield loop
-        loop.finish()
-        checkpointer.wait(must_succeed=True)
-        run_on_main(partial(_record_end, run, loop), accelerator)
-        run.activity.phase = "done"
+        try:
+            yield loop
+            loop.finish()
+            checkpointer.wait(must_succeed=True)
+            run_on_main(partial(_record_end, run, loop, history), accelerator)
+            run.activity.phase = "done"
+        except Preempted:
+            stop = run.stop_flag.agreed  # by all processes, unless the loop has not begun
+            if stop and accelerator.is_main_process:
+                checkpointer.wait(must_succeed=True)
+                _record_end(run, loop, history, stopped_by=stop.reason)
+            raise
 
 
 def _choose_kernels(accelerator: Accelerator) -> None:
@@ -201,12 +209,18 @@ def _record(run: JoinedRun, config: dict[str, Any]) -> None:
     record_attempt(run.folder, "start", step, {"num_processes": run.accelerator.num_processes})
 
 
-def _record_end(run: JoinedRun, loop: ExactRun) -> None:
+def _record_end(
+    run: JoinedRun, loop: ExactRun, history: MetricsFile | None, stopped_by: str | None = None
+) -> None:
+    if history is not None:
+        with writes_to(run.folder):
+            history.sync()  # what was written after the last checkpoint
+    reason = stopped_by or ("run.stop()" if loop.is_stopped else "all steps are done")
+    result = RunResult(
+        "preempted" if stopped_by else "done", reason, loop.position, loop.metrics, None, run.folder
+    )
     phases = run.activity.phase_s
-    step = loop.position.optimizer_step
-    record_attempt(run.folder, "end", step, {"state": "done", "phase_s": phases})
-    reason = "run.stop()" if loop.is_stopped else "all steps are done"
-    result = RunResult("done", reason, loop.position, loop.metrics, None, run.folder)
+    record_attempt(run.folder, "end", loop.step, {"state": result.state, "phase_s": phases})
     measured = {
         "wall_s": sum(phases.values()),
         "peak_memory_bytes": peak_memory_bytes(run.accelerator),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,22 @@ def test_rerun_starts_the_same_program_in_a_different_folder(runs: Path) -> None
     assert found.returncode == 0, found.stderr
     assert "equal: the same weights after step 12" in found.stdout
     assert (runs / "a-rerun" / "result.json").is_file()
+
+
+@pytest.mark.slow
+def test_an_interrupted_loop_is_not_rerun_before_it_has_ended(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "a", tmp_path / "a")
+    result = json.loads((runs / "a" / "result.json").read_text()) | {"state": "preempted"}
+    (tmp_path / "a" / "result.json").write_text(json.dumps(result))
+    found = command("-m", "accel_trainer", "rerun", tmp_path / "a", home=runs)
+    assert "OWN_LOOP" in found.stderr, found.stderr
+    assert [*tmp_path.iterdir()] == [tmp_path / "a"]
+
+
+def test_chaos_names_the_command_for_a_loop_of_its_own(tmp_path: Path) -> None:
+    found = command("-m", "accel_trainer", "chaos", PROGRAM, home=tmp_path)
+    assert "OWN_LOOP" in found.stderr
+    assert "--script" in found.stderr
 
 
 @pytest.mark.slow

@@ -82,9 +82,14 @@ def own_start(run: RunReader, folder: Path) -> Start:
 
     Raises:
         UnknownRecipeError: the user has not started it, as far as is known.
-        OutputError: what started it is not recorded, or its arguments had a secret.
+        OutputError: the run has not ended, and its program could not be stopped at the same step;
+            what started it is not recorded, or its arguments had a secret.
     """
     (recipe,) = recorded_recipes([run], [None])
+    if run.result.get("state") != "done":
+        raise OutputError(
+            "OWN_LOOP", f"{run.folder} has not ended: start its program again, and then rerun it"
+        )
     arguments = (_entry_at_start(run, recipe) or {}).get("arguments")
     if not isinstance(arguments, list) or any("***" in str(each) for each in arguments):
         fact = f"the arguments of {run.folder} are not recorded, or had a secret"
