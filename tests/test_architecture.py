@@ -555,6 +555,7 @@ RULES = {
             "core.platform",  # directories, to sync them
             "checks.agreement",  # the sources, to hash them
             "run.folder",  # the config, to restore it
+            "lab.chaos.command",  # a recipe, which may have a loop of its own
             "lab.chaos.outputs",  # files of any program, to compare them
             "lab.chaos.runs",  # what a run has said, and the byte that it flips
             "lab.chaos.script",  # what a program has said

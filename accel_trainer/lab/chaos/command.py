@@ -116,7 +116,9 @@ def _check(options: Namespace) -> None:
         raise ConfigError("CHAOS", f"{flag} has no effect without {where}: leave it out")
     if options.recipe is not None and not options.recipe.is_file():
         raise ConfigError("RECIPE", f"{options.recipe} is not a file: give the path of your recipe")
-    if options.recipe is not None and "exact_run(" in options.recipe.read_text(errors="replace"):
+    if options.recipe is not None and "exact_run(" in options.recipe.read_text(
+        encoding="utf-8", errors="replace"
+    ):
         command = f"--script 'python {options.recipe} ... {{out}}'"
         raise ConfigError("OWN_LOOP", f"{options.recipe} has a loop of its own: give {command}")
     for name, least in (("runs", 1), ("steps", _MIN_STEPS), ("num_processes", 1)):
