@@ -61,6 +61,8 @@ KILLS = [
             ("gan", 1, [Kill(4, signal.SIGTERM), Kill(9, signal.SIGKILL)]),
             ("sampler", 1, [Kill(3, signal.SIGTERM), Kill(6, signal.SIGKILL)]),
             ("scaler", 1, [Kill(6, signal.SIGKILL)]),
+            ("vit", 1, [Kill(6, signal.SIGKILL)]),
+            ("spawned", 1, [Kill(6, signal.SIGKILL)]),
             ("vision", 3, [Kill(3, signal.SIGTERM, 2)]),
         )
     ),

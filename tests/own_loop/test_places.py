@@ -1,0 +1,85 @@
+"""Where a loop runs: a folder that is in use, a disk that fills, processes with uneven data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_trainer import CheckpointError, ConfigError, OutputError, exact_run
+from tests import processes
+from tests.faults.disks import can_mount, fill, mount_small_disk
+from tests.own_loop.kills import left_by
+
+NUM_SAMPLES = 12
+
+
+def parts_of(accelerator: Accelerator, num_samples: int = NUM_SAMPLES) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(num_samples, 3)), batch_size=2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    return {"model": model, "optimizer": optimizer, "loader": loader}
+
+
+def fit(folder: Path, filler: Path | None = None) -> None:
+    accelerator = Accelerator(cpu=True)
+    parts = parts_of(accelerator)
+    with exact_run(accelerator, folder, **parts, save_every=1) as run:
+        for _ in run.epochs(3):
+            for (inputs,) in run.batches():
+                if filler is not None and run.step == 4:
+                    fill(filler)
+                accelerator.backward(parts["model"](inputs).sum())
+                parts["optimizer"].step()
+                parts["optimizer"].zero_grad()
+                run.row(step=run.step)
+
+
+def test_a_folder_has_one_start_at_a_time(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    folder = tmp_path / "run"
+    with exact_run(accelerator, folder, **parts_of(accelerator)):
+        second = processes.start(fit, folder, num_processes=1, folder=tmp_path / "logs")
+        assert second.wait() != [0]
+    assert "locked by" in second.output()
+    fit(folder)
+
+
+def fill_and_go_on(mount: Path) -> None:
+    mount_small_disk(mount)
+    fit(mount / "whole")
+    with pytest.raises((CheckpointError, OutputError)):
+        fit(mount / "run", mount / "filler")
+    (mount / "filler").unlink()
+    fit(mount / "run")
+    assert left_by(mount / "run") == left_by(mount / "whole")
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs a user namespace")
+def test_a_loop_goes_on_after_its_disk_was_full(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    processes.run(fill_and_go_on, tmp_path / "disk", folder=tmp_path / "logs")
+
+
+def start_with_uneven_rounds(folder: Path) -> None:
+    uneven = DataLoaderConfiguration(even_batches=False)
+    accelerator = Accelerator(cpu=True, dataloader_config=uneven)
+    parts = parts_of(accelerator, NUM_SAMPLES - 2)
+    with (
+        pytest.raises(ConfigError, match="the processes have 3, 2 batches"),
+        exact_run(accelerator, folder, **parts),
+    ):
+        pass
+
+
+def test_processes_with_other_numbers_of_rounds_are_refused(tmp_path: Path) -> None:
+    processes.run(
+        start_with_uneven_rounds, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
+    )
