@@ -184,19 +184,14 @@ def _dotted(node: ast.AST) -> str:
 
 def _number_from_zero(loop: ast.For) -> str | None:
     """Return the name that `enumerate` counts in, from 0, if the body reads it."""
-    call = loop.iter
-    is_plain = (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Name)
-        and call.func.id == "enumerate"
-        and len(call.args) == 1
-        and not call.keywords
-    )
-    if not is_plain or not isinstance(loop.target, ast.Tuple):
-        return None
-    number = loop.target.elts[0]
-    reads = {name for each in _statements(loop.body) for name in _names_of(each)[0]}
-    return number.id if isinstance(number, ast.Name) and number.id in reads else None
+    match loop.iter, loop.target:
+        case (
+            ast.Call(ast.Name("enumerate"), [_] | [_, ast.Constant(0)], []),
+            ast.Tuple([ast.Name(name), *_]),
+        ):
+            reads = {name for each in _statements(loop.body) for name in _names_of(each)[0]}
+            return name if name in reads else None
+    return None
 
 
 def _state_of(value: Any) -> object:

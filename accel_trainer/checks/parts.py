@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -41,9 +42,24 @@ _FITTING = {
 }
 _NAME = re.compile("[a-z][a-z0-9_]*")
 # The names of what checkpoints hold besides.
-_TAKEN = {"model", "training_weights", "optimizer", "ema", "scaler", "buffers", "trainer"}
-
-_TAKEN |= {"process_buffers", "loop", "sample_order"}  # some only in loops of the user
+_TAKEN = {
+    "model",
+    "training_weights",
+    "optimizer",
+    "ema",
+    "scaler",
+    "buffers",
+    "trainer",
+    "process_buffers",  # this and the next: in a loop of the user's
+    "loop",
+    "sample_order",
+}
+_WHOLE_MODELS = (
+    DistributedType.NO,
+    DistributedType.MULTI_CPU,
+    DistributedType.MULTI_GPU,
+    DistributedType.MULTI_XPU,
+)
 _VALUES = ("config", "plan", "num_samples")  # the others are methods
 
 
@@ -125,11 +141,19 @@ def check_optimizers(optimizer: Any, task: Task, accelerator: Accelerator) -> No
     updates_at(START, task, names, accelerator)
 
 
-def check_trained(models: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
-    """Raise ConfigError for other types and names, and for parameters that no model has.
+def check_trained(
+    models: Mapping[str, Any], optimizers: Mapping[str, Any], accelerator: Accelerator
+) -> None:
+    """Raise ConfigError for other types and names, for parameters that no model has, and shards.
 
     The only one that has no name is called "".
     """
+    if accelerator.distributed_type not in _WHOLE_MODELS:
+        raise ConfigError(
+            "LOOP",
+            f"exact_run does not support {accelerator.distributed_type.value}: each process needs "
+            "the whole model, so use build_trainer, which can shard it, or DDP",
+        )
     for argument, kind, parts in (
         ("model", nn.Module, models),
         ("optimizer", Optimizer, optimizers),

@@ -41,10 +41,11 @@ def _reason_against(loader: Any, base: Any) -> str | None:
         )
     if not base.in_order:
         return "with in_order=False the fastest worker decides the order: use in_order=True"
-    if base.batch_sampler is None:
-        return "the loader makes no batches: give it a batch_size"
     try:
         len(base.batch_sampler)  # type: ignore[arg-type]  # not all have one
     except TypeError:
-        return "the sampler has no length, so it has no epochs: give it a __len__"
+        return (
+            "its batches cannot be counted, so it has no epochs: give the loader a batch_size, "
+            "and its sampler a __len__"
+        )
     return None

@@ -7,25 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..checkpoint.state_dict import training_state
 from ..checks.parts import check_trained
-from ..core.errors import ConfigError
 from ..core.parameters import Optimizers
 from ..core.registry import Registry, Stateful
 from ..training.strategy.data_parallel import settle_buckets
 from .process_buffers import ProcessBuffers
 from .updates import plain
-
-_WHOLE_MODELS = (
-    DistributedType.NO,
-    DistributedType.MULTI_CPU,
-    DistributedType.MULTI_GPU,
-    DistributedType.MULTI_XPU,
-)
 
 
 @dataclass(frozen=True)
@@ -45,15 +36,9 @@ class Parts:
 
         Raises ConfigError for what cannot be stored as a whole.
         """
-        if accelerator.distributed_type not in _WHOLE_MODELS:
-            raise ConfigError(
-                "LOOP",
-                f"exact_run does not support {accelerator.distributed_type.value}: each process "
-                "needs the whole model, so use build_trainer, which can shard it, or DDP",
-            )
         models = model if isinstance(model, Mapping) else {"": model}
         optimizers = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
-        check_trained(models, optimizers)
+        check_trained(models, optimizers, accelerator)
         unwrapped = {name: accelerator.unwrap_model(each) for name, each in models.items()}
         module = unwrapped[""] if [*unwrapped] == [""] else nn.ModuleDict(unwrapped)
         for each in models.values():

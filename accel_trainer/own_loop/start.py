@@ -114,13 +114,12 @@ def exact_run(
             if resume is not None:
                 run.activity.position = TrainState.from_dict(resume.checkpoint.manifest)
             ordered.begin(run.activity.position.epoch)
-            _check_equal_rounds(accelerator, ordered)
+            _check_equal_rounds(len(ordered.batches), accelerator)
             header = identify(accelerator, ordered, settings, seed)
         if resume is not None:
             check_same_run(resume, header)
         # 2. What watches and saves is closed with the run.
-        updates = Updates(parts.given["optimizers"])
-        run.resources.callback(updates.close)
+        updates = Updates(parts.given["optimizers"], run.resources)
         history = None
         if accelerator.is_main_process:
             rows = run.folder / "metrics.jsonl"
@@ -189,9 +188,9 @@ def _choose_kernels(accelerator: Accelerator) -> None:
     choose_kernels(True)
 
 
-def _check_equal_rounds(accelerator: Accelerator, loader: OrderedLoader) -> None:
+def _check_equal_rounds(num_batches: int, accelerator: Accelerator) -> None:
     """Raise ConfigError if processes have other numbers of batches. **Collective.**"""
-    mine = torch.tensor([len(loader.batches)], device=accelerator.device)
+    mine = torch.tensor([num_batches], device=accelerator.device)
     numbers = accelerator.gather(mine).tolist()
     if len({*numbers}) > 1:
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -23,24 +24,19 @@ class Updates:
     A step is an update, or one that accelerate's gradient scaler has skipped.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], resources: ExitStack) -> None:
+        """Watch them until `resources` are closed."""
         self._parameters = {id(plain(each)): parameters_of(each) for each in optimizers}
         self._stepped: set[int] = set()
         self._num_open = 0
-        self._undo: list[Callable[[], None]] = []
         for optimizer in optimizers:
             inner = plain(optimizer)
             hook = inner.register_step_post_hook(partial(self._note_step, id(inner)))
-            self._undo.append(hook.remove)
+            resources.callback(hook.remove)
             if isinstance(optimizer, AcceleratedOptimizer) and optimizer.scaler is not None:
                 # A step that the scaler skips calls no hook.
                 vars(optimizer)["step"] = partial(self._step_scaled, optimizer, optimizer.step)
-                self._undo.append(partial(vars(optimizer).pop, "step"))
-
-    def close(self) -> None:
-        """Leave the optimizers as they were."""
-        for undo in self._undo:
-            undo()
+                resources.callback(vars(optimizer).pop, "step")
 
     def _note_step(self, number: int, *_: object) -> None:
         self._stepped.add(number)

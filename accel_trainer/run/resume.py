@@ -235,10 +235,8 @@ class Resume:
         """Raise ConfigError if the run has a loop of another kind: `own`, or that of a `recipe`."""
         stored = self.checkpoint.manifest.get("loop", "recipe")
         if stored != loop:
-            whose = {"own": "a loop of its user's (exact_run)", "recipe": "a Trainer"}[stored]
-            raise ConfigError(
-                "LOOP", f"{self.source.run} has the run of {whose}: choose a different folder"
-            )
+            kinds = f"a run of kind {stored}, and this start is of kind {loop}"
+            raise ConfigError("LOOP", f"{self.source.run} has {kinds}: choose a different folder")
 
     def compare_settings(self, changes: Sequence[Change]) -> None:
         """Note the `changes`. Raises ConfigError if one is not allowed."""
