@@ -251,7 +251,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "hooks of one forward": sequential(HooksOneForward),
     "counter in the extra state": StoredCounter,
     "growing extra state": GrowingExtraState,
-    "non-persistent buffers": lambda: nn.Sequential(nn.Linear(6, 4), Cached()),
     "assigned buffer": Assigned,
     "expanded buffer": ExpandedBuffer,
     "tied": Tied,
@@ -598,6 +597,11 @@ def of(optimizer: Callable[[Any], Any]) -> dict[str, Any]:
     return {"optimizer": lambda model: optimizer(model.parameters())}
 
 
+def cached() -> nn.Module:
+    """Return a model whose outputs depend on the size of the batch."""
+    return nn.Sequential(nn.Linear(6, 4), Cached())
+
+
 def all_callbacks() -> tuple[Callback, ...]:
     return Watches(), HooksAtStart(), OwnAverage(), CountsForALog()
 
@@ -606,6 +610,7 @@ def all_callbacks() -> tuple[Callback, ...]:
 HONEST: dict[str, Callable[[], dict[str, Any]]] = {
     **{name: lambda model=model: {"model": model} for name, model in MODELS.items()},
     **{name: lambda task=task: {"task": task} for name, task in TASKS.items()},
+    "non-persistent buffers": lambda: {"model": cached, "task": Coupled},
     "takes turns": lambda: {"model": make_net, "task": TakesTurns},
     "sometimes trains its head": lambda: {"model": make_net, "task": SometimesTrainsItsHead},
     "optimizer that counts": lambda: of(Counting),
