@@ -34,7 +34,7 @@ def mark_model(model: nn.Module) -> dict[str, Any]:
     These are its weights and which of them are trained, and of each module the object, its parts,
     its forward, its hooks and whether it is in training mode.
     """
-    marks: dict[str, Any] = {**weights_in(model)}
+    marks = weights_in(model)
     for name, module in model.named_modules(prefix="model"):
         forward = getattr(module.forward, "__func__", module.forward)
         marks[name] = [*map(id, (module, forward, *module.children()))]
@@ -46,7 +46,7 @@ def mark_model(model: nn.Module) -> dict[str, Any]:
     return marks
 
 
-def weights_in(model: nn.Module, prefix: str = "model") -> dict[str, object]:
+def weights_in(model: nn.Module, prefix: str = "model") -> dict[str, Any]:
     """Return digests, by name, of the parameters of a model. **Host sync.**"""
     return {name: quick_digest(each) for name, each in model.named_parameters(prefix=prefix)}
 
