@@ -199,7 +199,7 @@ FITS_NOT = [
         "samples ... (TypeError: list",
     ),
     (having(train_set=m.YieldsPhotos()), "DATA_SAMPLE", "samples ... cannot be collated into a"),
-    (on(m.numbers), "DATA_SAMPLE", "samples ... (ValueError: the batch is of type Tensor, not of"),
+    (on(m.numbers), "DATASET", "the samples are int64 [24], without labels: name the columns"),
     (having(options=DatasetOptions(num_classes=2)), "DATA_SAMPLE", "sample 2 has label 2, the"),
     (
         having(train_set=m.NamesAreStrings(), options=DatasetOptions(num_classes=3)),

@@ -71,7 +71,7 @@ def test_the_sums_of_an_output_add_up_its_samples_without_a_graph() -> None:
     losses = torch.tensor([1.0, 2.5], requires_grad=True)
     numbers = {"hit": torch.tensor([True, True])}
     sums = StepSums.of(StepOutput(losses, None, torch.tensor([3, 4]), numbers))
-    assert sums == (torch.tensor(3.5), {"hit": torch.tensor(2)}, torch.tensor(7))
+    assert sums[:3] == (torch.tensor(3.5), {"hit": torch.tensor(2)}, torch.tensor(7))
     assert not sums.loss.requires_grad
 
 

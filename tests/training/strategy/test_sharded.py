@@ -21,7 +21,10 @@ from accel_trainer.training.strategy.sharded import ShardedStrategy
 def make(state_dict_type: str) -> ShardedStrategy:
     plugin = SimpleNamespace(state_dict_type=SimpleNamespace(name=state_dict_type))
     accelerator = SimpleNamespace(
-        num_processes=1, process_index=0, state=SimpleNamespace(fsdp_plugin=plugin)
+        num_processes=1,
+        process_index=0,
+        device=torch.device("cpu"),
+        state=SimpleNamespace(fsdp_plugin=plugin),
     )
     return ShardedStrategy(cast(Accelerator, accelerator), seed=0)
 
