@@ -42,7 +42,7 @@ def test_a_resumed_run_still_says_what_it_started_from(tmp_path: Path) -> None:
     from accel_trainer.cli.report.report import render
     from accel_trainer.cli.runs.run_reader import read_run
 
-    run = replace(read_run(tmp_path / "second"), rows=[])  # no curves
+    run = read_run(tmp_path / "second")
     loaded, frozen, task = run.origin
     assert loaded.startswith(
         f"{file} (sha256 {sha256}): 12 tensors loaded; skipped: layers.9.bias, layers.9.weight; "

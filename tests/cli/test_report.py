@@ -15,11 +15,13 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +78,12 @@ class Page(HTMLParser):
             self.headings.append(data.strip())
 
 
+def with_rows(run: RunReader, rows: Sequence[Mapping[str, Any]], **changes: Any) -> RunReader:
+    """Return a run that has read these rows."""
+    metrics: Any = SimpleNamespace(read=lambda: rows, logged=run.logged)
+    return replace(run, metrics=metrics, **changes)
+
+
 def with_few_charts(run: RunReader) -> RunReader:
     """The run as if it had logged only a loss: most of the time of a report goes into its
     charts."""
@@ -84,7 +92,7 @@ def with_few_charts(run: RunReader) -> RunReader:
         for row in run.rows
         if "train/loss" in row
     ]
-    return replace(run, rows=rows, result={**run.result, "metrics": {}})
+    return with_rows(run, rows, result={**run.result, "metrics": {}})
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +172,7 @@ def test_the_script_gets_every_logged_number(runs: Path) -> None:
 def test_numbers_that_json_does_not_have_are_gaps(runs: Path) -> None:
     run = with_few_charts(read_run(runs / "fast"))
     rows = [row | {"train/loss": math.nan} for row in run.rows]
-    text, _ = render([replace(run, rows=rows)])
+    text, _ = render([with_rows(run, rows)])
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
     assert set(json.loads(data)["runs"][0]["series"]["train/loss"][1]) == {None}
 
@@ -244,7 +252,7 @@ def test_the_ticks_of_a_small_fraction_differ(runs: Path, tmp_path: Path) -> Non
     rows = [
         {"optimizer_step": step, "perf/data_wait_fraction": step / 10_000} for step in range(1, 100)
     ]
-    (data_wait,) = draw_curves([replace(run, rows=rows)], quantities=["perf/data_wait_fraction"])
+    (data_wait,) = draw_curves([with_rows(run, rows)], quantities=["perf/data_wait_fraction"])
     ticks = re.findall(r">([\d.]+%)<", data_wait.svg)
     assert len(ticks) == len(set(ticks)) > 3, ticks
 
@@ -353,7 +361,7 @@ def test_a_report_of_a_thousand_classes_shows_the_hardest_and_the_easiest(
         counts[label][label], counts[label][0] = label, counts[label][0] + 1000 - label
     accuracies = [label / 1000 for label in range(1000)]
     metrics = {"eval/confusion_matrix": counts, "eval/per_class_accuracy": accuracies}
-    page, files = render([replace(run, rows=[], result={**run.result, "metrics": metrics})])
+    page, files = render([with_rows(run, [], result={**run.result, "metrics": metrics})])
     assert "fast-confusion.png" in files
     assert "The hardest and the easiest classes" in page
     assert "Most confused: true → predicted" in page
@@ -465,7 +473,7 @@ def test_several_runs_share_their_charts_and_the_table_names_what_differs(
 def test_runs_of_one_name_have_charts_of_their_own(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "slow", tmp_path / "fast")
     # no curves
-    _, files = render([replace(read_run(folder / "fast"), rows=[]) for folder in (runs, tmp_path)])
+    _, files = render([with_rows(read_run(folder / "fast"), []) for folder in (runs, tmp_path)])
     assert {
         "fast-confusion.png",
         "fast-confusion-2.png",
@@ -632,7 +640,7 @@ def test_a_run_without_an_evaluation_has_gaps_in_the_table_of_runs(
     runs: Path, tmp_path: Path
 ) -> None:
     both = [with_few_charts(read_run(runs / name)) for name in ("fast", "slow")]
-    evaluated = replace(both[1], rows=[*both[1].rows, *read_run(runs / "slow").evaluations()])
+    evaluated = with_rows(both[1], [*both[1].rows, *read_run(runs / "slow").evaluations()])
     text, _ = render([both[0], evaluated])
     table = text[text.index("<table>") : text.index("</table>")]
     heads = re.findall(r"<th>(.*?)</th>", table)
@@ -649,7 +657,7 @@ def with_losses(run: RunReader, losses: Sequence[float]) -> RunReader:
         {"event": "train", "optimizer_step": step, "epoch": 1, "train/loss": loss}
         for step, loss in enumerate(losses, start=1)
     ]
-    return replace(run, rows=rows, result={})
+    return with_rows(run, rows, result={})
 
 
 def test_one_run_that_diverged_does_not_flatten_the_others(runs: Path) -> None:
@@ -681,7 +689,7 @@ def equal_runs(runs: Path) -> list[RunReader]:
     run = with_few_charts(read_run(runs / "fast"))
     others = [replace(run, folder=runs / name) for name in ("again", "other")]
     rows = [row | {"train/loss": row["train/loss"] + 1} for row in run.rows]
-    return [run, others[0], replace(others[1], rows=rows)]
+    return [run, others[0], with_rows(others[1], rows)]
 
 
 def test_equal_runs_are_named_and_a_curve_under_another_is_seen(runs: Path) -> None:

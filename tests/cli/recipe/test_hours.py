@@ -175,7 +175,7 @@ def test_a_run_that_nothing_would_end_is_refused(tmp_path: Path) -> None:
         schedule=ScheduleConfig(shape="trunk"),
         run=RunConfig(output_dir=tmp_path / "run"),
     )
-    with pytest.raises(ConfigError, match="--hours 1 .*accel_trainer.main"):
+    with pytest.raises(ConfigError, match="hours=1 .*accel_trainer.main"):
         poisoned.train(config)
 
 

@@ -361,6 +361,7 @@ OF_THE_TRAINING = {
     "optimizer.weight_decays": "names of parameters, and numbers",
     "optimizer.freeze": "names of parameters",
     "model.name": "a class of this package or of timm",
+    "model.keywords": "keywords of a timm model, not those with which it reads files",
     "photos.image_column": "the name of a column",
     "photos.label_column": "the name of a column",
 }
