@@ -48,7 +48,7 @@ SIZES = {"train": 38, "val": 13}
 
 def rows_class() -> Any:
     """The class `Rows` as the page has it."""
-    page = ROOT / "docs" / "data.md"
+    page = ROOT / "docs" / "datasets.md"
     (block,) = (each for each in blocks_of(page) if "class Rows(Reader)" in each.text)
     names: dict[str, Any] = {}
     exec(block.text, names)

@@ -252,6 +252,30 @@ def a_clipped_norm(folder: Path) -> None:
     check(ours(folder, make_net(), trainer={"max_grad_norm": 0.1}), expected)
 
 
+def clipped_values(folder: Path) -> None:
+    model = make_net()
+    expected = loop(
+        model,
+        sgd(model),
+        before_step=lambda: nn.utils.clip_grad_value_(model.parameters(), 0.01),
+    )
+    check(ours(folder, make_net(), trainer={"max_grad_value": 0.01}), expected)
+
+
+def a_sum(folder: Path) -> None:
+    model = make_net()
+
+    class Summed(Task):
+        def step(self, model: nn.Module, batch: Any) -> StepOutput:
+            losses, logits = super().step(model, batch)[:2]
+            return StepOutput(losses, logits, reduction="sum")
+
+    expected = loop(
+        model, sgd(model), lambda batch: F.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+    )
+    check(ours(folder, make_net(), Summed()), expected)
+
+
 def accumulation(folder: Path) -> None:
     model = make_net()
     expected = loop(model, sgd(model), every=2)
@@ -373,6 +397,8 @@ ROWS = {
     "`DataLoader(..., batch_sampler=...)`": a_batch_sampler,
     "`loss_d.backward(); opt_d.step(); loss_g.backward(); opt_g.step()`": two_networks,
     "`clip_grad_norm_(model.parameters(), 0.1)`": a_clipped_norm,
+    "`clip_grad_value_(model.parameters(), 0.01)`": clipped_values,
+    '`F.cross_entropy(..., reduction="sum")`': a_sum,
     "`(loss / 2).backward()`, and a step after every second batch": accumulation,
     "`loss_a.backward(); loss_b.backward()`": two_losses,
     "`for (x, y), (u, _) in zip(loader_a, loader_b):`": two_loaders,
