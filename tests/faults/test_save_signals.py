@@ -34,9 +34,8 @@ from tests.variants import slow
 
 pytestmark = pytest.mark.signal
 
-# The steps after which each number of processes saves if nobody asks: at the end of both epochs,
-# and once more at the end of the run, where nothing is left to write.
-DUE = {1: [5, 10, 10], 2: [3, 6, 6]}
+# The steps after which each number of processes saves if nobody asks: at the end of both epochs.
+DUE = {1: [5, 10], 2: [3, 6]}
 
 
 def rank() -> int:
@@ -238,7 +237,7 @@ def test_a_requested_save_that_is_due_anyway_is_made_once(tmp_path: Path) -> Non
         os.kill(job.processes[0].pid or 0, signal.SIGUSR2)
     go_on(tmp_path)
     assert job.wait() == [0], job.output()
-    assert saves(tmp_path) == [*range(1, 11), 10]
+    assert saves(tmp_path) == [*range(1, 11)]
 
 
 def test_a_stop_wins_over_a_requested_save(tmp_path: Path) -> None:

@@ -121,10 +121,13 @@ def test_the_pretend_device_has_the_bits_of_the_cpu_and_waits_for_no_step(tmp_pa
     first_of_an_epoch = {1, 7}
     # The first two steps are followed by a look at what a checkpoint would hold.
     rehearsed = {2, 3}
-    assert steps_that_waited(waits) == after_a_row | first_of_an_epoch | rehearsed, waits
+    # So are the first two calls of a user's hook, as those after the saves of steps 5 and 6.
+    watched = {6, 7}
+    expected = after_a_row | first_of_an_epoch | rehearsed | watched
+    assert steps_that_waited(waits) == expected, waits
     # A save waits for the next row's sums, its losses, norms and sample ids, and copies the rest
-    # in the background.
-    assert max(len(waits[moment]) for moment in waits if moment.startswith("save")) <= 3, waits
+    # in the background. No hook is watched at this one.
+    assert 0 < len(waits["save 10"]) <= 3, waits
 
 
 @pytest.mark.parametrize(
@@ -196,8 +199,9 @@ def test_the_host_waits_for_no_batch_of_a_dataset(tmp_path: Path) -> None:
     )
     waits = json.loads(job.output().splitlines()[-1])
     # A save or an evaluation follows each row, and its wait is seen there.
-    # The first step checks the task, and what it has changed is seen before the second one.
-    assert steps_that_waited(waits) == {1, 2}
+    # The first step checks the task, and what it has changed is seen before the second one. The
+    # hook after the second save is the last one that is watched.
+    assert steps_that_waited(waits) == {1, 2, 3}
     assert {3, 6, 9} <= {int(moment.split()[1]) for moment in waits if "save" in moment}
 
 
