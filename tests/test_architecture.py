@@ -25,6 +25,7 @@ pytestmark = pytest.mark.xdist_group("architecture")
 # In this order, each may import those before it. The two after the engine know it; it does not know
 # them.
 ENGINE = (
+    "names",
     "core",
     "distributed",
     "data",
@@ -38,7 +39,6 @@ ENGINE = (
     "own_loop",
 )
 ORDER = (
-    "names",
     *ENGINE,
     "removed",
     "public_names",
@@ -811,7 +811,7 @@ def count_tokens_in(*folders: str) -> int:
 
 
 def test_the_engine_can_be_read_in_an_afternoon() -> None:
-    assert count_tokens_in(*[folder for folder in ENGINE if folder != "checks"]) <= 96_600
+    assert count_tokens_in(*[folder for folder in ENGINE if folder != "checks"]) <= 97_700
 
 
 def test_the_checks_are_smaller_than_what_they_watch() -> None:
@@ -841,7 +841,7 @@ def modules_after(statement: str) -> set[str]:
 def test_the_core_stands_alone() -> None:
     names = modules_after("import accel_trainer.training.trainer")
     paths = [(ROOT / PACKAGE).joinpath(*name.split(".")).with_suffix(".py") for name in names]
-    assert sum(count_tokens(path.read_text()) for path in paths if path.is_file()) <= 24_800
+    assert sum(count_tokens(path.read_text()) for path in paths if path.is_file()) <= 21_700
     assert not names & {
         "optim.muon",
         "optim.lr_scheduler",
