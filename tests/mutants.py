@@ -1328,7 +1328,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     "training/strategy/sharded.py": [
         Mutant(
             "shards are gathered for checkpoints of shards too",
-            "        if fsdp.saves_shards(self.accelerator):\n            return dict(pieces)\n",
+            "pieces if fsdp.saves_shards(self.accelerator) else ",
             "",
             "training/strategy/test_sharded.py",
         ),

@@ -433,8 +433,7 @@ RULES = {
         {
             "callbacks.metric_logger",
             "training.log",  # the bins of a histogram, which are on the host
-            "core.digest",  # for a row
-            "core.tensor_memory",  # in the first two steps, and for what processes save
+            "core.digest",  # for a row, in the first two steps, and for what processes save
             "training.evaluation.evaluator",
             "checks.evaluation_trial",  # before the first step
             "training.step.targets",  # looks at labels on the CPU only

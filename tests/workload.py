@@ -184,7 +184,7 @@ def train(
                 Bars(images.train), accelerator.device, seed=config.seed, num_workers=num_workers
             )
         loader = TrainLoader(reader, plan, seed=config.seed, **where)
-        model = (SmallNet(norm=norm, dropout=dropout) if net is None else net()).to(dtype)
+        model = SmallNet(norm=norm, dropout=dropout).to(dtype) if net is None else net()
         if dtype != torch.float32:  # the loaders give float32
             model.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
         trainer = build_trainer(

@@ -10,7 +10,6 @@ import struct
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import starmap
 from typing import Any
 
 import torch
@@ -173,7 +172,12 @@ def encode(value: object, *, name: str) -> Encoded:
     Raises CheckpointError with the path of a part that cannot be stored, such as
     `optimizer.state[0].foo`.
     """
-    if isinstance(value, dict) and value and all(starmap(_is_named_tensor, value.items())):
+    if (
+        isinstance(value, dict)
+        and value
+        and all(type(key) is str and isinstance(each, Tensor) for key, each in value.items())
+        and "__metadata__" not in value
+    ):
         for key, tensor in value.items():
             _check_tensor(tensor, f"{name}.{key}")
         return Encoded(None, dict(value))
@@ -182,10 +186,6 @@ def encode(value: object, *, name: str) -> Encoded:
         return Encoded(dump_json(_encode(value, name, tensors)), tensors)
     except (ValueError, RecursionError) as error:
         raise _unstorable(name, f"is too large or nested too deeply ({error})") from None
-
-
-def _is_named_tensor(key: object, value: object) -> bool:
-    return type(key) is str and key != "__metadata__" and isinstance(value, Tensor)
 
 
 def decode(skeleton: bytes | bytearray | None, tensors: Mapping[str, Any]) -> Any:

@@ -29,7 +29,7 @@ def digest_of(state: Any) -> str:
         if isinstance(leaf, Tensor):
             whole = leaf.full_tensor() if is_shard(leaf) else leaf
             hasher.update(f"{path} {whole.dtype} {[*whole.shape]}\n".encode())
-            hasher.update(bytes_of(whole).cpu().numpy().data)
+            hasher.update(read_only_bytes(whole))
         else:
             hasher.update(f"{path} {leaf!r}\n".encode())
     return hasher.hexdigest()
@@ -45,6 +45,15 @@ def bytes_of(tensor: Tensor) -> Tensor:
     if flat.stride() != (1,):
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
+
+
+def read_only_bytes(tensor: Tensor) -> memoryview:
+    """Return `bytes_of(tensor)` in host memory.
+
+    Unlike `numpy`, after which torch never resizes the memory of the tensor, this leaves FSDP able
+    to free a gathered weight.
+    """
+    return np.from_dlpack(bytes_of(tensor).cpu()).data
 
 
 def sum_of_samples(parts: Sequence[tuple[int, Tensor]]) -> int:

@@ -8,7 +8,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from .digest import bytes_of
+from .digest import bytes_of, read_only_bytes
 from .shards import local_part
 
 _MAX_COPIED = 2**14  # bytes of a tensor on a device
@@ -86,8 +86,8 @@ def quick_digest(tensor: Tensor) -> tuple[int, int]:
     part = local_part(tensor)
     # As it lies in memory: to put channels_last into logical order takes longer than the hash.
     flat = bytes_of(part.permute(sorted(range(part.ndim), key=part.stride, reverse=True)))
-    if flat.device.type == "cpu":
-        return 0, xxhash.xxh3_64_intdigest(flat.numpy().data)
+    if flat.is_cpu:
+        return 0, xxhash.xxh3_64_intdigest(read_only_bytes(flat))
     # An odd step, which meets each byte of an element.
-    sample = flat[:: flat.numel() // _MAX_COPIED | 1].contiguous().cpu()
-    return int(sum_of_bits(part)), xxhash.xxh3_64_intdigest(sample.numpy().data)
+    sample = read_only_bytes(flat[:: flat.numel() // _MAX_COPIED | 1])
+    return int(sum_of_bits(part)), xxhash.xxh3_64_intdigest(sample)

@@ -174,8 +174,10 @@ def differing_lines(text: str, accelerator: Accelerator) -> list[str]:
     found = next((f"{mine}; process 0: {other}" for mine, other in pairs if mine != other), "")
     data = found.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
     rows = torch.frombuffer(bytearray(data), dtype=torch.uint8)[None].to(accelerator.device)
-    gathered = accelerator.gather(rows).cpu()
-    return [row.numpy().tobytes().decode(errors="ignore").rstrip() for row in gathered]
+    return [
+        row.numpy().tobytes().decode(errors="ignore").rstrip()
+        for row in accelerator.gather(rows).cpu()
+    ]
 
 
 @dataclass(frozen=True)

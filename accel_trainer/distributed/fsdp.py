@@ -76,10 +76,12 @@ def own_units(model: nn.Module) -> Iterator[None]:
 
 def called_modules(model: nn.Module) -> set[nn.Module]:
     """Return the modules that define a forward and whose weights are used only inside them."""
-    inside: set[nn.Module] = set()
-    for module in model.modules():
-        if isinstance(module, _WHOLE):
-            inside.update([*module.modules()][1:])
+    inside = {
+        part
+        for module in model.modules()
+        if isinstance(module, _WHOLE)
+        for part in [*module.modules()][1:]
+    }
     uses = _count_uses(model).items()
     return {
         module
@@ -110,6 +112,26 @@ def reject_optimizer(optimizer: Optimizer) -> None:
         )
 
 
+def reject_dtypes(sharded: nn.Module) -> None:
+    """Raise ConfigError for a unit with trained weights of several dtypes: torch needs one."""
+    unit_of = {
+        parameter: module
+        for module in sharded.modules()  # the inner ones last
+        if hasattr(module, "unshard")
+        for parameter in module.parameters()
+    }
+    first: dict[nn.Module, Any] = {}
+    for name, parameter in sharded.named_parameters():
+        if parameter.requires_grad:
+            other, dtype = first.setdefault(unit_of[parameter], (name, parameter.dtype))
+            if dtype != parameter.dtype:
+                raise ConfigError(
+                    "FSDP",
+                    f"{name} is {parameter.dtype} and {other} {dtype}, and cannot be sharded "
+                    "together: give them the same dtype, or launch with multi_gpu.yaml",
+                )
+
+
 def make_shardable(model: nn.Module, accelerator: Accelerator) -> None:
     """Make the parameters of a placed `model` contiguous, and set how accelerate divides it.
 
@@ -117,7 +139,7 @@ def make_shardable(model: nn.Module, accelerator: Accelerator) -> None:
         ConfigError: a parameter cannot be sharded, or the model has no module of the class by which
             it is to be divided.
     """
-    tied = {parameter for parameter, _ in tied_by_memory(model)}
+    tied = dict(tied_by_memory(model))
     for name, parameter in model.named_parameters():
         if parameter in tied:
             raise ConfigError(
@@ -125,9 +147,9 @@ def make_shardable(model: nn.Module, accelerator: Accelerator) -> None:
                 f"{name} shares its memory with a different parameter, which FSDP cannot shard: "
                 "give both modules the same parameter, as in b.weight = a.weight",
             )
-        if parameter.ndim == 0:
+        if not (parameter.ndim and parameter.numel()):
             raise ConfigError(
-                "FSDP", f"{name} has no dimension, and cannot be sharded: give it the shape [1]"
+                "FSDP", f"{name} has the shape {[*parameter.shape]}, and cannot be sharded: use [1]"
             )
         parameter.data = parameter.data.contiguous()
     plugin = accelerator.state.fsdp_plugin

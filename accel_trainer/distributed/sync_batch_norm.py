@@ -89,7 +89,7 @@ def batch_norm(
     """
     if not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    if input.device.type == "cuda":
+    if input.is_cuda:
         output = FusedSyncBatchNorm.apply(
             input,
             weight,

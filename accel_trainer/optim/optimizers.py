@@ -63,7 +63,7 @@ def why_not_fused(optimizer_class: type[Optimizer], parameter: Tensor) -> str | 
     The answer does not change in a resumed run. In half precision, other fused kernels than SGD's
     on the CPU compute in float32, and are more exact than unfused ones.
     """
-    on_cpu = parameter.device.type == "cpu"
+    on_cpu = parameter.is_cpu
     if not on_cpu and not has_streams(parameter.device):
         return f"is on {parameter.device.type}"
     if not parameter.is_floating_point():

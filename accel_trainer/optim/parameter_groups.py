@@ -101,9 +101,10 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
     depths: dict[str, int | None] = {}
     for name in names:
         if block := _BLOCK.match(name, start):
-            inner = _IN_STAGE.match(name, block.end())
-            if inner and _is_stage(model.get_submodule(name[: inner.start("number") - 1])):
-                block = inner
+            if inner := _IN_STAGE.match(name, block.end()):
+                stage = model.get_submodule(name[: inner.start("number") - 1])
+                if len({*map(type, stage.children())}) == 1:
+                    block = inner
             key = name[: block.end()]
             if any(each.startswith(f"{key}.") for each in blocks):
                 key += " behind its blocks"
@@ -111,10 +112,6 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
         else:
             depths[name] = None if blocks or _HEAD.search(name) else 0
     return {name: len(blocks) + 1 if depth is None else depth for name, depth in depths.items()}
-
-
-def _is_stage(module: nn.Module) -> bool:
-    return len({*map(type, module.children())}) == 1
 
 
 def freeze(model: nn.Module, pattern: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from accel_trainer.core.digest import digest_of
 from accel_trainer.core.tensor_memory import (
     copy_model,
     is_dense,
@@ -89,3 +90,12 @@ def test_a_digest_shows_each_element_and_its_place(dtype: torch.dtype) -> None:
         changed[place, 1] = 0 if tensor[place, 1] else 1
         assert quick_digest(changed) != found
     assert quick_digest(tensor[:0]) == quick_digest(torch.zeros(0))
+
+
+@pytest.mark.parametrize("digest", [quick_digest, digest_of])
+def test_a_digest_leaves_memory_that_fsdp_can_free(digest: Callable[[Tensor], object]) -> None:
+    gathered = torch.ones(8)
+    found = digest(gathered)
+    gathered.untyped_storage().resize_(0)
+    gathered.untyped_storage().resize_(32)
+    assert digest(gathered.fill_(1)) == found

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from accel_trainer import BatchConfig, OptimizerConfig, TrainerConfig
+from accel_trainer import BatchConfig, Callback, OptimizerConfig, TrainerConfig
 from tests import processes, workload
 from tests.changing_net import ChangingNet
 from tests.checkpoint.sharded_run import newest, stored_bytes
@@ -153,6 +153,36 @@ class Scaled(nn.Module):
         return rows * self.scale
 
 
+class Empty(Odd):
+    """Has a parameter without elements beside another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.empty = nn.Parameter(torch.ones(3, 0))
+
+
+class Coarse(nn.Module):
+    """Computes in bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(24, 24, dtype=torch.bfloat16)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.layer(rows.bfloat16()).float()
+
+
+class Mixed(Odd):
+    """Has a scale in bf16 beside a weight in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(24, dtype=torch.bfloat16))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows) * self.scale.float()
+
+
 class SameMemory(Tied):
     """Ties two parameters by their memory alone."""
 
@@ -169,6 +199,9 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "tied weights": lambda: Wrapped(Tied()),
     "not contiguous": lambda: Wrapped(Odd()),
     "without a dimension": lambda: Wrapped(Scaled()),
+    "without elements": lambda: Wrapped(Empty()),
+    "a layer in bf16": lambda: Wrapped(Coarse()),
+    "bf16 beside float32": lambda: Wrapped(Mixed()),
     "the same memory": lambda: Wrapped(SameMemory()),
     "BERT": lambda: language_model("BERT"),
     "T5": lambda: language_model("T5"),
@@ -196,7 +229,15 @@ def train(
 ) -> None:
     os.environ.update(changes)
     torch.manual_seed(0)
-    workload.train(config_of(folder, name, max_steps), net=NETS[net], num_train=72)
+    config = config_of(folder, name, max_steps)
+    workload.train(config, net=NETS[net], num_train=72, callbacks=(Reads(),))
+
+
+class Reads(Callback):
+    """Is called while weights are gathered."""
+
+    def on_micro_batch(self, *_: object) -> None:
+        pass
 
 
 @pytest.mark.parametrize(
@@ -206,6 +247,7 @@ def train(
         *slow(["a vit of transformers", "containers"]),
         "tied weights",
         "not contiguous",
+        "a layer in bf16",
     ],
 )
 def test_a_model_with_containers_attention_or_tied_weights_is_sharded(
@@ -242,7 +284,9 @@ def test_a_language_model_is_sharded_with_or_without_tied_embeddings(
 @pytest.mark.parametrize(
     ("net", "name", "line"),
     [
-        ("without a dimension", "sgd", "error[FSDP]: net.scale has no dimension, and cannot be"),
+        ("without a dimension", "sgd", "error[FSDP]: net.scale has the shape [], and cannot be"),
+        ("without elements", "sgd", "error[FSDP]: net.empty has the shape [3, 0], and cannot be"),
+        ("bf16 beside float32", "sgd", "error[FSDP]: net.scale is torch.bfloat16 and net.weight"),
         ("the same memory", "sgd", "error[FSDP]: net.second.weight shares its memory with a"),
         ("containers", "Adafactor", "error[FSDP]: Adafactor needs whole weights, and does not"),
         ("containers", "Rprop", "error[FSDP]: Rprop needs whole weights, and does not work with"),

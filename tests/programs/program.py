@@ -100,13 +100,15 @@ REFUSALS: list[tuple[str, Callable[[Program], bool]]] = [
     # docs/step.md
     ("BATCH_SIZE", lambda each: each.task == "pairs" and _accumulates(each)),
     # docs/fsdp.md
-    ("FSDP", lambda each: bool(SHARDED & {*each.settings}) and _needs_whole_weights(each)),
+    ("FSDP", lambda each: bool(SHARDED & {*each.settings}) and _cannot_be_sharded(each)),
 ]
 
 
-def _needs_whole_weights(program: Program) -> bool:
-    return program.optimizer in ("two together", "turns", "updates") or bool(
-        {"exact", "check"} & {*program.settings}
+def _cannot_be_sharded(program: Program) -> bool:
+    return (
+        program.model == "odd weights"
+        or program.optimizer in ("two together", "turns", "updates")
+        or bool({"exact", "check"} & {*program.settings})
     )
 
 
@@ -122,8 +124,6 @@ def draw(seed: int) -> Program:
         kind: _some(chosen, [*parts], most=4 if kind == "settings" else 2)
         for kind, parts in SOME_OF.items()
     }
-    if parts["model"] == "odd weights":  # torch shards no weights of several dtypes
-        some["settings"] = tuple(name for name in some["settings"] if name not in SHARDED)
     settings = {*some["settings"]}
     processes = chosen.choice([(1,), (2,)])
     if "exact" in settings:

@@ -55,12 +55,13 @@ class ShardedStrategy(Strategy):
 
         **Collective.**
 
-        Raises ConfigError if the optimizer cannot step shards.
+        Raises ConfigError if torch cannot shard them, or the optimizer cannot step shards.
         """
         optimizer = optimizers[""]
         fsdp.reject_optimizer(optimizer)
         with fsdp.own_units(model):
             prepared, _ = self.accelerator.prepare(model, optimizer)
+        fsdp.reject_dtypes(prepared)
         # "_fused_sgd_ does not have a sharding strategy" (torch 2.13).
         for group in optimizer.param_groups:
             group["fused"] = False
@@ -71,9 +72,7 @@ class ShardedStrategy(Strategy):
 
         **Collective.**
         """
-        if fsdp.saves_shards(self.accelerator):
-            return dict(pieces)
-        return {name: fsdp.gather_shards(piece) for name, piece in pieces.items()}
+        return dict(pieces if fsdp.saves_shards(self.accelerator) else fsdp.gather_shards(pieces))
 
     def checkpoint_peers(self, *, timeout_s: float) -> Peers:
         """Return all processes if each stores its shards. **Collective.**"""
