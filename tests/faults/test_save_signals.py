@@ -65,23 +65,23 @@ class Witness(Callback):
 
 
 class SignalInEvaluation(MeanLoss):
-    """Sends this process USR2 at the first batch of its evaluation `at`, counted from 1.
+    """Sends this process USR2 at the next batch once it is armed, and disarms itself."""
 
-    0 is the trial at the start.
-    """
-
-    at: int | None = None
-    count = -1
-
-    def empty(self, device: Any) -> Tensor:
-        type(self).count += 1
-        return super().empty(device)
+    is_armed = False
+    unsaved_attributes = ("is_armed",)
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
-        if type(self).count == self.at:
-            type(self).at = None
+        if type(self).is_armed:
+            type(self).is_armed = False
             os.kill(os.getpid(), signal.SIGUSR2)
         super().update(sums, batch, output)
+
+
+class ArmsTheSignal(Callback):
+    """Before the evaluation after step 10."""
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        SignalInEvaluation.is_armed = report.optimizer_step == 10
 
 
 def child(
@@ -300,8 +300,7 @@ def test_usr2_in_an_evaluation_saves_after_it(
         f"{step:010d}" for step in (5, 15)
     ]
     monkeypatch.setattr(workload, "MeanLoss", SignalInEvaluation)
-    monkeypatch.setattr(SignalInEvaluation, "at", 2)
-    assert run(tmp_path / "asked", **changes) == [
+    assert run(tmp_path / "asked", [ArmsTheSignal()], **changes) == [
         f"step-{step:010d}-epoch-{epoch:05d}" for step, epoch in ((5, 1), (10, 2), (15, 3))
     ]
 
