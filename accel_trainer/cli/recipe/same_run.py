@@ -52,7 +52,14 @@ def lost_state(one: Path, other: Path) -> list[str] | None:
     if not (one.is_file() and other.is_file()):
         return None
     left, found = map(read_json_object, (one, other))
-    return sorted(name for name in left if left[name] != found.get(name))
+    # What a checkpoint stores differs after a step that went another way, not only after a load.
+    kinds = ("unsaved", "stored") if found["is_start"] else ("unsaved",)
+    return sorted(
+        name
+        for kind in kinds
+        for name, digest in left[kind].items()
+        if digest != found[kind].get(name)
+    )
 
 
 def cause_of(path: str, lost: list[str] | None) -> str:

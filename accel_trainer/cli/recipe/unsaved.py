@@ -35,14 +35,14 @@ class UnsavedState(Observer):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Record the state that a resume begins with."""
-        self._record(trainer)
+        self._record(trainer, is_start=True)
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Record the state that an interruption loses."""
         if report.optimizer_step % self._every == 0:
-            self._record(trainer)
+            self._record(trainer, is_start=False)
 
-    def _record(self, trainer: TrainerView) -> None:
+    def _record(self, trainer: TrainerView, *, is_start: bool) -> None:
         stored = {f"{name} as loaded": digest for name, digest in trainer.digests().items()}
         if not trainer.accelerator.is_main_process:
             return
@@ -50,4 +50,5 @@ class UnsavedState(Observer):
         hashes = {
             name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in marks.items()
         }
-        write_json(file_of(self._folder, trainer.state.optimizer_step), hashes | stored)
+        record = {"is_start": is_start, "unsaved": hashes, "stored": stored}
+        write_json(file_of(self._folder, trainer.state.optimizer_step), record)
