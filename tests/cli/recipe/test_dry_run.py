@@ -276,7 +276,7 @@ def test_a_dry_run_of_honest_parts_finds_nothing(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = planted.make_config(tmp_path / "run", max_steps=None)
-    if "optimizer" in HONEST[name]():
+    if {"optimizer", "schedule"} & HONEST[name]().keys():
         config = replace(config, optimizer=OptimizerConfig())
     assert dry_run(partial(train_honest, name), config).state == "done"
     assert "dry run ok" in capsys.readouterr().out
