@@ -231,7 +231,7 @@ class ExactRun(Stateful):
         position = position._replace(optimizer_step=before.optimizer_step + has_stepped)
         self._activity.position = position
         self._activity.num_forwards += 1
-        if self._carried is not None:
+        if self._carried is not None and has_stepped:  # the others may change nothing
             self._carried.after_round()
         if self._is_boundary:
             self._stop_flag.poll()

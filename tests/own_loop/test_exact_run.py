@@ -292,6 +292,22 @@ def test_stop_ends_the_loops_for_good(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text())["stop_reason"] == "run.stop()"
 
 
+def test_what_changes_only_with_each_step_is_named_with_accumulation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    given = {name: accelerator.prepare(each) for name, each in parts(batch_size=1).items()}
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(given["optimizer"].optimizer, 0.9)
+    with exact_run(accelerator, tmp_path, **given) as run:
+        for _ in run.epochs(2):
+            for batch in run.batches():
+                with accelerator.accumulate(given["model"]):
+                    step(given, batch)
+                    if accelerator.sync_gradients:
+                        scheduler.step()
+    assert "[LOOP_STATE] the loop changes scheduler" in caplog.text
+
+
 def test_a_forgotten_scheduler_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = parts(batch_size=2)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(given["optimizer"], 0.9)
