@@ -354,7 +354,7 @@ def test_too_many_processes_are_refused_before_any_work(tmp_path: Path) -> None:
 
 
 def test_fp16_with_loss_scaling_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--reduce exact does not work with --mixed-precision"):
+    with pytest.raises(ConfigError, match="reduce='exact' does not work with mixed_precision"):
         workload.train(config_of(tmp_path, {}), scaler=torch.amp.GradScaler("cpu"))
 
 
@@ -462,7 +462,7 @@ def test_a_loss_scale_is_refused() -> None:
 def test_fsdp_is_refused(tmp_path: Path) -> None:
     job = processes.start(train_sharded, tmp_path / "run", num_processes=2, folder=tmp_path / "log")
     assert job.wait() == [1, 1]
-    assert "error[FSDP]: --reduce exact does not work with FSDP: leave it out" in job.output()
+    assert "error[FSDP]: reduce='exact' does not work with FSDP: leave it out" in job.output()
 
 
 def train_sharded(folder: Path) -> None:
