@@ -52,6 +52,7 @@ class ReduceLROnPlateau(Callback):
             raise ConfigError("CONFIG", f"ReduceLROnPlateau.mode is {self.mode!r}: use min or max")
         self.num_reductions = 0
         self._judged = self._number = ["", ""]
+        self._is_same_data = True
         self._forget()
 
     def _forget(self) -> None:
@@ -60,9 +61,17 @@ class ReduceLROnPlateau(Callback):
         self._cooldown_left = 0
 
     def prepare(
-        self, monitors: Mapping[str, Literal["max", "min"]], schedule: Schedule, *, num_steps: int
+        self,
+        monitors: Mapping[str, Literal["max", "min"]],
+        schedule: Schedule,
+        *,
+        num_steps: int,
+        is_same_data: bool = True,
     ) -> None:
         """Choose one of the `monitors`, of which the first chooses the best checkpoint.
+
+        `is_same_data`: the checkpoint that the run continues from has numbers of the same
+        evaluation data.
 
         Raises ConfigError if none is the one to monitor, or the `schedule` of the run also falls.
         """
@@ -83,10 +92,11 @@ class ReduceLROnPlateau(Callback):
                 f"set monitor= to one of {', '.join(monitors) or 'those that a metric declares'}",
             )
         self._number = [name, self.mode or monitors[name]]
+        self._is_same_data = is_same_data
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Judge another number, or that of other evaluation data, from its beginning."""
-        if trainer.best is None or self._judged != self._number:
+        if self._judged != self._number:
             self._forget()
         self._judged = self._number
 
@@ -133,4 +143,4 @@ class ReduceLROnPlateau(Callback):
         self._best = state["best"]
         self._num_bad = state["num_bad"]
         self._cooldown_left = state["cooldown_left"]
-        self._judged = state["judged"]
+        self._judged = state["judged"] if self._is_same_data else ["", ""]

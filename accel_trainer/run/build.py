@@ -70,7 +70,7 @@ from ..training.callback_runner import named
 from ..training.compile import compile_model
 from ..training.evaluation.evaluation import TEST, Evaluation
 from ..training.evaluation.evaluator import Evaluator
-from ..training.progress import choose_monitor
+from ..training.progress import EVALUATION, choose_monitor
 from ..training.strategy import choose_strategy
 from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
@@ -522,7 +522,12 @@ def _prepare_plateaus(
     monitors = choose_monitor(run.config.trainer, evaluations)
     for each in callbacks:
         if isinstance(each, ReduceLROnPlateau):
-            each.prepare(monitors, optimization.schedule, num_steps=optimization.num_steps)
+            each.prepare(
+                monitors,
+                optimization.schedule,
+                num_steps=optimization.num_steps,
+                is_same_data=run.resume is None or EVALUATION not in run.resume.changes,
+            )
 
 
 def _inspect(

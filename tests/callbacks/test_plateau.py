@@ -4,7 +4,6 @@ import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ RULE: dict[str, Any] = {"factor": 0.5, "patience": 1, "threshold": 0.02, "cooldo
 NUM_EPOCHS = 24
 
 
-FAKE: Any = SimpleNamespace(best=object())
+FAKE: Any = None
 
 
 def prepared(plateau: ReduceLROnPlateau, mode: Any = "min", **state: Any) -> ReduceLROnPlateau:
@@ -117,6 +116,8 @@ def train(
     schedule: Callable[..., float] | None = None,
     shape: Any = "constant",
     max_steps: int | None = None,
+    evaluation: Any = None,
+    allow_change: tuple[str, ...] = (),
     **options: Any,
 ) -> Trainer:
     inputs, targets = data()
@@ -128,7 +129,7 @@ def train(
         schedule=ScheduleConfig() if schedule else ScheduleConfig(shape=shape),
         checkpoint=CheckpointConfig(every_n_steps=1),
         runtime=RuntimeConfig(num_threads=NUM_THREADS, timeout_s=300),
-        run=RunConfig(output_dir=folder, quiet=True),
+        run=RunConfig(output_dir=folder, quiet=True, allow_change=allow_change),
     )
     with start_run(config, recipe="plateau") as run:
         trainer = build_trainer(
@@ -136,7 +137,7 @@ def train(
             model=net(),
             task=RegressionTask(),
             train_set=TensorDataset(inputs[:40], targets[:40]),
-            eval_sets=TensorDataset(inputs[40:], targets[40:]),
+            eval_sets=evaluation or TensorDataset(inputs[40:], targets[40:]),
             optimizer=optimizer_of,
             schedule=schedule,
             callbacks=callbacks,
@@ -280,6 +281,38 @@ def test_what_cannot_be_reduced_is_refused_before_a_step(tmp_path: Path, case: s
     with pytest.raises(ConfigError, match=message) as refused:
         attempt()
     assert "\n" not in str(refused.value)
+
+
+class NeverBest:
+    """Its score, which decides the best checkpoint, is never a number, and its loss never falls."""
+
+    monitors = {"score": True, "loss": False}
+
+    def run(self, model: nn.Module, position: Position, stop_flag: Any) -> dict[str, Any]:
+        return {"score": float("nan"), "loss": 1.0}
+
+
+def test_a_resume_goes_on_counting_where_no_evaluation_is_the_best(tmp_path: Path) -> None:
+    for name, stops in (("whole", (None,)), ("parts", (4, 7, 10, None))):
+        for max_steps in stops:
+            plateau = ReduceLROnPlateau(patience=2, monitor="eval/loss")
+            train(tmp_path / name, plateau, evaluation=NeverBest(), max_steps=max_steps)
+    assert rates_in(tmp_path / "whole")[9:12:2] == [[0.3, 0.1], [0.3, 0.1]]
+    assert rates_in(tmp_path / "whole")[12] == [pytest.approx(0.03), pytest.approx(0.01)]
+    assert rates_in(tmp_path / "parts") == rates_in(tmp_path / "whole")
+    assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_numbers_of_other_evaluation_data_are_judged_anew(tmp_path: Path, is_other: bool) -> None:
+    train(tmp_path, ReduceLROnPlateau(**RULE), max_steps=9)
+    inputs, targets = data()
+    evaluation = TensorDataset(inputs[40:] * 2, targets[40:] + 9) if is_other else None
+    plateau = ReduceLROnPlateau(**RULE)
+    start: dict[str, Any] = {}
+    plateau.on_step_end = lambda trainer, report: start.setdefault("best", plateau._best)  # type: ignore[method-assign]
+    train(tmp_path, plateau, evaluation=evaluation, allow_change=("data",), max_steps=10)
+    assert (start["best"] is None) == is_other
 
 
 class Unmonitored:
