@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, NamedTuple
 
 import torch
@@ -86,7 +87,7 @@ class OrderedLoader:
         if isinstance(self._loader, DataLoaderAdapter):
             self._loader.end()
 
-    def _places(self, first: int) -> Iterator[Any]:
+    def _places(self, first: int) -> Generator[Any, None, None]:
         key = fold_in(self._seed, self.epoch, self._process_index)
         for number, batch in enumerate(self.batches[first:], first):
             start = fold_in(number, start=key)
@@ -136,10 +137,11 @@ class _Around:
 class _Order(_Around):
     """The batch sampler while the run reads: it yields what is to be read next."""
 
-    places: Iterator[Any] | None = None
+    places: Generator[Any, None, None] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        if self.places is None:
+        # The run's own reading asks before the first place is taken, with workers twice.
+        if self.places is None or getgeneratorstate(self.places) != GEN_CREATED:
             raise ConfigError(
                 "LOOP_LOADER",
                 "the loader was iterated outside of run.batches(): iterate run.batches(), or give "

@@ -257,6 +257,19 @@ def test_the_loader_is_not_iterated_outside_of_the_run(tmp_path: Path) -> None:
         next(iter(given["loader"]))
 
 
+def test_the_loader_is_not_iterated_inside_of_the_loop(tmp_path: Path) -> None:
+    given = parts()
+
+    def evaluate_in_a_round() -> None:
+        with exact_run(Accelerator(cpu=True), tmp_path, **given) as run:
+            for batch in run.steps(2):
+                step(given, batch)
+                list(given["loader"])
+
+    with pytest.raises(ConfigError, match="LOOP_LOADER"):
+        evaluate_in_a_round()
+
+
 def test_a_loop_that_would_leave_an_epoch_is_refused_at_once(tmp_path: Path) -> None:
     given = parts()
     seen = []
