@@ -104,6 +104,8 @@ class ExactRun(Stateful):
             self._loader.begin(self.epoch)
             yield self.epoch
             self._refuse_unfinished()
+            if self._updates.has_stepped:  # with gradients that the last rounds have left
+                self._settle()
             self.is_stopped = self._is_stopping
             if self.batch_in_epoch >= len(self._loader.batches):
                 self._activity.position = self.position.after_epoch()
@@ -210,6 +212,12 @@ class ExactRun(Stateful):
 
     def _rounds(self, num_steps: float) -> Iterator[Any]:
         """Yield what is left of the epoch, until `num_steps` steps were taken."""
+        if self._updates.has_stepped:
+            raise ConfigError(
+                "LOOP",
+                "an optimizer has stepped before the first batch, which it would do again after a "
+                "resume: take its steps in the loop over run.batches(), or after that loop",
+            )
         self._activity.phase = "training"
         for batch in self._loader.read(self.position.step_in_epoch):
             self._seed_round()
@@ -224,15 +232,12 @@ class ExactRun(Stateful):
 
     def _end_round(self) -> None:
         """Move on, and save if that is due. Raises Preempted after a signal."""
-        has_stepped, self._is_boundary = self._updates.settle()
         before = self.position
         num_samples = len(self._loader.batches[before.step_in_epoch])
         position = before.after_step(num_samples * self._accelerator.num_processes)
-        position = position._replace(optimizer_step=before.optimizer_step + has_stepped)
-        self._activity.position = position
+        self._activity.position = position._replace(optimizer_step=before.optimizer_step)
         self._activity.num_forwards += 1
-        if self._carried is not None and has_stepped:  # the others may change nothing
-            self._carried.after_round()
+        has_stepped = self._settle()
         if self._is_boundary:
             self._stop_flag.poll()
             if has_stepped and self._digest_every and self.step % self._digest_every == 0:
@@ -242,6 +247,16 @@ class ExactRun(Stateful):
                 }
                 self._write_row("digest", digests)
             self._save_if(self._is_step_due)
+
+    def _settle(self) -> bool:
+        """Count the step, if optimizers have stepped; return whether they have."""
+        has_stepped, self._is_boundary = self._updates.settle()
+        self._activity.position = self.position._replace(optimizer_step=self.step + has_stepped)
+        # Without an update, nothing else may change.
+        has_updated = has_stepped and not self._accelerator.optimizer_step_was_skipped
+        if self._carried is not None and has_updated:
+            self._carried.after_round()
+        return has_stepped
 
     @property
     def _is_step_due(self) -> bool:

@@ -48,6 +48,11 @@ class Updates:
         if optimizer.gradient_state.sync_gradients:
             self._stepped.add(id(optimizer.optimizer))
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether there was a step since the last call of `settle`."""
+        return bool(self._stepped)
+
     def settle(self) -> tuple[bool, bool]:
         """Return whether the round has stepped, and whether nothing of a step is left after it.
 

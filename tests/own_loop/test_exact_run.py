@@ -270,6 +270,44 @@ def test_the_loader_is_not_iterated_inside_of_the_loop(tmp_path: Path) -> None:
         evaluate_in_a_round()
 
 
+def accumulate(batches: Iterator[Any], first: int, given: dict[str, Any]) -> None:
+    """Step on three batches at a time, and on what is left at the end of an epoch."""
+    for number, batch in enumerate(batches, first + 1):
+        given["model"](batch[0]).square().sum().backward()
+        if number % 3 == 0:
+            given["optimizer"].step()
+            given["optimizer"].zero_grad()
+    given["optimizer"].step()
+    given["optimizer"].zero_grad()
+
+
+def test_a_step_after_the_last_batch_is_one_of_its_epoch(tmp_path: Path) -> None:
+    plain, given = (parts(batch_size=2, shuffle=False) for _ in range(2))
+    for _ in range(3):
+        accumulate(iter(plain["loader"]), 0, plain)
+    with exact_run(Accelerator(cpu=True), tmp_path, **given) as run:
+        for _ in run.epochs(3):
+            accumulate(run.batches(), run.batch_in_epoch, given)
+    assert run.step == 6
+    assert given["model"].weight.equal(plain["model"].weight)
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert saved == ["step-0000000004-epoch-00002", "step-0000000006-epoch-00003"]
+
+
+def test_a_step_before_the_first_batch_is_refused(tmp_path: Path) -> None:
+    given = parts()
+
+    def step_too_early() -> None:
+        with exact_run(Accelerator(cpu=True), tmp_path, **given) as run:
+            for _ in run.epochs(1):
+                step(given, [torch.ones(1, 3)])
+                for batch in run.batches():
+                    step(given, batch)
+
+    with pytest.raises(ConfigError, match="stepped before the first batch"):
+        step_too_early()
+
+
 def test_a_loop_that_would_leave_an_epoch_is_refused_at_once(tmp_path: Path) -> None:
     given = parts()
     seen = []
@@ -318,6 +356,27 @@ def test_what_changes_only_with_each_step_is_named_with_accumulation(
                     step(given, batch)
                     if accelerator.sync_gradients:
                         scheduler.step()
+    assert "[LOOP_STATE] the loop changes scheduler" in caplog.text
+
+
+def test_what_changes_only_with_each_update_is_named_after_overflows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    accelerator = Accelerator(cpu=True)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    given = parts(batch_size=1)
+    given["scheduler"] = torch.optim.lr_scheduler.ExponentialLR(given["optimizer"], 0.9)
+    given = {name: accelerator.prepare(each) for name, each in given.items()}
+    scheduler = given.pop("scheduler")
+    skipped = []
+    with exact_run(accelerator, tmp_path, **given) as run:
+        for batch in run.steps(20):
+            accelerator.backward(1024 * given["model"](batch[0]).sum())
+            given["optimizer"].step()
+            scheduler.step()
+            given["optimizer"].zero_grad()
+            skipped.append(accelerator.optimizer_step_was_skipped)
+    assert skipped[:3] == [True] * 3
     assert "[LOOP_STATE] the loop changes scheduler" in caplog.text
 
 
