@@ -96,6 +96,17 @@ def test_a_finished_run_is_loaded_and_trains_no_more(tmp_path: Path) -> None:
     assert torch.equal(given["model"].weight, other["model"].weight)
 
 
+def test_the_values_of_the_last_row_are_known_after_a_resume(tmp_path: Path) -> None:
+    for num_epochs in (1, 3):
+        given = parts()
+        with exact_run(Accelerator(cpu=True), tmp_path, **given) as run:
+            for epoch in run.epochs(num_epochs):
+                for batch in run.batches():
+                    step(given, batch)
+                run.row(best=max(1 / (epoch + 1), run.metrics.get("eval/best", 0)))
+    assert run.metrics == {"eval/best": 1}
+
+
 def test_a_finished_run_goes_on_with_more_epochs(tmp_path: Path) -> None:
     fit(tmp_path / "two", 2)
     longer, whole = parts(), parts()
