@@ -104,7 +104,7 @@ class ExactRun(Stateful):
             self._loader.begin(self.epoch)
             yield self.epoch
             self._refuse_unfinished()
-            if self._updates.has_stepped:  # with gradients that the last rounds have left
+            if self._updates.stepped:  # with gradients that the last rounds have left
                 self._settle()
             self.is_stopped = self._is_stopping
             if self.batch_in_epoch >= len(self._loader.batches):
@@ -212,14 +212,14 @@ class ExactRun(Stateful):
 
     def _rounds(self, num_steps: float) -> Iterator[Any]:
         """Yield what is left of the epoch, until `num_steps` steps were taken."""
-        if self._updates.has_stepped:
+        if self._updates.stepped:
             raise ConfigError(
                 "LOOP",
                 "an optimizer has stepped before the first batch, which it would do again after a "
                 "resume: take its steps in the loop over run.batches(), or after that loop",
             )
         self._activity.phase = "training"
-        for batch in self._loader.read(self.position.step_in_epoch):
+        for batch in self._loader.read(self.batch_in_epoch):
             self._seed_round()
             yield batch
             self._end_round()
@@ -232,10 +232,9 @@ class ExactRun(Stateful):
 
     def _end_round(self) -> None:
         """Move on, and save if that is due. Raises Preempted after a signal."""
-        before = self.position
-        num_samples = len(self._loader.batches[before.step_in_epoch])
-        position = before.after_step(num_samples * self._accelerator.num_processes)
-        self._activity.position = position._replace(optimizer_step=before.optimizer_step)
+        num_samples = len(self._loader.batches[self.batch_in_epoch])
+        position = self.position.after_step(num_samples * self._accelerator.num_processes)
+        self._activity.position = position._replace(optimizer_step=self.step)
         self._activity.num_forwards += 1
         has_stepped = self._settle()
         if self._is_boundary:
@@ -253,8 +252,7 @@ class ExactRun(Stateful):
         has_stepped, self._is_boundary = self._updates.settle()
         self._activity.position = self.position._replace(optimizer_step=self.step + has_stepped)
         # Without an update, nothing else may change.
-        has_updated = has_stepped and not self._accelerator.optimizer_step_was_skipped
-        if self._carried is not None and has_updated:
+        if self._carried and has_stepped and not self._accelerator.optimizer_step_was_skipped:
             self._carried.after_round()
         return has_stepped
 
@@ -283,11 +281,11 @@ class ExactRun(Stateful):
         return torch.tensor([self._loader.digest()], device=self._accelerator.device)
 
     def _seed_round(self) -> None:
-        place = (self.epoch, self.position.step_in_epoch, self._accelerator.process_index)
+        place = (self.epoch, self.batch_in_epoch, self._accelerator.process_index)
         seed_generators(fold_in(self._seed, *place), self._accelerator.device)
 
     def _write_row(self, event: str, values: Mapping[str, Any]) -> None:
         if self._history is not None:
-            epoch = self.epoch + (self.position.step_in_epoch > 0)
+            epoch = self.epoch + (self.batch_in_epoch > 0)
             place = {"event": event, "optimizer_step": self.step, "epoch": epoch}
             self._history.append({**place, **values})

@@ -27,7 +27,8 @@ class Updates:
     def __init__(self, optimizers: Sequence[Optimizer], resources: ExitStack) -> None:
         """Watch them until `resources` are closed."""
         self._parameters = {id(plain(each)): parameters_of(each) for each in optimizers}
-        self._stepped: set[int] = set()
+        self.stepped: set[int] = set()
+        """Those that have stepped since the last call of `settle`."""
         self._num_open = 0
         for optimizer in optimizers:
             inner = plain(optimizer)
@@ -39,19 +40,14 @@ class Updates:
                 resources.callback(vars(optimizer).pop, "step")
 
     def _note_step(self, number: int, *_: object) -> None:
-        self._stepped.add(number)
+        self.stepped.add(number)
 
     def _step_scaled(
         self, optimizer: AcceleratedOptimizer, step: Callable[[Any], None], closure: Any = None
     ) -> None:
         step(closure)
         if optimizer.gradient_state.sync_gradients:
-            self._stepped.add(id(optimizer.optimizer))
-
-    @property
-    def has_stepped(self) -> bool:
-        """Whether there was a step since the last call of `settle`."""
-        return bool(self._stepped)
+            self.stepped.add(id(optimizer.optimizer))
 
     def settle(self) -> tuple[bool, bool]:
         """Return whether the round has stepped, and whether nothing of a step is left after it.
@@ -59,7 +55,7 @@ class Updates:
         The gradients of the optimizers that have stepped are dropped. Those of others, which the
         loop still accumulates, are left alone.
         """
-        stepped, self._stepped = self._stepped, set()
+        stepped, self.stepped = self.stepped, set()
         if not stepped:
             self._count_open()
             return False, False
