@@ -9,6 +9,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -164,7 +165,10 @@ def in_a_loader() -> Number:
 def in_a_file(folder: Path) -> Number:
     (folder / "lines.txt").write_text("line\n" * 20000, encoding="utf-8")
     lines = (folder / "lines.txt").open(encoding="utf-8")
-    return Keeps(lines, lambda file: [next(file) for _ in range(1800)])
+    number = Keeps(lines, lambda file: [next(file) for _ in range(1800)])
+    # A later test, in which it is collected, would fail for a file that is left open.
+    weakref.finalize(number, lines.close)
+    return number
 
 
 class Pair(ctypes.Structure):

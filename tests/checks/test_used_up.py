@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import queue
 import random
@@ -11,7 +12,7 @@ from functools import lru_cache, partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -31,12 +32,6 @@ from accel_trainer import (
 )
 from accel_trainer.checks.first_reading import FirstReadings
 from accel_trainer.checks.used_up import hash_of, start_again
-
-# Many of these streams leave their file to the garbage collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed file"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 
 Sample = tuple[torch.Tensor, int]
 SAMPLES = [
@@ -95,6 +90,13 @@ def from_the_console(epoch: int) -> Iterator[Any]:
     yield from sys.stdin
 
 
+def left_open(path: Path, mode: str = "r") -> IO[str]:
+    """Open a file that no test closes: collected unclosed, it would fail a later one."""
+    file = path.open(mode, encoding="utf-8")
+    atexit.register(file.close)
+    return file
+
+
 def used_up(name: str, folder: Path) -> Callable[[int], Any]:
     """Return a function that starts a stream whose first reading uses it up."""
     global ONCE
@@ -107,7 +109,7 @@ def used_up(name: str, folder: Path) -> Callable[[int], Any]:
     for each in SAMPLES:
         found.put(each)
     sys.stdin = StringIO(LINES)
-    lines = path.open(encoding="utf-8")
+    lines = left_open(path)
     cases: dict[str, Callable[[int], Any]] = {
         "a generator": lambda epoch: once,
         "a file": lambda epoch: lines,
@@ -189,19 +191,19 @@ class KeepsItsFile:
         self.path = path
 
     def __call__(self, epoch: int) -> Any:
-        self.file = self.path.open(encoding="utf-8")
+        self.file = left_open(self.path)
         return self.file
 
 
 def honest(folder: Path) -> dict[str, Callable[[int], Any]]:
     path = folder / "lines.txt"
     path.write_text(LINES)
-    log = (folder / "log.txt").open("w", encoding="utf-8")
+    log = left_open(folder / "log.txt", "w")
     table, workers, again, lines = (
         Table(),
         DataLoader(Table(), batch_size=None, num_workers=1, persistent_workers=True),
         BeginsAgain(),
-        path.open(encoding="utf-8"),
+        left_open(path),
     )
 
     def rewound(epoch: int) -> Any:
@@ -221,7 +223,7 @@ def honest(folder: Path) -> dict[str, Callable[[int], Any]]:
         "a loader's iterator": lambda epoch: iter(DataLoader(SAMPLES, shuffle=True)),  # type: ignore[arg-type]
         "an iterator that begins again": lambda epoch: again,
         "a file that is rewound": rewound,
-        "a file that is opened": lambda epoch: path.open(encoding="utf-8"),
+        "a file that is opened": lambda epoch: left_open(path),
         "a file that is opened and kept": KeepsItsFile(path),
         "a map": lambda epoch: map(tuple, SAMPLES),
         "one that skips, made anew": lambda epoch: Skipping(),
