@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from .core.version import package_version
 from .public_names import modules_by_name, public_name
-from .removed import refuse_removed
 
 _API = f"{__name__}.api"
 
@@ -26,7 +25,6 @@ else:
             return sorted(modules_by_name(_API))
         if name == "__version__":
             return package_version()
-        refuse_removed(f"{__name__}.{name}")
         return public_name(_API, name)
 
     def __dir__() -> list[str]:

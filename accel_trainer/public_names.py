@@ -11,6 +11,8 @@ from importlib import import_module
 from importlib.util import find_spec, resolve_name
 from typing import Any, NoReturn, cast
 
+from .removed import refuse_removed
+
 
 def public_name(api: str, name: str) -> Any:
     """Return what the module `api` imports as `name`.
@@ -29,8 +31,10 @@ def refuse_unknown(package: str, name: str, known: Collection[str]) -> NoReturn:
     """Raise an error with the public names of `package` that `name` may stand for.
 
     For the `__getattr__` of a package, or for what that calls. It is an AttributeError, so that
-    `hasattr` works. `from package import name` would replace its message, and gets an ImportError.
+    `hasattr` works. `from package import name` would replace its message, and gets an ImportError,
+    as does a name that is gone.
     """
+    refuse_removed(f"{package}.{name}")
     lower = {each.lower(): each for each in known}
     near = [lower[each] for each in get_close_matches(name.lower(), lower)]
     hint = f"did you mean {' or '.join(near)}? " * bool(near)

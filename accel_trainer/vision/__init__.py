@@ -6,7 +6,6 @@ The engine never imports this package.
 from typing import Any
 
 from ..public_names import refuse_unknown
-from ..removed import refuse_removed
 from .augment.batch import AugmentConfig
 from .augment.photo import PhotoAugmentConfig
 from .data.bad_images import BadImageConfig
@@ -67,5 +66,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    refuse_removed(f"{__name__}.{name}")
     refuse_unknown(__name__, name, __all__)
