@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from accel_trainer import (
+    ConfigError,
     EvalLoader,
     OptimizerConfig,
     RecipeConfig,
@@ -100,7 +101,16 @@ def features_of(run: Run, model: nn.Module, head: str, reader: PhotoReader, name
 
 
 def train(config: Config) -> RunResult:
-    """Train, evaluate and export. Runs in every process."""
+    """Train, evaluate and export. Runs in every process.
+
+    Raises ConfigError if weights of the trunk would be random, or would change after its features.
+    """
+    if config.run.init_from is not None:
+        fact = "--init-from would replace the trunk after its features were computed"
+        raise ConfigError("INIT_FROM", f"{fact}: give its weights to --trunk")
+    if config.trunk is None and not config.model.is_pretrained:
+        fact = "the trunk would have random weights"
+        raise ConfigError("MODEL_PRETRAINED", f"{fact}: add --pretrained or --trunk FILE")
     photos = load_photos(
         config.dataset,
         image_column=config.photos.image_column,
@@ -115,7 +125,12 @@ def train(config: Config) -> RunResult:
         if config.trunk is not None:
             weights = load_file(config.trunk)
             kept = {key: each for key, each in weights.items() if not key.startswith(f"{head}.")}
-            model.load_state_dict(kept, strict=False)
+            missing = model.load_state_dict(kept, strict=False).missing_keys
+            if random := [key for key in missing if not key.startswith(f"{head}.")]:
+                fact = f"--trunk {config.trunk} has no {random[0]}"
+                raise ConfigError(
+                    "MODEL_PRETRAINED", f"{fact}: give a file of a {config.model.name}"
+                )
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.startswith(f"{head}."))
         transform = config.photos.eval_transform(model)

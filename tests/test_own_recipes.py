@@ -20,6 +20,7 @@ from torch import Tensor
 from accel_trainer import (
     BatchConfig,
     CheckpointConfig,
+    ConfigError,
     OptimizerConfig,
     RecipeConfig,
     RunConfig,
@@ -196,7 +197,14 @@ def test_a_search_that_was_killed_continues_its_trial(tmp_path: Path) -> None:
     assert module.search(tmp_path, num_trials=1).trials == study.trials, "nothing is left"
 
 
-def train_on_features(folder: Path, *stops: int) -> None:
+def make_trunk(path: Path, *, without: str = "") -> Path:
+    """Write the weights of a small net for other classes, perhaps without one of them."""
+    model = build_model(ModelConfig(name="resnet8"), in_channels=3, num_classes=7)
+    save_file({key: each for key, each in model.state_dict().items() if key != without}, path)
+    return path
+
+
+def train_on_features(folder: Path, *stops: int, trunk: Path | None) -> None:
     """Train the head of a small net, with a stop after each of `stops`."""
     module = importlib.import_module("recipes.features")
     for max_steps in (*stops, None):
@@ -204,6 +212,7 @@ def train_on_features(folder: Path, *stops: int) -> None:
             dataset=str(make_photos(folder.parent / "photos")),
             photos=PhotoConfig(image_size=32),
             model=ModelConfig(name="resnet8"),
+            trunk=trunk,
             batch=BatchConfig(per_device_batch_size=35),
             trainer=TrainerConfig(num_epochs=2, max_steps=max_steps),
             checkpoint=CheckpointConfig(every_n_steps=1),
@@ -213,12 +222,22 @@ def train_on_features(folder: Path, *stops: int) -> None:
         module.train(config)
 
 
+def test_a_head_is_not_trained_on_a_trunk_of_random_weights(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    with pytest.raises(ConfigError, match=r"random weights: add --pretrained or --trunk"):
+        train_on_features(tmp_path / "none", trunk=None)
+    trunk = make_trunk(tmp_path / "trunk.safetensors", without="layer3.0.bn2.bias")
+    with pytest.raises(ConfigError, match=r"--trunk .* has no layer3"):
+        train_on_features(tmp_path / "some", trunk=trunk)
+
+
 def test_features_are_computed_once_and_the_whole_net_is_exported(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
-    train_on_features(tmp_path / "whole")
+    trunk = make_trunk(tmp_path / "trunk.safetensors")
+    train_on_features(tmp_path / "whole", trunk=trunk)
     stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "features").iterdir()}
     assert len(stored) == 2
-    train_on_features(tmp_path / "parts", 1, 3)
+    train_on_features(tmp_path / "parts", 1, 3, trunk=trunk)
     assert {path: path.stat().st_mtime_ns for path in stored} == stored, "read by each start"
     whole, parts = (weights(tmp_path / which) for which in ("whole", "parts"))
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
