@@ -122,13 +122,15 @@ def rows_of(dataset: Any, ids: Sequence[int]) -> list[Tensor] | None:
 
     None if they are not, or cannot be read. No code of the user's runs.
     """
-    with suppress(IndexError, TypeError):
+    with suppress(IndexError, TypeError, RuntimeError):
         while type(dataset) is Subset:
             ids = [dataset.indices[number] for number in ids]
             dataset = dataset.dataset
         tensors = dataset.tensors if type(dataset) is TensorDataset else ()
         if len(tensors) == 2 and all(map(_is_plain, tensors)):
-            return [tensor[torch.tensor(ids)] for tensor in tensors]
+            places = torch.tensor(ids)
+            # [places] would take numbers of 8 bits for a mask.
+            return [tensor.index_select(0, places) for tensor in tensors]
     return None
 
 

@@ -17,7 +17,7 @@ from ..test_growth import count_lines
 
 CPU = torch.device("cpu")
 SIZE = 600
-BATCHES = ([3, 0, 599], [5, 605, 1205], [7], [])
+BATCHES = ([3, 0, 599], [5, 605, 1205], [7], [], [*range(SIZE)])
 
 
 class OneByOne(Dataset[Any]):
@@ -41,6 +41,9 @@ def made(kind: str) -> Any:
     dataset = TensorDataset(images, torch.arange(SIZE) % 7)
     if kind == "a part":
         return Subset(dataset, torch.randperm(SIZE, generator=generator).tolist())
+    if kind == "numbers of 8 bits":
+        numbers = torch.arange(1, 7, dtype=torch.uint8).repeat(SIZE // 6)
+        return Subset(dataset, numbers)  # type: ignore[arg-type]
     if kind == "a part of a part":
         return Subset(Subset(dataset, range(SIZE)), torch.arange(SIZE))  # type: ignore[arg-type]
     return dataset
@@ -58,7 +61,9 @@ def read(dataset: Any, num_workers: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["all", "a part", "a part of a part", "channels last"])
+@pytest.mark.parametrize(
+    "kind", ["all", "a part", "numbers of 8 bits", "a part of a part", "channels last"]
+)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_rows_of_tensors_are_the_samples_one_by_one(kind: str, num_workers: int) -> None:
     """Also the generators are the same afterwards."""
