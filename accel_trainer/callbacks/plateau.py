@@ -143,4 +143,4 @@ class ReduceLROnPlateau(Callback):
         self._best = state["best"]
         self._num_bad = state["num_bad"]
         self._cooldown_left = state["cooldown_left"]
-        self._judged = state["judged"] if self._is_same_data else ["", ""]
+        self._judged = state["judged"] if self._is_same_data else []

@@ -136,6 +136,13 @@ class StepBatch(NamedTuple):
     position: Position = START
     turn: Turn = ""
 
+    def copied(self) -> StepBatch:
+        """Return the step batch with copies of the micro-batches, made when they are indexed."""
+        given = self.micro_batches
+        return self._replace(
+            micro_batches=LazyBatches(lambda index: given[index].map(Tensor.clone), len(given))
+        )
+
 
 class StepOutput(NamedTuple):
     """What a Task returns for a micro-batch of B samples, in training and in evaluation.

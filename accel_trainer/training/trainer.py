@@ -203,8 +203,10 @@ class Trainer:
         self._updates = updates_at(self.position, self.task, self.optimizers, self.accelerator)
         self._num_updates = 0
         reports = []
-        for number, _ in enumerate(self._updates):
-            reports.append(self.train_step(step_batch))
+        # What the task changes in place, such as by a normalization, is whole in the next update.
+        copies = [step_batch.copied() for _ in self._updates[1:]]
+        for number, each in enumerate([*copies, step_batch]):
+            reports.append(self.train_step(each))
             self._check_update(reports[-1], self._num_updates - number)
         self._inspector.stepped()
         report = joined(reports) if hasattr(self.task, "updates") else reports[0]

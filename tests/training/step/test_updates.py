@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,25 @@ def test_rows_have_the_loss_and_the_norm_of_each_update(tmp_path: Path) -> None:
     assert {key for key in row if key.endswith("grad_norm")} == {
         f"optim/{name}/grad_norm" for name in names
     }
+
+
+class Halved(Together):
+    """Halves what it is called with."""
+
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return super().step(model, replace(batch, inputs=batch.inputs / 2))
+
+
+class HalvedInPlace(Together):
+    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        batch.inputs.div_(2)
+        return super().step(model, batch)
+
+
+def test_a_task_may_change_a_batch_in_place_in_each_update(tmp_path: Path) -> None:
+    train(tmp_path / "new", task=Halved, max_steps=3)
+    train(tmp_path / "in place", task=HalvedInPlace, max_steps=3)
+    assert final_files(tmp_path / "in place") == final_files(tmp_path / "new")
 
 
 class Sam(Trainer):
