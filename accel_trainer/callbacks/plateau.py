@@ -51,11 +51,6 @@ class ReduceLROnPlateau(Callback):
         if self.mode not in (None, "min", "max"):
             raise ConfigError("CONFIG", f"ReduceLROnPlateau.mode is {self.mode!r}: use min or max")
         self.num_reductions = 0
-        self._judged = self._number = ["", ""]
-        self._is_same_data = True
-        self._forget()
-
-    def _forget(self) -> None:
         self._best: float | None = None
         self._num_bad = 0
         self._cooldown_left = 0
@@ -94,12 +89,6 @@ class ReduceLROnPlateau(Callback):
         self._number = [name, self.mode or monitors[name]]
         self._is_same_data = is_same_data
 
-    def on_fit_start(self, trainer: TrainerView) -> None:
-        """Judge another number, or that of other evaluation data, from its beginning."""
-        if self._judged != self._number:
-            self._forget()
-        self._judged = self._number
-
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
         """Count bad evaluations, and lower the rates after too many."""
         name, mode = self._number
@@ -134,13 +123,13 @@ class ReduceLROnPlateau(Callback):
             "best": self._best,
             "num_bad": self._num_bad,
             "cooldown_left": self._cooldown_left,
-            "judged": self._judged,
+            "judged": self._number,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned; another number, or of other data, is judged anew."""
         self.num_reductions = state["num_reductions"]
-        self._best = state["best"]
-        self._num_bad = state["num_bad"]
-        self._cooldown_left = state["cooldown_left"]
-        self._judged = state["judged"] if self._is_same_data else []
+        if self._is_same_data and state["judged"] == self._number:
+            self._best = state["best"]
+            self._num_bad = state["num_bad"]
+            self._cooldown_left = state["cooldown_left"]

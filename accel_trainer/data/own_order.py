@@ -63,7 +63,7 @@ class OwnOrder:
         kept = found[0][self._is_kept[found[0]]]
         digest = hash_value([kept]).hex()
         other = ""
-        if differing_lines(digest, self._accelerator) != [""] * self._accelerator.num_processes:
+        if any(differing_lines(digest, self._accelerator)):
             other = "on another process"
         elif not torch.equal(*found):
             other = "when it is asked again"

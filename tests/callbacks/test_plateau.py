@@ -45,10 +45,9 @@ FAKE: Any = None
 
 
 def prepared(plateau: ReduceLROnPlateau, mode: Any = "min", **state: Any) -> ReduceLROnPlateau:
+    plateau.prepare({"eval/loss": mode}, lambda step: 0.1, num_steps=9)
     if state:
         plateau.load_state_dict(state)
-    plateau.prepare({"eval/loss": mode}, lambda step: 0.1, num_steps=9)
-    plateau.on_fit_start(FAKE)
     return plateau
 
 
@@ -80,11 +79,12 @@ def test_the_rule_is_that_of_torch() -> None:
 
 
 def test_a_new_number_is_judged_anew_but_keeps_the_reductions() -> None:
-    ours = ReduceLROnPlateau(patience=0)
+    state: dict[str, Any] = {}
     for mode, values in (("min", [1.0, 2.0, 1.5]), ("max", [0.1])):
-        prepared(ours, mode)
+        ours = prepared(ReduceLROnPlateau(patience=0), mode, **state)
         for value in values:
             ours.on_evaluate_end(FAKE, {"eval/loss": value})
+        state = ours.state_dict()
         assert ours.num_reductions == 2
 
 
