@@ -157,6 +157,31 @@ def accumulation(folder: Path, kill: Kill | None) -> None:
             run.row(size=float(sum(each.detach().abs().sum() for each in average.parameters())))
 
 
+def by_hand(folder: Path, kill: Kill | None) -> None:
+    """Three batches a step, counted by hand, and a step on those that an epoch leaves."""
+    accelerator = Accelerator(cpu=True)
+    rounds = Rounds(kill, accelerator)
+    model = build_net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loader = DataLoader(Pictures(), batch_size=3, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    with exact_run(
+        accelerator, folder, model=model, optimizer=optimizer, loader=loader, save_every=2
+    ) as run:
+        for _ in run.epochs(NUM_EPOCHS):
+            for number, (pictures, labels) in enumerate(run.batches(), run.batch_in_epoch + 1):
+                rounds.begin()
+                loss = cross_entropy(model(pictures), labels)
+                accelerator.backward(loss)
+                if number % 3 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                run.log("loss", loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            run.row()
+
+
 def gan(folder: Path, kill: Kill | None) -> None:
     """Two networks: the critic steps in two rounds of three, the generator gathers two rounds."""
     accelerator = Accelerator(cpu=True)
@@ -312,5 +337,6 @@ def scaler(folder: Path, kill: Kill | None) -> None:
 
 
 LOOPS: dict[str, Callable[[Path, Kill | None], Any]] = {
-    loop.__name__: loop for loop in (vision, accumulation, gan, vit, sampler, scaler, spawned)
+    loop.__name__: loop
+    for loop in (vision, accumulation, by_hand, gan, vit, sampler, scaler, spawned)
 }

@@ -61,6 +61,7 @@ KILLS = [
             ("gan", 1, [Kill(4, signal.SIGTERM), Kill(9, signal.SIGKILL)]),
             ("sampler", 1, [Kill(3, signal.SIGTERM), Kill(6, signal.SIGKILL)]),
             ("scaler", 1, [Kill(6, signal.SIGKILL)]),
+            ("by_hand", 2, [Kill(11, signal.SIGKILL), Kill(5, signal.SIGTERM)]),
             ("vit", 1, [Kill(6, signal.SIGKILL)]),
             ("spawned", 1, [Kill(6, signal.SIGKILL)]),
             ("vision", 3, [Kill(3, signal.SIGTERM, 2)]),
@@ -412,7 +413,7 @@ def test_a_forgotten_scheduler_is_named(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_an_honest_loop_gets_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("vision", "accumulation", "gan"):
+    for name in ("vision", "accumulation", "by_hand", "gan"):
         LOOPS[name](tmp_path / name, None)
     assert caplog.records == []
 
