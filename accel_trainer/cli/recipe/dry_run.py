@@ -87,7 +87,7 @@ def _part(folder: Path, until: int) -> Start:
             "checkpoint.keep_every_n_steps": NUM_STEPS,
         },
         until=until,
-        callbacks={UNSAVED: {"folder": str(notes), "every": NUM_STEPS}},
+        callbacks={UNSAVED: {"folder": str(notes)}},
     )
 
 

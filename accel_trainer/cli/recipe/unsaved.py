@@ -1,4 +1,4 @@
-"""A callback that writes hashes of state before an update, for comparing two runs."""
+"""A callback that writes hashes of state at each checkpoint, for comparing two runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from accel_trainer.checks.unsaved_state import mark_unsaved
 from accel_trainer.core.json_files import write_json
-from accel_trainer.core.types import StepReport
 from accel_trainer.run.extra_callbacks import Observer
 from accel_trainer.training.callback import TrainerView
 
@@ -23,11 +22,10 @@ def file_of(folder: Path, step: int) -> Path:
 
 
 class UnsavedState(Observer):
-    """Writes them into `folder` as a run starts or resumes, and after each `every` steps."""
+    """Writes them into `folder` as a run starts or resumes, and with each checkpoint."""
 
-    def __init__(self, folder: str, every: int) -> None:
+    def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
-        self._every = every
 
     def see_parts(self, parts: Mapping[str, Any]) -> None:
         """Keep the objects whose state is written."""
@@ -37,10 +35,9 @@ class UnsavedState(Observer):
         """Record the state that a resume begins with."""
         self._record(trainer, is_start=True)
 
-    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """Record the state that an interruption loses."""
-        if report.optimizer_step % self._every == 0:
-            self._record(trainer, is_start=False)
+    def on_checkpoint(self, trainer: TrainerView, name: str) -> None:
+        """Record the state that a resume from here loses."""
+        self._record(trainer, is_start=False)
 
     def _record(self, trainer: TrainerView, *, is_start: bool) -> None:
         stored = {f"{name} as loaded": digest for name, digest in trainer.digests().items()}

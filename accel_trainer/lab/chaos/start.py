@@ -83,9 +83,7 @@ class Attempt:
         }
         if self.num_workers is not None:
             changes["batch.num_workers"] = self.num_workers
-        callbacks: dict[str, Mapping[str, Any]] = {
-            UNSAVED: {"folder": str(self.notes), "every": SAVE_EVERY}
-        }
+        callbacks: dict[str, Mapping[str, Any]] = {UNSAVED: {"folder": str(self.notes)}}
         if self.fault is not None:
             callbacks[FAULT_BRINGER] = {}
         return Start(
