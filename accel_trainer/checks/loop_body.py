@@ -26,7 +26,7 @@ _GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.
 
 
 class CarriedState:
-    """Compares what the body of a loop uses after its first rounds.
+    """Compares what the body of a loop uses after its first steps.
 
     These are objects with a state dict, generators, and numbers and texts that the body reads
     before it sets them and that decide something in it. `known` is stored by the run, or of no
@@ -49,8 +49,8 @@ class CarriedState:
                 name,
             )
 
-    def after_round(self) -> None:
-        """Mark what the body has left; the third time, warn of what changes in each round."""
+    def after_step(self) -> None:
+        """Mark what the body has left; the third time, warn of what changes in each step."""
         if self._frame is None:
             return
         self._marks.append(self._mark(self._frame))

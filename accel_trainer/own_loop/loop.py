@@ -253,7 +253,7 @@ class ExactRun(Stateful):
         self._activity.position = self.position._replace(optimizer_step=self.step + has_stepped)
         # Without an update, nothing else may change.
         if self._carried and has_stepped and not self._accelerator.optimizer_step_was_skipped:
-            self._carried.after_round()
+            self._carried.after_step()
         return has_stepped
 
     @property

@@ -82,8 +82,8 @@ def exact_run(
     where two runs go apart.
     `timeout_s` is how long a process waits for the others.
 
-    What the loop changes in each round and no state holds, such as a scheduler that was forgotten,
-    is one warning after its first rounds; `ignore` has names that decide nothing.
+    What the loop changes in each step and no state holds, such as a scheduler that was forgotten,
+    is one warning after its first steps; `ignore` has names that decide nothing.
 
     A run that is started again with the same command goes on after its last checkpoint; a finished
     one loads its last state, and yields no epoch.
