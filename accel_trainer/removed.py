@@ -26,7 +26,7 @@ REMOVED = {
     "accel-trainer bisect --page": "--json",
     "accel-trainer compare --page": "--json",
     "accel-trainer report --dataset": "accel-trainer data --html",
-    "accel-trainer sweep --values": "flags with several values; a loop of the shell for lists",
+    "accel-trainer sweep --values": "flags with several values; a shell loop for lists",
     "accel-trainer export --hub": "--to DIR; then hf upload ORG/NAME DIR",
     "accel-trainer why --page": "--json; accel-trainer report draws the curves",
     "accel-trainer plan --hours": "--within; or --hours with --schedule.shape trunk",

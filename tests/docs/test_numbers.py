@@ -37,6 +37,15 @@ def test_the_tables_of_costs_are_those_of_the_benchmarks() -> None:
     assert all(table in page for table in tables), "update it: python -m benchmarks.summary"
 
 
+def test_the_readme_has_the_numbers_of_the_page_of_costs() -> None:
+    cells = row("a step of ResNet-20, relative").split(" | ")
+    ours, accelerate, lightning, trainer = (each.strip(" |") for each in cells[1:])
+    shown = " | ".join([ours, accelerate, trainer, lightning])
+    (line,) = re.findall(r"^\| a step of ResNet-20 .*", (ROOT / "README.md").read_text(), re.M)
+    assert f" | {shown} | " in line
+    assert (summary.MARK in cells[0]) == ("before later changes of the code" in line)
+
+
 @pytest.mark.parametrize(("changed", "is_stale"), [("other.py", False), ("code/step.py", True)])
 def test_a_row_is_marked_once_its_code_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, is_stale: bool
