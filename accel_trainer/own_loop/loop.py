@@ -109,10 +109,12 @@ class ExactRun(Stateful):
             self.is_stopped = self._is_stopping
             if self.batch_in_epoch >= len(self._loader.batches):
                 self._activity.position = self.position.after_epoch()
+            is_end = self.is_stopped or self._save_every is None or is_over()
             if self._is_boundary:
                 self._stop_flag.agree()
-                is_end = self.is_stopped or self._save_every is None or is_over()
                 self._save_if(is_end or self._is_step_due)
+            elif is_end:
+                self.save()
 
     def batches(self) -> Iterator[Any]:
         """Return the batches of the epoch that are left, as the loader yields them.
@@ -287,5 +289,6 @@ class ExactRun(Stateful):
     def _write_row(self, event: str, values: Mapping[str, Any]) -> None:
         if self._history is not None:
             epoch = self.epoch + (self.batch_in_epoch > 0)
-            place = {"event": event, "optimizer_step": self.step, "epoch": epoch}
-            self._history.append({**place, **values})
+            self._history.append(
+                {"event": event, "optimizer_step": self.step, "epoch": epoch, **values}
+            )

@@ -306,6 +306,19 @@ def test_a_step_after_the_last_batch_is_one_of_its_epoch(tmp_path: Path) -> None
     assert saved == ["step-0000000004-epoch-00002", "step-0000000006-epoch-00003"]
 
 
+def test_an_epoch_that_leaves_gradients_is_saved_in_the_next(tmp_path: Path) -> None:
+    given = parts(batch_size=2)
+    with exact_run(Accelerator(cpu=True), tmp_path, **given) as run:
+        for _ in run.epochs(3):
+            for number, batch in enumerate(run.batches(), run.batch_in_epoch + 1):
+                given["model"](batch[0]).sum().backward()
+                if number % 3 == 0:
+                    given["optimizer"].step()
+                    given["optimizer"].zero_grad()
+    saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert saved == ["step-0000000003-epoch-00002", "step-0000000003-epoch-00003"]
+
+
 def test_a_step_before_the_first_batch_is_refused(tmp_path: Path) -> None:
     given = parts()
 
