@@ -25,6 +25,7 @@ REMOVED = {
     "accel-trainer diff --effect": "accel-trainer compare",
     "accel-trainer bisect --page": "--json",
     "accel-trainer compare --page": "--json",
+    "accel-trainer compare --null": "accel-trainer sweep --seed 0 1 2",
     "accel-trainer report --dataset": "accel-trainer data --html",
     "accel-trainer sweep --values": "flags with several values; a shell loop for lists",
     "accel-trainer export --hub": "--to DIR; then hf upload ORG/NAME DIR",

@@ -63,27 +63,13 @@ def main() -> None:
             change: compare(folder, options.pairs, ["--b", change, "--at", "75%"])
             for change in CHANGES
         }
-        noise = compare(folder, options.pairs, ["--null", "--at", "75%"])
-    at, length = (noise[name] for name in ("at_step", "num_steps"))
+    at, length = (found[CHANGES[0]][name] for name in ("at_step", "num_steps"))
     results.write(
         "comparisons",
         title="Comparisons of two settings",
         how=f"`accel-trainer compare benchmarks/small_digits.py`, on the digits of scikit-learn, "
         f"with a change from step {at} of {length}. In brackets: 95 % intervals.",
-        tables={
-            "B against A": [row_of(change, each) for change, each in found.items()],
-            "Without a change": [
-                {
-                    "n": options.pairs,
-                    "standard deviation": what,
-                    "points": _with_interval(noise[key], noise[f"{key}_interval"], 100),
-                }
-                for what, key in (
-                    ("of whole runs", "spread_of_whole_runs"),
-                    ("of the difference of two endings", "spread_of_ends"),
-                )
-            ],
-        },
+        tables={"B against A": [row_of(change, each) for change, each in found.items()]},
         started=started,
     )
 

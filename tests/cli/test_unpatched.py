@@ -33,7 +33,7 @@ COMMANDS = {
     "replay": "replay A --step 3",
     "rerun": "rerun A --output-dir DIR/again",
     "lr-find": "lr-find RECIPE --steps 10 --png DIR/x.png --batch-size 8",
-    "compare": "compare RECIPE --output-dir DIR/x --null --at 0 --pairs 2 --steps 8 --batch-size 8",
+    "compare": "compare RECIPE --output-dir DIR/x --b=--ema=0.5 --at 0 --pairs 2 --steps 8 --batch-size 8",
     "sweep": "sweep RECIPE --output-dir DIR/sweep --seed 0 1 --max-steps 2",
 }
 FAST = ("why", "plan")
@@ -72,7 +72,7 @@ def test_a_command_replaces_nothing_in_the_process_that_trains(
     words = {**runs, "RECIPE": str(RECIPE)}
     argv = [words.get(word, word).replace("DIR", str(tmp_path)) for word in COMMANDS[name].split()]
     code, out, err = run_command(capsys, argv)
-    assert code in (0, 1), err
+    assert code in (0, 1, 11), err  # 11: a comparison is undecided
     assert (every := replaced_in(found)), f"nothing was trained: {out}"
     assert {name for names in every for name in names} <= {DISK}
 

@@ -28,8 +28,6 @@ from .question import Arm, At, Question, key_of
 _OWN_FLAGS = ("--quiet", "--trainer.max-time-s", "None")
 # A branch has the weights of its checkpoint, also those that the run was initialised from.
 _NO_WEIGHTS = ("--init-from", "None", "--init-skip", "None")
-_OTHER_SEED = 1_000_003
-"""What is added to the seed of an ending for `--null`, far from the seeds of all pairs."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,6 @@ class Branches:
     def arm(self, arm: Arm, seed: int) -> Path:
         """Return the folder of an arm."""
         return self.folder / f"arm-{arm.key}" / f"seed-{seed}"
-
-    def other_ending(self, seed: int) -> Path:
-        """Return the folder of the end of A with a different seed."""
-        return self.folder / "other-seed" / f"seed-{seed}"
 
     def has_beginning(self, seed: int) -> bool:
         """Whether the beginning of a seed is there, or none is needed."""
@@ -83,14 +77,16 @@ class Branches:
 
         `folder` is a new one for a repetition; None: the arm's own.
         """
+        folder = folder or self.arm(arm, seed)
+        if finished(folder) is not None:
+            return
         allowed = self.question.may_change if arm is not self.question.a else []
-        flags = [*arm.flags, "--seed", str(seed), *self._origin(seed, allowed)]
-        self._train_if_missing(flags, folder or self.arm(arm, seed), received)
-
-    def train_other_ending(self, seed: int, received: list[int] | None = None) -> None:
-        """Train the end of A with the order, augmentation and dropout of a different seed."""
-        flags = ["--seed", str(seed + _OTHER_SEED), *self._origin(seed, ["seed"])]
-        self._train_if_missing([*self.question.a.flags, *flags], self.other_ending(seed), received)
+        self._train(
+            [*arm.flags, "--seed", str(seed), *self._origin(seed, allowed)], folder, received
+        )
+        if finished(folder) is None:
+            fact = f"{folder} was stopped before its end ({read_run(folder).state})"
+            raise OutputError("COMPARE", f"{fact}: run the same command again to continue it")
 
     def _origin(self, seed: int, allowed: Sequence[str]) -> list[str]:
         """Return the flags that set where an arm begins, and what it may change there."""
@@ -104,16 +100,6 @@ class Branches:
     def _checkpoint(self, seed: int) -> Path | None:
         found = complete_by_step(self.beginning(seed)).get(self.step)
         return None if found is None else found.path.resolve()
-
-    def _train_if_missing(
-        self, flags: Sequence[str], folder: Path, received: list[int] | None
-    ) -> None:
-        if finished(folder) is not None:
-            return
-        self._train(flags, folder, received)
-        if finished(folder) is None:
-            fact = f"{folder} was stopped before its end ({read_run(folder).state})"
-            raise OutputError("COMPARE", f"{fact}: run the same command again to continue it")
 
     def _train(self, flags: Sequence[str], folder: Path, received: list[int] | None) -> None:
         prepare_directory(folder.parent)

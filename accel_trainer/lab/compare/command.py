@@ -6,9 +6,6 @@ compared by their last evaluation, with averaged weights if an arm has them. The
 the estimated time are printed before anything is trained. Finished runs are kept: with more pairs
 or a different B, the same command trains only what is missing.
 
-With `--null` instead of `--b`, it trains only A, with two different endings for each seed. It
-reports how much the result varies with the seed, and how many pairs detect a given difference.
-
 The exit code is 0 if B is better, 10 if it is worse, and 11 if it is undecided.
 """
 
@@ -20,7 +17,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from accel_trainer import ConfigError
 from accel_trainer.commands import (
@@ -70,11 +66,7 @@ def _parser() -> CommandParser:
         __doc__, _EXAMPLE, prog="accel-trainer compare RECIPE.py", allow_abbrev=False
     )
     add = parser.add_argument
-    asked = parser.add_mutually_exclusive_group(required=True)
-    b_help = "the flags to add for B, in quotes"
-    asked.add_argument("--b", metavar="FLAGS", help=b_help)
-    null_help = "instead of B, measure how much the result of A varies with the seed"
-    asked.add_argument("--null", action="store_true", help=null_help)
+    add("--b", metavar="FLAGS", required=True, help="the flags to add for B, in quotes")
     at_help = "where the arms part, rounded to the end of an epoch: 75%%, a step, or 0 for whole "
     add("--at", type=At.parse, default=At.parse("75%"), help=f"{at_help}runs; default: 75%%")
     parser.add_number("--pairs", "pairs (seeds); default: 8", default=8, lowest=2)
@@ -96,17 +88,16 @@ def _with_b_in_one_word(words: Sequence[str]) -> list[str]:
 
 
 def _answer(question: Question, options: Namespace, output_dir: Path) -> int:
-    from . import null, text  # import torch
-    from .compare import compare, make_plan
+    from .compare import compare, make_plan  # imports torch
+    from .text import json_of, lines_of, setup_lines
 
     say = say_unless(options.json)
     plan = make_plan(question, options.at, options.pairs, output_dir, say=say)
-    for line in text.setup_lines(plan):
+    for line in setup_lines(plan):
         say(line)
-    find, told = (null.find_noise_floor, null) if options.null else (compare, text)
-    found: Any = find(plan, jobs=options.jobs, say=say)
-    for line in told.lines_of(found):
+    found = compare(plan, jobs=options.jobs, say=say)
+    for line in lines_of(found):
         say(line)
     if options.json:
-        tell(json.dumps(told.json_of(found)))
-    return 0 if options.null else _CODES[found.paired.verdict]
+        tell(json.dumps(json_of(found)))
+    return _CODES[found.paired.verdict]

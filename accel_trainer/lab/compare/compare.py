@@ -98,18 +98,17 @@ def make_plan(question: Question, at: At, num_pairs: int, output_dir: Path, *, s
     num_samples = _remembered(folder / "samples.json", count)["num_samples"]
     length = Length.of(question.a.config, num_samples, question.num_processes)
     step = at.step(num_steps=length.num_steps, steps_per_epoch=length.steps_per_epoch)
-    why_whole = None
-    if (b := question.b) is not None:
-        num_steps = Length.of(b.config, num_samples, question.num_processes).num_steps
-        if num_steps <= step:
-            fact = f"B has only {counted(num_steps, 'step')}, but --at {at.text} is step {step}"
-            raise ConfigError("COMPARE", f"{fact}: give an earlier --at")
+    b = question.b
+    num_steps = Length.of(b.config, num_samples, question.num_processes).num_steps
+    if num_steps <= step:
+        fact = f"B has only {counted(num_steps, 'step')}, but --at {at.text} is step {step}"
+        raise ConfigError("COMPARE", f"{fact}: give an earlier --at")
 
-        def try_b() -> dict[str, Any]:
-            say("trying B for a step")
-            return {"why_whole": why_not_shared(question, b, may_share=step > 0)}
+    def try_b() -> dict[str, Any]:
+        say("trying B for a step")
+        return {"why_whole": why_not_shared(question, may_share=step > 0)}
 
-        why_whole = _remembered(folder / f"trial-{b.key}.json", try_b)["why_whole"]
+    why_whole = _remembered(folder / f"trial-{b.key}.json", try_b)["why_whole"]
     if step == 0 or why_whole is not None:
         step = 0
         folder = folder_of_branches(output_dir, question, None)
@@ -126,10 +125,9 @@ def compare(plan: Plan, *, jobs: int, say: Say) -> Comparison:
         KeyboardInterrupt: a signal to stop came; what is finished is kept.
     """
     branches, a, b = plan.branches, plan.question.a, plan.question.b
-    assert b is not None
     folders = [(branches.arm(a, seed), branches.arm(b, seed)) for seed in plan.seeds]
-    say_plan(plan, [folder for pair in folders for folder in pair], jobs=jobs, say=say)
-    check_same_arms(plan, say)
+    _say_plan(plan, [folder for pair in folders for folder in pair], jobs=jobs, say=say)
+    _check_same_arms(plan, say)
 
     def train_pair(seed: int, received: list[int]) -> None:
         branches.train_beginning(seed, received)
@@ -138,9 +136,9 @@ def compare(plan: Plan, *, jobs: int, say: Say) -> Comparison:
 
     for seed, _ in train_at_once(train_pair, plan.seeds, jobs=jobs):
         say(f"seed {seed}: {' -> '.join(map(_shown, folders[seed - plan.seeds[0]]))}")
-    check_same_data([folder for pair in folders for folder in pair])
-    numbers = [tuple(map(number_of, pair)) for pair in folders]
-    metric, is_lower_better = common_metric([each for pair in numbers for each in pair])
+    _check_same_data([folder for pair in folders for folder in pair])
+    numbers = [tuple(map(_number_of, pair)) for pair in folders]
+    metric, is_lower_better = _common_metric([each for pair in numbers for each in pair])
     pairs = [
         Pair(seed, *(math.nan if each is None else each.value for each in both))
         for seed, both in zip(plan.seeds, numbers, strict=True)
@@ -151,12 +149,12 @@ def compare(plan: Plan, *, jobs: int, say: Say) -> Comparison:
     return Comparison(plan, metric, Paired(pairs, is_lower_better), folders, is_equal)
 
 
-def say_plan(plan: Plan, arms: Sequence[Path], *, jobs: int, say: Say) -> None:
+def _say_plan(plan: Plan, arms: Sequence[Path], *, jobs: int, say: Say) -> None:
     """Say which runs are missing, and how many steps they are."""
     branches, ending = plan.branches, plan.num_ending_steps
     num_beginnings = sum(not branches.has_beginning(seed) for seed in plan.seeds)
     missing = [folder for folder in arms if finished(folder) is None]
-    is_checked = repeats_mark(plan).exists()
+    is_checked = _repeats_mark(plan).exists()
     num_endings = len(missing) + (not is_checked)
     if not missing and is_checked:
         say(f"all {len(arms)} runs exist already")
@@ -174,18 +172,18 @@ def say_plan(plan: Plan, arms: Sequence[Path], *, jobs: int, say: Say) -> None:
     say(f"to train{kept}: {' and '.join(parts)}{once_more}; {steps:,} steps{at_once}")
 
 
-def repeats_mark(plan: Plan) -> Path:
+def _repeats_mark(plan: Plan) -> Path:
     """Return the file that is there once A has repeated itself with the first seed."""
     name = f"repeats-{plan.question.a.key}-{plan.seeds[0]}.json"
     return plan.branches.folder / name
 
 
-def check_same_arms(plan: Plan, say: Say) -> None:
+def _check_same_arms(plan: Plan, say: Say) -> None:
     """Train A with the first seed twice, unless that was done. Raises OutputError if they differ.
 
     Otherwise, what differs in B could be chance of the machine.
     """
-    seed, branches, mark = plan.seeds[0], plan.branches, repeats_mark(plan)
+    seed, branches, mark = plan.seeds[0], plan.branches, _repeats_mark(plan)
     a = plan.question.a
     folder = branches.arm(a, seed)
     branches.train_beginning(seed)
@@ -204,7 +202,7 @@ def check_same_arms(plan: Plan, say: Say) -> None:
     say(f"A repeats itself with seed {seed}, bit for bit")
 
 
-def check_same_data(folders: Sequence[Path]) -> None:
+def _check_same_data(folders: Sequence[Path]) -> None:
     """Raise OutputError unless all runs had the same data: some may be from an earlier command."""
     by_data: dict[str, Path] = {}
     for folder in folders:
@@ -216,7 +214,7 @@ def check_same_data(folders: Sequence[Path]) -> None:
         raise OutputError("COMPARE", f"{fact}: restore it, or give a new --output-dir")
 
 
-def number_of(folder: Path) -> Number | None:
+def _number_of(folder: Path) -> Number | None:
     """Return the number of a finished run; None: it has diverged.
 
     Raises OutputError if the run evaluates nothing.
@@ -233,7 +231,7 @@ def number_of(folder: Path) -> Number | None:
     return Number(_plain(metric), float(rows[-1][metric]), run.is_lower_better(metric))
 
 
-def common_metric(numbers: Sequence[Number | None]) -> tuple[str, bool]:
+def _common_metric(numbers: Sequence[Number | None]) -> tuple[str, bool]:
     """Return the metric of all arms that have a number, and whether lower is better.
 
     Raises OutputError if they have different ones, or none has a number.
@@ -248,7 +246,7 @@ def common_metric(numbers: Sequence[Number | None]) -> tuple[str, bool]:
 
 
 def _shown(folder: Path) -> str:
-    found = number_of(folder)
+    found = _number_of(folder)
     return "diverged" if found is None else format_number(found.metric, found.value)
 
 

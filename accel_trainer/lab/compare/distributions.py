@@ -1,27 +1,23 @@
-"""Quantiles of Student's t and of chi-squared, and the sign test: for a few pairs, exact."""
+"""Quantiles of Student's t, and the sign test: for a few pairs, exact."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-
-import torch
 
 _HALVINGS = 200
 
 
 def t_quantile(probability: float, freedom: int) -> float:
     """Return the value below which t lies with a probability from 0.5 on."""
-    return _inverse(lambda value: _t_below(value, freedom), probability)
-
-
-def chi_squared_quantile(probability: float, freedom: int) -> float:
-    """Return the value below which chi-squared lies with a probability."""
-    half = torch.tensor(freedom / 2, dtype=torch.float64)
-    return _inverse(
-        lambda value: float(torch.special.gammainc(half, torch.full_like(half, value / 2))),
-        probability,
-    )
+    low, high = 0.0, 1.0
+    while _t_below(high, freedom) < probability:
+        low, high = high, 2 * high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if _t_below(middle, freedom) < probability else (low, middle)
+    return high
 
 
 def sign_test(wins: int, losses: int) -> float:
@@ -49,16 +45,3 @@ def _t_below(value: float, freedom: int) -> float:
     if is_odd:
         between = 2 / math.pi * (angle + between)
     return 0.5 + between / 2
-
-
-def _inverse(below: Callable[[float], float], probability: float) -> float:
-    """Return where a growing function of the numbers from 0 on reaches a probability."""
-    low, high = 0.0, 1.0
-    while below(high) < probability:
-        low, high = high, 2 * high
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if below(middle) < probability else (low, middle)
-    return high

@@ -13,10 +13,8 @@ from typing import Literal, NamedTuple
 from .distributions import sign_test, t_quantile
 
 LEVEL = 0.95
-POWER = 0.8
 _NORMAL = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
 _ROUNDING = 1e-9  # of the largest number: sums differ by less, and it is no spread
-_LIKE_NORMAL = 200  # pairs, from which on t makes no difference to how many are needed
 
 Verdict = Literal["better", "worse", "undecided"]
 Interval = tuple[float, float]
@@ -145,16 +143,3 @@ class Paired:
     @property
     def _spreads(self) -> list[float]:
         return [statistics.stdev(arm) for arm in self._arms]
-
-
-def pairs_needed(difference: float, spread: float) -> int:
-    """Return how many pairs find a difference with a probability of `POWER`, given their spread."""
-    normal = statistics.NormalDist().inv_cdf
-    ratio = spread / difference
-    num_pairs = max(2, math.ceil(((normal((1 + LEVEL) / 2) + normal(POWER)) * ratio) ** 2))
-    # With few pairs, t is wider than the normal distribution.
-    while num_pairs < _LIKE_NORMAL and math.sqrt(num_pairs) < ratio * (
-        t_quantile((1 + LEVEL) / 2, num_pairs - 1) + t_quantile(POWER, num_pairs - 1)
-    ):
-        num_pairs += 1
-    return num_pairs

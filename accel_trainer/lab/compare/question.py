@@ -96,17 +96,17 @@ class At:
 
 @dataclass(frozen=True)
 class Question:
-    """Two arms of a recipe; `b` is None where A alone is asked about."""
+    """Two arms of a recipe."""
 
     recipe: Path
     num_processes: int
     a: Arm
-    b: Arm | None
+    b: Arm
     b_flags: str
 
     @classmethod
     def parse(
-        cls, recipe: Path, flags: Sequence[str], b_flags: str | None, *, num_processes: int
+        cls, recipe: Path, flags: Sequence[str], b_flags: str, *, num_processes: int
     ) -> Question:
         """Return the question that a command line asks.
 
@@ -123,14 +123,12 @@ class Question:
         if run.resume != "auto" or run.dry_run:
             flag = "--dry-run" if run.dry_run else f"--resume {run.resume}"
             raise ConfigError("COMPARE", f"compare starts the runs itself: leave out {flag}")
-        b = None if b_flags is None else arm(_words_of(b_flags))
-        found = cls(recipe, num_processes, a, b, b_flags or "")
-        if b is not None:
-            found._check(b)
+        found = cls(recipe, num_processes, a, arm(_words_of(b_flags)), b_flags)
+        found._check()
         return found
 
-    def _check(self, b: Arm) -> None:
-        before, after = (config_values(arm.config) for arm in (self.a, b))
+    def _check(self) -> None:
+        before, after = (config_values(arm.config) for arm in (self.a, self.b))
         for name in _SAME_IN_BOTH:
             if before.get(name) != after.get(name):
                 fact = f"--b changes {name}, which must be the same in both arms of a pair"
@@ -147,8 +145,6 @@ class Question:
     @property
     def changed(self) -> list[str]:
         """The settings in which the flags of the arms differ."""
-        if self.b is None:
-            return []
         before, after = self.a.settings, self.b.settings
         return [name for name in before | after if before.get(name) != after.get(name)]
 

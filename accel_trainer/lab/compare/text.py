@@ -20,8 +20,7 @@ def setup_lines(plan: Plan) -> Iterator[str]:
             "that share only their seeds (--at 0)"
         )
     where = f"from {_place(plan)}" if plan.step else "from the start"
-    if plan.question.b is not None:
-        yield f"B is A with {plan.question.b_flags}, {where}"
+    yield f"B is A with {plan.question.b_flags}, {where}"
 
 
 def lines_of(found: Comparison) -> Iterator[str]:
@@ -51,18 +50,18 @@ def _verdict_line(found: Comparison) -> str:
         return _without_interval(paired, metric, num_pairs)
     low, high = paired.interval
     if paired.verdict == "undecided":
-        between = f"between {size(metric, -low, paired.interval)} worse"
-        better = f"{size(metric, high, paired.interval)} better"
+        between = f"between {_size(metric, -low, paired.interval)} worse"
+        better = f"{_size(metric, high, paired.interval)} better"
         return f"undecided: B is {between} and {better} in {metric} (95% interval, {num_pairs})"
     if paired.verdict == "worse":
         low, high = -high, -low
-    mean = size(metric, abs(paired.mean), paired.interval)
+    mean = _size(metric, abs(paired.mean), paired.interval)
     numbers = " to ".join(_number(metric, each, paired.interval) for each in (low, high))
     fact = f"{mean} of {metric} (95% interval {numbers}, {num_pairs})"
     return f"B is {paired.verdict} by {fact}"
 
 
-def size(metric: str, difference: float, scale: Interval) -> str:
+def _size(metric: str, difference: float, scale: Interval) -> str:
     """Return a difference with its unit: points for a fraction, else the number alone."""
     return _number(metric, difference, scale) + " points" * is_fraction(metric)
 
@@ -97,13 +96,13 @@ def json_of(found: Comparison) -> dict[str, Any]:
         "changed": plan.question.changed,
         "rho": paired.rho,
         "rho_interval": paired.rho_interval,
-        "whole_runs_needed": whole_runs(paired),
+        "whole_runs_needed": _whole_runs(paired),
         "whole_runs_trained": plan.work,
         "pairs": pairs,
     }
 
 
-def whole_runs(paired: Paired) -> float | None:
+def _whole_runs(paired: Paired) -> float | None:
     """Return how many runs that share nothing would be as precise; None: not known."""
     ratio = paired.variance_ratio
     return None if ratio is None else 2 * len(paired.pairs) * ratio
@@ -134,7 +133,7 @@ def _sharing_lines(found: Comparison) -> Iterator[str]:
     interval = paired.rho_interval
     between = "" if interval is None else f" (95% interval {interval[0]:.2f} to {interval[1]:.2f})"
     yield f"rho {paired.rho:.2f}{between}: the correlation of the two arms, which share {shared}"
-    needed = whole_runs(paired)
+    needed = _whole_runs(paired)
     if needed is None:
         return
     about = float(f"{needed:.2g}")  # two digits

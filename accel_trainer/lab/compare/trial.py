@@ -18,7 +18,7 @@ from accel_trainer.commands import (
 
 from ..replay.replay import STOP
 from ..silent import RecipeError, caught, told_if_it_fails
-from .question import Arm, Question
+from .question import Question
 
 _OF_THE_DATA = ("data_fingerprint", "num_samples", "global_batch_size")
 _CODE = re.compile(r"^accel_trainer: error\[\w+\]: ")
@@ -26,7 +26,7 @@ _MOST_LETTERS = 160
 _ENDED = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.DIVERGED)
 
 
-def why_not_shared(question: Question, b: Arm, *, may_share: bool) -> str | None:
+def why_not_shared(question: Question, *, may_share: bool) -> str | None:
     """Return why B cannot continue from a checkpoint of A; None: it can, or need not.
 
     Raises:
@@ -41,11 +41,11 @@ def why_not_shared(question: Question, b: Arm, *, may_share: bool) -> str | None
             reason = f"{', '.join(names)} decides the initial weights"
         elif may_share:
             branch = ["--resume", str(first), "--allow-change", *question.may_change]
-            flags = [*b.flags, "--init-from", "None", "--init-skip", "None", *branch]
+            flags = [*question.b.flags, "--init-from", "None", "--init-skip", "None", *branch]
             reason = _refusal(question, flags, second)
         if reason is not None or not may_share:
             second = folder / "b-alone"
-            _require(question, b.flags, second)
+            _require(question, question.b.flags, second)
         _check_same_data(first, second)
         return reason
 
