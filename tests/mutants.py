@@ -739,14 +739,6 @@ MUTANTS: dict[str, list[Mutant]] = {
             "lab/chaos/test_chaos.py",
         ),
     ],
-    "lab/chaos/closer.py": [
-        Mutant(
-            "a closer look has no end",
-            " and time.monotonic() < deadline",
-            "",
-            "lab/chaos/test_chaos.py::test_state_of_a_callback_is_named_with_the_first_difference",
-        ),
-    ],
     "lab/chaos/fault_bringer.py": [
         Mutant("no fault comes", "if fault.step != step:", "if True:", "lab/chaos/test_chaos.py"),
     ],

@@ -605,7 +605,6 @@ RULES = {
             "cli.doctor.findings",
             "cli.recipe.dry_run",  # hands it to the processes that it starts
             "cli.sweep.sweep",  # the same
-            "lab.chaos.closer",  # the same
             "lab.chaos.runs",  # the same
             "lab.chaos.script",  # the same
             "lab.chaos.start",

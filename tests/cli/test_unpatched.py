@@ -33,7 +33,8 @@ COMMANDS = {
     "replay": "replay A --step 3",
     "rerun": "rerun A --output-dir DIR/again",
     "lr-find": "lr-find RECIPE --steps 10 --png DIR/x.png --batch-size 8",
-    "compare": "compare RECIPE --output-dir DIR/x --b=--ema=0.5 --at 0 --pairs 2 --steps 8 --batch-size 8",
+    "compare": "compare RECIPE --output-dir DIR/x --b=--ema=0.5 --at 0 --pairs 2 --steps 8"
+    " --batch-size 8",
     "sweep": "sweep RECIPE --output-dir DIR/sweep --seed 0 1 --max-steps 2",
 }
 FAST = ("why", "plan")

@@ -42,7 +42,6 @@ from accel_trainer.commands import (
 )
 
 from .campaign import Undisturbed, Verdict, judge, run_undisturbed, shrink, try_plans
-from .closer import look_closer
 from .faults import Plan, draw_plans, parse_plan, show_plan
 from .runs import Ending, said_by
 from .script_command import crash_test
@@ -167,13 +166,12 @@ def _campaign(recipe: Recipe, plan: Plan | None, options: Namespace) -> int:
     if failed is not None and failed.ending.plan:
         say("looking for the shortest plan of faults that still fails")
         failed = shrink(failed, recipe, undisturbed)
-    closer = [] if failed is None else look_closer(failed, recipe, undisturbed.reference)
     if options.json:
-        tell(json.dumps(_as_json(recipe, undisturbed, verdicts, failed, closer), indent=1))
+        tell(json.dumps(_as_json(recipe, undisturbed, verdicts, failed), indent=1))
     elif failed is None:
         tell("\n".join(_survived(undisturbed, verdicts)))
     else:
-        tell("\n".join(_failure(recipe, failed, closer)))
+        tell("\n".join(_failure(recipe, failed)))
     return ExitCode.DONE if failed is None else _DIFFERENT
 
 
@@ -265,11 +263,8 @@ def _survived(undisturbed: Undisturbed, verdicts: Sequence[Verdict]) -> Iterator
     yield _NOT_TESTED
 
 
-def _failure(recipe: Recipe, failed: Verdict, closer: Sequence[str]) -> Iterator[str]:
-    """Yield the plan of a run that failed, what differs, and the command that repeats it.
-
-    `closer` are lines about the first difference.
-    """
+def _failure(recipe: Recipe, failed: Verdict) -> Iterator[str]:
+    """Yield the plan of a run that failed, what differs, and the command that repeats it."""
     plan = failed.ending.plan
     happened = "; ".join(fault.described for fault in plan) or "the same start, in a new Python"
     yield f"the shortest: {happened}"
@@ -280,7 +275,6 @@ def _failure(recipe: Recipe, failed: Verdict, closer: Sequence[str]) -> Iterator
             yield f"  first: {difference.first}"
         yield f"  in the end: {difference.where}"
         yield f"  cause: {difference.cause}"
-    yield from (f"  why: {line}" for line in closer)
     yield f"  again: {_command(recipe, plan)}"
 
 
@@ -297,7 +291,6 @@ def _as_json(
     undisturbed: Undisturbed,
     verdicts: Sequence[Verdict],
     failed: Verdict | None,
-    closer: Sequence[str],
 ) -> dict[str, Any]:
     return {
         "recipe": recipe.path,
@@ -319,7 +312,6 @@ def _as_json(
             "faults": show_plan(failed.ending.plan),
             "problem": failed.ending.problem,
             "difference": None if failed.difference is None else asdict(failed.difference),
-            "why": closer,
             "command": _command(recipe, failed.ending.plan),
         },
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -19,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from accel_trainer.lab.chaos import closer
 from tests.cli.conftest import run_command
 
 RECIPE = Path(__file__).with_name("recipe_with_parts.py")
@@ -70,22 +68,15 @@ NAMED = {
 }
 
 
-# The file is named from the current folder.
-LINE = rf"why: step 6, after the update: aten\.mul_\.Tensor \(\S*{RECIPE.name}:\d+ in on_step_end"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("part", NAMED)
 def test_the_command_for_the_shortest_plan_finds_the_same(
-    part: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(closer, "_LIMIT_S", 1000)
     shortest, cause = NAMED[part]
     code, out, _ = chaos(capsys, part, "--faults", "term@4 workers@9:2")
     assert code == 1, out
     assert cause in out
-    is_named = re.search(LINE, out) is not None
-    assert is_named == (part == "callback"), "the line of code that acts on it"
     command = shlex.split(out.splitlines()[-1].removeprefix("  again: "))
     assert command[command.index("--faults") + 1] == shortest
     code, again, _ = run_command(capsys, command[1:])
@@ -94,15 +85,13 @@ def test_the_command_for_the_shortest_plan_finds_the_same(
 
 
 def test_state_of_a_callback_is_named_with_the_first_difference(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(closer, "_LIMIT_S", 0)
     code, out, _ = chaos(capsys, "callback", "--json", "--faults", "term@5")
     found = json.loads(out)
     assert (code, found["survived"], found["num_steps"]) == (1, False, 12)
     assert [run["outcome"] for run in found["runs"]] == ["equal", "DIFFERENT"]
     assert found["failure"]["faults"] == "term@1"
-    assert found["failure"]["why"] == []
     difference = found["failure"]["difference"]
     assert difference["where"] == "model.linear.weight"
     assert difference["first"].startswith("eval/loss of step 6: ")
