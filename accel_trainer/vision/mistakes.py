@@ -1,4 +1,4 @@
-"""The worst mistakes of a run's last evaluation, with small pictures, and its calibration.
+"""What a run predicts of some pictures, its worst mistakes, and its calibration.
 
 Shapes: N samples of the evaluation, B batch, K classes, H height, W width, C channels.
 """
@@ -24,6 +24,7 @@ from ..training.evaluation.metrics import check_labels
 MISTAKES_FILE = "mistakes.json"
 _MEASURED = "/worst_mistakes"
 _NUM_KEPT = 24
+_NUM_EXAMPLES = 16
 _MAX_SIDE = 96  # pixels of a stored picture
 _NUM_BINS = 10  # of confidence, equally wide
 
@@ -52,9 +53,9 @@ class WorstMistakes(Callback):
     """Finds the mistakes that a classifier is most sure of, among all samples of an evaluation.
 
     It is a metric and a callback: give it to a trainer as both. As a metric it returns
-    `worst_mistakes`, the id, label, prediction and probability of each, and `calibration`, which
-    compares confidence with accuracy. As a callback it writes the mistakes of the last evaluation
-    to `mistakes.json`.
+    `worst_mistakes`, the id, label, prediction and probability of each, `predictions`, the same of
+    evenly spaced samples, right or wrong, and `calibration`, which compares confidence with
+    accuracy. As a callback it writes both lists of the last evaluation to `mistakes.json`.
     """
 
     higher_is_better: ClassVar[Mapping[str, bool]] = {}
@@ -76,56 +77,69 @@ class WorstMistakes(Callback):
             sums[row].index_add_(0, batch.sample_ids, values.double())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return the worst mistakes and the calibration.
+        """Return the worst mistakes, some predictions and the calibration.
 
         The surest mistake comes first; of two that are equally sure, the one with the lower id.
         """
-        confidence = sums[0].nan_to_num()
+        sums = sums.nan_to_num()
+        confidence = sums[0]
         is_right = sums[1] == sums[2]
         is_counted = sums[3] > 0
         wrong = confidence.masked_fill(is_right, 0)
-        ids = wrong.argsort(descending=True, stable=True)[:_NUM_KEPT]
-        rows = zip(ids.tolist(), wrong[ids].tolist(), *sums[1:3, ids].tolist(), strict=True)
+        worst = wrong.argsort(descending=True, stable=True)[:_NUM_KEPT]
+        counted = is_counted.nonzero().flatten()
+        num_examples = min(_NUM_EXAMPLES, len(counted))
+        places = [number * len(counted) // num_examples for number in range(num_examples)]
         return {
-            "worst_mistakes": [
-                {
-                    "id": sample_id,
-                    "label": int(label),
-                    "prediction": int(prediction),
-                    "probability": probability,
-                }
-                for sample_id, probability, prediction, label in rows
-                if probability > 0
-            ],
+            "worst_mistakes": _rows(sums, worst[wrong[worst] > 0]),
+            "predictions": _rows(sums, counted[places]),
             "calibration": _calibration(confidence[is_counted], is_right[is_counted]),
         }
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
-        """Write the mistakes of the last evaluation, with the averaged weights if there are any."""
+        """Write those of the last evaluation, with the averaged weights if there are any."""
         groups = [name.partition("/")[0] for name in result.metrics if name.endswith(_MEASURED)]
         if not groups or not trainer.accelerator.is_main_process:
             return
         group = min(groups, key=lambda group: not group.startswith("eval_ema"))
-        reader = self._loader.reader
-        mistakes = [
-            {
-                "id": mistake["id"],
-                "name": reader.name_of(mistake["id"]),
-                "label": self._class_names[mistake["label"]],
-                "prediction": self._class_names[mistake["prediction"]],
-                "probability": mistake["probability"],
-                "picture": encode_png(reader.picture_of(mistake["id"]), max_side=_MAX_SIDE),
-            }
-            for mistake in result.metrics[f"{group}{_MEASURED}"]
-        ]
         content = {
             "optimizer_step": result.position.optimizer_step,
             "weights": group,
-            "mistakes": mistakes,
+            "mistakes": self._shown(result.metrics[f"{group}{_MEASURED}"]),
+            "predictions": self._shown(result.metrics[f"{group}/predictions"]),
         }
         encoded = json.dumps(content, indent=1).encode()
         with writes_to(self._folder):
             filesystem.write_file_atomic(self._folder / MISTAKES_FILE, encoded)
+
+    def _shown(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return rows as people read them, with the pictures."""
+        reader = self._loader.reader
+        return [
+            {
+                "id": row["id"],
+                "name": reader.name_of(row["id"]),
+                "label": self._class_names[row["label"]],
+                "prediction": self._class_names[row["prediction"]],
+                "probability": row["probability"],
+                "picture": encode_png(reader.picture_of(row["id"]), max_side=_MAX_SIDE),
+            }
+            for row in rows
+        ]
+
+
+def _rows(sums: Tensor, ids: Tensor) -> list[dict[str, Any]]:
+    """Return what is known of some samples, of the sums [4, N]."""
+    columns = zip(ids.tolist(), *sums[:3, ids].tolist(), strict=True)
+    return [
+        {
+            "id": sample_id,
+            "label": int(label),
+            "prediction": int(prediction),
+            "probability": probability,
+        }
+        for sample_id, probability, prediction, label in columns
+    ]
 
 
 def _calibration(confidence: Tensor, is_right: Tensor) -> list[dict[str, float]]:

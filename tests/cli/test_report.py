@@ -40,7 +40,7 @@ from accel_trainer.cli.report.charts import (
 )
 from accel_trainer.cli.report.figures import draw_chart
 from accel_trainer.cli.report.page_data import page_data
-from accel_trainer.cli.report.pictures import read_mistakes
+from accel_trainer.cli.report.pictures import read_mistakes, read_predictions
 from accel_trainer.cli.report.report import render
 from accel_trainer.cli.runs.confusion import Confusion, read_confusion
 from accel_trainer.cli.runs.run_reader import RunReader, read_run
@@ -244,7 +244,7 @@ def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
         "Environment",
     ]
     assert parsed.counts["svg"] == 12
-    assert parsed.counts["img"] == 16, "its mistakes"
+    assert parsed.counts["img"] == 32, "its predictions and mistakes"
 
 
 def test_the_ticks_of_a_small_fraction_differ(runs: Path, tmp_path: Path) -> None:
@@ -307,13 +307,21 @@ def test_the_worst_mistakes_of_all_test_images_need_nothing_but_the_run(
         confidences, predictions = model((images.test.images / 255 - mean) / std).softmax(1).max(1)
     wrong = confidences[predictions != images.test.labels].sort(descending=True).values
     assert len(mistakes) == 16 < len(wrong)
+    shown = read_predictions(read_run(tmp_path / "run"))
+    is_right = [each["label"] == each["truth"] for each in shown]
+    assert len(shown) == 16
+    assert any(is_right)
+    assert [each["label"] for each in shown] == [
+        str(int(predictions[number * len(predictions) // 16])) for number in range(16)
+    ], "right or wrong, from all of the set"
     assert [mistake["confidence"] for mistake in mistakes] == [
         f"{value:.0%}" for value in wrong[:16].tolist()
     ]
     assert mistakes[0]["confidence"] != mistakes[-1]["confidence"]
     assert all(mistake["label"] != mistake["truth"] for mistake in mistakes)
     page, _ = render([with_few_charts(read_run(tmp_path / "run"))])
-    assert Page(page).counts["img"] == 16
+    assert Page(page).counts["img"] == 32
+    assert page.count(", correct<") == sum(is_right)
 
 
 def test_a_report_on_photos_shows_mistakes_by_name(photo_run: Path) -> None:
@@ -328,7 +336,7 @@ def test_a_report_on_photos_shows_mistakes_by_name(photo_run: Path) -> None:
     captions = "".join(re.findall("<figcaption>.*?</figcaption>", text, re.DOTALL))
     assert f"<span>{stored[0]['label']}/" in captions
     assert str(photo_run.parent) not in captions, "a folder of this machine"
-    assert Page(text).counts["img"] == min(16, len(stored))
+    assert Page(text).counts["img"] == min(16, len(stored)) + len(read_predictions(run))
 
 
 def test_a_stored_picture_that_is_not_an_image_is_kept_out_of_the_page(
@@ -496,7 +504,9 @@ def test_a_report_shows_what_the_run_has(
     path.write_text(yaml.safe_dump(config))
     code, out, _ = run_command(capsys, ["report", "run"])
     assert code == 0
-    assert Page(Path(out.splitlines()[0]).read_text()).counts["img"] == 16, "only its mistakes"
+    assert Page(Path(out.splitlines()[0]).read_text()).counts["img"] == 32, (
+        "only its predictions and mistakes"
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report", "report.html", "run"]
 
 

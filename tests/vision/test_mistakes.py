@@ -54,6 +54,22 @@ def test_the_surest_mistakes_are_found_for_any_batches_and_processes() -> None:
         assert probabilities == sorted(probabilities, reverse=True)
 
 
+def test_predictions_are_of_evenly_spaced_samples_that_count() -> None:
+    metric = WorstMistakes(Path(), Loader(100), [])
+    sums = metric.empty(torch.device("cpu"))
+    ids = torch.arange(0, 100, 2)  # of the others, nothing is known
+    logits = torch.eye(5)[ids % 5]
+    logits[0, 0] = torch.nan
+    batch = Batch(torch.zeros(50, 1), ids % 3, ids)
+    metric.update(sums, batch, StepOutput(torch.zeros(50), logits))
+    found = metric.compute(sums)["predictions"]
+    assert len(found) == 16
+    assert [each["id"] for each in found] == [2 * (number * 50 // 16) for number in range(16)]
+    assert all(each["label"] == each["id"] % 3 for each in found)
+    assert found[0]["probability"] == 0.0, "not NaN, which is no JSON"
+    assert {each["prediction"] == each["label"] for each in found} == {True, False}
+
+
 def test_a_classifier_without_mistakes_has_none() -> None:
     metric = WorstMistakes(Path(), Loader(3), [])
     sums = metric.empty(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The most confident mistakes of a run, for its report."""
+"""Some predictions of a run and its most confident mistakes, for its report."""
 
 from __future__ import annotations
 
@@ -19,19 +19,28 @@ Picture = Mapping[str, Any]
 
 def read_mistakes(run: RunReader) -> list[Picture]:
     """Return the mistakes of the last evaluation that the run stored, the most confident first."""
+    return _read(run, "mistakes")
+
+
+def read_predictions(run: RunReader) -> list[Picture]:
+    """Return predictions of the same evaluation for evenly spaced samples, right or wrong."""
+    return _read(run, "predictions")
+
+
+def _read(run: RunReader, name: str) -> list[Picture]:
     try:
-        stored = read_json_object(run.folder / MISTAKES_FILE)["mistakes"]
+        stored = read_json_object(run.folder / MISTAKES_FILE).get(name, [])
     except FileNotFoundError:
         return []
     return [
         {
-            "src": mistake["picture"] if _PICTURE.fullmatch(mistake["picture"]) else "",
-            "label": str(mistake["prediction"]),
-            "truth": str(mistake["label"]),
-            "confidence": f"{float(mistake['probability']):.0%}",
-            "name": _without_folders(str(mistake["name"]), run),
+            "src": row["picture"] if _PICTURE.fullmatch(row["picture"]) else "",
+            "label": str(row["prediction"]),
+            "truth": str(row["label"]),
+            "confidence": f"{float(row['probability']):.0%}",
+            "name": _without_folders(str(row["name"]), run),
         }
-        for mistake in stored[:_NUM_PICTURES]
+        for row in stored[:_NUM_PICTURES]
     ]
 
 
