@@ -2,9 +2,9 @@
 
 A is the recipe with its flags, and B adds the flags of `--b`. For each seed, the beginning of the
 run is trained once, as A, up to `--at`; both arms then continue from that checkpoint. They are
-compared by their last evaluation, with averaged weights if an arm has them. The number of steps and
-the estimated time are printed before anything is trained. Finished runs are kept: with more pairs
-or a different B, the same command trains only what is missing.
+compared by their last evaluation, with averaged weights if an arm has them. The number of steps is
+printed before anything is trained. Finished runs are kept: with more pairs or a different B, the
+same command trains only what is missing.
 
 The exit code is 0 if B is better, 10 if it is worse, and 11 if it is undecided.
 """

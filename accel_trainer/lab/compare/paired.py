@@ -46,6 +46,14 @@ class Paired:
         return statistics.fmean(self.gains)
 
     @property
+    def means(self) -> tuple[float, float] | None:
+        """The mean number of A, and of B; None: an arm has diverged."""
+        if not self.is_finite:
+            return None
+        a, b = map(statistics.fmean, self._arms)
+        return a, b
+
+    @property
     def is_finite(self) -> bool:
         """Whether all arms have a number."""
         return all(map(math.isfinite, self.gains))

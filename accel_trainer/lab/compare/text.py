@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from accel_trainer.commands import counted, is_fraction
+from accel_trainer.commands import counted, format_number, is_fraction
 
 from .compare import Comparison, Plan
 from .paired import Interval, Paired
+
+_DRAWN_COLUMNS = 60
 
 
 def setup_lines(plan: Plan) -> Iterator[str]:
@@ -20,6 +23,7 @@ def setup_lines(plan: Plan) -> Iterator[str]:
             "that share only their seeds (--at 0)"
         )
     where = f"from {_place(plan)}" if plan.step else "from the start"
+    yield f"A is {shlex.join([plan.question.recipe.name, *plan.question.a.flags])}"
     yield f"B is A with {plan.question.b_flags}, {where}"
 
 
@@ -27,6 +31,11 @@ def lines_of(found: Comparison) -> Iterator[str]:
     """Yield the answer, and what it rests on."""
     paired = found.paired
     yield _verdict_line(found)
+    if paired.interval is not None:
+        yield drawn(paired.interval, paired.mean)
+    if paired.means is not None:
+        a, b = (format_number(found.metric, mean) for mean in paired.means)
+        yield f"{found.metric}: A {a}, B {b} (means of {counted(len(paired.pairs), 'seed')})"
     ties = len(paired.pairs) - paired.wins - paired.losses
     equal = f", {ties} equal" if ties else ""
     yield (
@@ -61,6 +70,21 @@ def _verdict_line(found: Comparison) -> str:
     return f"B is {paired.verdict} by {fact}"
 
 
+def drawn(interval: Interval, mean: float) -> str:
+    """Return a line with the interval of the gain, its mean and 0: `worse ..0.[--*--].. better`."""
+    low, high = min(interval[0], 0.0), max(interval[1], 0.0)
+
+    def place(number: float) -> int:
+        return round((number - low) / (high - low) * (_DRAWN_COLUMNS - 1))
+
+    first, last = map(place, interval)
+    line = ["."] * _DRAWN_COLUMNS
+    line[first : last + 1] = "-" * (last + 1 - first)
+    for number, mark in ((mean, "*"), (interval[0], "["), (interval[1], "]"), (0.0, "0")):
+        line[place(number)] = mark
+    return f"worse ..{''.join(line)}.. better"
+
+
 def _size(metric: str, difference: float, scale: Interval) -> str:
     """Return a difference with its unit: points for a fraction, else the number alone."""
     return _number(metric, difference, scale) + " points" * is_fraction(metric)
@@ -81,8 +105,12 @@ def json_of(found: Comparison) -> dict[str, Any]:
     ]
     return {
         "verdict": paired.verdict,
+        "recipe": str(plan.question.recipe),
+        "flags": [*plan.question.a.flags],
+        "b_flags": plan.question.b_flags,
         "metric": found.metric,
         "lower_is_better": paired.is_lower_better,
+        "means": paired.means,
         "gain": _finite(paired.mean),
         "interval": paired.interval,
         "num_pairs": len(pairs),
@@ -134,7 +162,7 @@ def _sharing_lines(found: Comparison) -> Iterator[str]:
     between = "" if interval is None else f" (95% interval {interval[0]:.2f} to {interval[1]:.2f})"
     yield f"rho {paired.rho:.2f}{between}: the correlation of the two arms, which share {shared}"
     needed = _whole_runs(paired)
-    if needed is None:
+    if needed is None or interval is None or interval[0] <= 0:  # it may have saved nothing
         return
     about = float(f"{needed:.2g}")  # two digits
     yield (

@@ -59,12 +59,16 @@ def test_arms_share_a_beginning_and_nothing_is_trained_twice(
     assert (code, err) == (11, "")
     assert "2 beginnings of 8 steps and 5 endings of 8 steps" in out
     assert "bit for bit" in out
+    assert f"A is {RECIPE.name} --epochs 4" in out
     before = rows_by_run(tmp_path)
     assert len(before) == 6
 
     code, out, err = compare("--lr 1e-6", "--pairs", 2, "--json")
     found = json.loads(out)
     assert (code, err, found["verdict"], found["at_step"]) == (11, "", "undecided", 8)
+    assert (found["recipe"], found["flags"]) == (str(RECIPE), FLAGS.split())
+    arms = [[pair[arm] for pair in found["pairs"]] for arm in "ab"]
+    assert found["means"] == [statistics.fmean(arm) for arm in arms]
     assert rows_by_run(tmp_path) == before
     for pair in found["pairs"]:
         for arm in "ab":
