@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import signal
@@ -31,7 +32,10 @@ def main(argv: Sequence[str]) -> int:
 
     parser = launch_command_parser()
     parser.prog = "accel-trainer launch"
+    parser.usage = "accel-trainer launch [accelerate's flags] RECIPE.py [its flags]"
     parser.epilog = _EXAMPLE
+    # Accelerate's own one lists few flags to a program that has another name.
+    parser.formatter_class = argparse.HelpFormatter
     vars(parser)["error"] = _refuse
     options = parser.parse_args(argv)
     if options.cpu and (options.num_processes or 1) > 1:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from accel_trainer.cli.main import main
 from tests.cli.conftest import run_command
 
 
@@ -39,6 +41,15 @@ def test_what_accelerate_refuses_is_one_line(
     assert (code, out, err.count("\n")) == (64, "", 1), err
     assert said in err
     assert not (tmp_path / "ran").exists()
+
+
+def test_the_help_lists_the_flags_of_its_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["launch", "--help"])
+    listed, _, example = capsys.readouterr().out.partition("example: ")
+    flags = re.findall(r"--\w+", example.partition(".py")[0])
+    assert flags
+    assert all(f"  {flag}" in listed for flag in flags)
 
 
 def test_several_processes_on_the_cpu_are_started(tmp_path: Path) -> None:

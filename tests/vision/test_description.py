@@ -23,9 +23,16 @@ from accel_trainer.vision.data.description import describe
 def test_a_description_names_what_is_augmented(
     augment: AugmentConfig | PhotoAugmentConfig, said: str
 ) -> None:
-    assert describe(["cat", "dog"], augment) == f"2 classes (cat, dog), augmentation: {said}"
+    described = describe(["cat", "dog"], augment, source="photos/2024")
+    assert described == f"2 classes (cat, dog) from photos/2024, augmentation: {said}"
 
 
 def test_a_description_names_few_classes_and_shows_no_control_characters() -> None:
-    said = describe(["a\x1b[31m", "b", "c", "d", "e"], AugmentConfig())
-    assert said.startswith(r"5 classes ('a\x1b[31m', b, c, d, ...), ")
+    names = ["a\x1b[31m", "b", "c", "d", "e"]
+    said = describe(names, AugmentConfig(), source="p\x07")
+    assert said.startswith(r"5 classes ('a\x1b[31m', b, c, d, ...) from 'p\x07', ")
+
+
+def test_a_description_names_no_data_that_the_config_does_not() -> None:
+    described = describe(["a"], AugmentConfig(crop_padding=0, flip="none"), source=None)
+    assert described == "1 class (a), augmentation: none"

@@ -11,14 +11,24 @@ from ..augment.photo import PhotoAugmentConfig
 _NUM_NAMED = 4
 
 
-def describe(class_names: Sequence[str], augment: AugmentConfig | PhotoAugmentConfig) -> str:
-    """Return a line, such as `2 classes (cat, dog), augmentation: random flips`."""
-    # Names come from folders and files: no control character may reach a terminal.
-    named = [name if name.isprintable() else ascii(name) for name in class_names[:_NUM_NAMED]]
+def describe(
+    class_names: Sequence[str], augment: AugmentConfig | PhotoAugmentConfig, *, source: object
+) -> str:
+    """Return a line, such as `2 classes (cat, dog) from photos, augmentation: random flips`.
+
+    `source` is the data as the config names it; None: it names none.
+    """
+    named = [*map(_printable, class_names[:_NUM_NAMED])]
     named += ["..."] * (len(class_names) > _NUM_NAMED)
     changes = ", ".join(_changes(augment)) or "none"
     classes = counted(len(class_names), "class")
-    return f"{classes} ({', '.join(named)}), augmentation: {changes}"
+    where = "" if source is None else f" from {_printable(str(source))}"
+    return f"{classes} ({', '.join(named)}){where}, augmentation: {changes}"
+
+
+def _printable(name: str) -> str:
+    """Return a name from a folder, a file or a user without a character that steers a terminal."""
+    return name if name.isprintable() else ascii(name)
 
 
 def _changes(augment: AugmentConfig | PhotoAugmentConfig) -> list[str]:

@@ -100,7 +100,8 @@ def _build_loaders(
     train = build_train_loader(
         reader, batch, seed=run.config.seed, accelerator=accelerator, order=order
     )
-    train.description = "\n".join([describe(data.class_names, augment), *first_lines(data.facts)])
+    described = describe(data.class_names, augment, source=getattr(run.config, "dataset", None))
+    train.description = "\n".join([described, *first_lines(data.facts)])
     evaluation = build_eval_loader(
         evaluated, batch, num_parts=train.plan.num_parts, accelerator=accelerator
     )
