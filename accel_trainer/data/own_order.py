@@ -34,8 +34,8 @@ class OwnOrder:
         self._expected: dict[int, str] = {}  # digests, by the epoch
         self._last: dict[str, Any] = {}
         ids = self.draw(epoch=0)
-        fingerprint = hash_value([kept, ids]).hex()
-        self.samples = SampleOrder(kept, len(ids), self.draw, fingerprint, state=self)
+        digest = hash_value([kept, ids]).hex()
+        self.samples = SampleOrder(kept, len(ids), self.draw, digest, state=self)
 
     def draw(self, *, epoch: int, seed: int = 0) -> Tensor:
         """Return the drawn ids of an epoch. **Collective** for another one than the last time.
@@ -52,8 +52,10 @@ class OwnOrder:
         found = []
         for _ in range(2):
             numbers = self._numbers_of(epoch)
-            ids = np.asarray(numbers if isinstance(numbers, Tensor | np.ndarray) else [*numbers])
-            if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= size:
+            has_items = np.iterable(numbers) and not hasattr(numbers, "dtype")
+            ids = np.asarray([*numbers] if has_items else numbers)
+            is_list = ids.ndim == 1 and ids.size and ids.dtype.kind in "iu"
+            if not is_list or ids.min() < 0 or ids.max() >= size:
                 raise ConfigError(
                     "ORDER",
                     f"order= returned {numbers!r:.60} for epoch {epoch}: return a list or tensor "
@@ -75,7 +77,7 @@ class OwnOrder:
                 f"order= returns other numbers for epoch {epoch} {other}: "
                 "compute them from the epoch alone, such as with a generator that it seeds",
             )
-        if len(kept) != (num_samples or len(kept)):
+        if num_samples not in (None, len(kept)):
             raise ConfigError(
                 "ORDER",
                 f"order= has {len(kept)} samples in epoch {epoch} and {num_samples} in epoch 0, "

@@ -217,8 +217,7 @@ def describe_machine(accelerator: Accelerator) -> str:
         name = torch.cuda.get_device_name(device)
     backend = f" over {dist.get_backend()}" if accelerator.num_processes > 1 else ""
     where = f"{accelerator.num_processes} x {device.type} ({name}){backend}"
-    precision = accelerator.mixed_precision
-    precision = "float32" if precision == "no" else f"mixed precision {precision}"
+    precision = accelerator.mixed_precision.replace("no", "float32")
     return f"{where}, {precision}, torch {torch.__version__}"
 
 

@@ -199,6 +199,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "not there": ({"order": lambda epoch: [0, 40]}, r"ORDER.*returned \[0, 40\].*from 0 to 39"),
     "batches": ({"order": lambda epoch: [[0, 1], [2, 3]]}, "ORDER.*returned.*a list or tensor"),
     "nothing": ({"order": lambda epoch: []}, r"ORDER.*returned \[\] for epoch 0"),
+    "an empty tensor": (
+        {"order": lambda epoch: torch.arange(0)},
+        r"ORDER.*returned tensor\(\[\]",
+    ),
+    "one number": ({"order": lambda epoch: 5}, "ORDER.*returned 5 for epoch 0"),
+    "no answer": ({"order": lambda epoch: None}, "ORDER.*returned None for epoch 0"),
     "another order": (
         {
             "order": repeated,
