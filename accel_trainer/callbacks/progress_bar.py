@@ -126,8 +126,10 @@ class ProgressBar(Callback):
             num_left = self._num_steps - step
             left_s = spent_s / timed * num_left
             if self._of and left_s >= _MIN_LEFT_S:
-                about = f"about {tqdm.format_interval(left_s)} for {counted(num_left, 'more step')}"
-                self.write(f"{about}, evaluations and checkpoints not included")
+                self.write(
+                    f"about {tqdm.format_interval(left_s)} for {counted(num_left, 'more step')}, "
+                    "evaluations and checkpoints not included"
+                )
             self._tell_wait(trainer, spent_s, timed)
 
     def _tell_wait(self, trainer: TrainerView, spent_s: float, num_steps: int) -> None:
@@ -284,8 +286,7 @@ def _join(numbers: Mapping[str, str]) -> str:
 def _short(name: str) -> str:
     """Return a name as a person says it: `train/loss` is loss, `eval/accuracy` eval accuracy."""
     group, _, rest = name.partition("/")
-    rest = rest.replace("_", " ").replace(" per s", "/s")
-    rest = rest.removesuffix(" fraction")
+    rest = rest.replace("_", " ").replace(" per s", "/s").removesuffix(" fraction")
     return rest if group in ("train", "optim", "perf") else f"{group.replace('_', ' ')} {rest}"
 
 
