@@ -1,4 +1,7 @@
-"""Printing that never ends a run, even if stdout is on a full disk or its reader is gone."""
+"""What a run says: in the words of who reads it, and without ever ending the run.
+
+Not even if stdout is on a full disk or its reader is gone.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,49 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-_logger = logging.getLogger(__name__)
+from ..core.logger import logger
+from ..names.everyday import in_python
+
+
+class _Words(logging.Filter):
+    """Names settings as a Python program gives them, or by their flags, as all texts have them."""
+
+    has_flags = False
+
+    def of(self, text: str) -> str:
+        return text if self.has_flags else in_python(text)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = self.of(record.getMessage()), ()
+        return True
+
+
+_words = _Words()
+logger.addFilter(_words)
+
+
+@contextmanager
+def speaking_flags() -> Iterator[None]:
+    """Let what is said inside keep its flags: a command line has started it."""
+    before = _words.has_flags
+    _words.has_flags = True
+    try:
+        yield
+    finally:
+        _words.has_flags = before
 
 
 def say(text: str, *, write: Callable[[str], object] = print) -> None:
     """Print `text` on stdout. Once that fails, print nothing more and log a warning."""
     try:
         escape_letters()  # flushes what others have printed
-        write(text)
+        write(_words.of(text))
         flush()
     except (OSError, ValueError) as error:  # ValueError: stdout was closed
-        _logger.warning(
+        logger.warning(
             "cannot write to stdout (%s): nothing more is printed, training continues", error
         )
         mute()

@@ -7,7 +7,6 @@ grow with the number of classes.
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,14 +26,13 @@ from ..checkpoint.serialization import (
 from ..core import filesystem
 from ..core.errors import CheckpointError
 from ..core.guards import check_not_moved
+from ..core.logger import logger
 from ..core.registry import Pieces
 from ..training.plain_values import is_detail
 
 EVALUATION_FILE = "evaluation.safetensors"
 _MAX_BYTES = 2**32
 _MAX_LISTED_NUMBERS = 4_096
-
-_logger = logging.getLogger(__name__)
 
 
 def as_tensor_if_long(value: Any) -> Any:
@@ -70,7 +68,7 @@ def write_details(folder: Path, results: Mapping[str, Any], *, optimizer_step: i
         chunks = pack_tensors(encoded.tensors, {"skeleton": encoded.skeleton.decode()})
         filesystem.replace_file(path, chunks)
     except (OSError, ValueError, CheckpointError) as error:
-        _logger.warning("%s is not written: %s", path, error)
+        logger.warning("%s is not written: %s", path, error)
 
 
 def read_details(folder: Path) -> tuple[int, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
@@ -18,13 +17,12 @@ from ..core import filesystem
 from ..core.errors import CheckpointError
 from ..core.filesystem import writes_to
 from ..core.json_files import read_json_object, write_json
+from ..core.logger import logger
 from ..core.rng import preserved_generators
 from ..core.train_state import BestCheckpoint, TrainState, Weights, checkpoint_name
 from ..core.user_code import describe_error
 from ..training.callback import Callback, RunResult, TrainerView
 from .onnx import OnnxExport, OnnxFiles
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -70,7 +68,7 @@ class Exporter(Callback):
                 load = partial(load_checkpoint, directory, model=trainer.model)
                 source, weights = load_best(load, result.best, result.position, self.weights)
                 if result.best is not None and result.best.name not in source:
-                    _logger.warning(
+                    logger.warning(
                         "the best checkpoint %s is damaged or not of this run: export/ has the %s",
                         result.best.name,
                         source,
@@ -98,7 +96,7 @@ class Exporter(Callback):
         try:
             return onnx.files(weights, self.config)
         except Exception as error:  # torch's exporter raises many types
-            _logger.warning(
+            logger.warning(
                 "no %s: torch cannot convert the model (%s)",
                 self._folder / "model.onnx",
                 describe_error(error.__cause__ or error),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import threading
 from collections.abc import Mapping
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.filesystem import AppendFile, read_chunks
-
-_logger = logging.getLogger(__name__)
+from ..core.logger import logger
 
 Row = Mapping[str, Any]
 """A row of a run's history: its numbers by name, and where they belong."""
@@ -51,7 +49,7 @@ class MetricsFile:
                 self._write()
             except OSError as error:
                 if is_first:
-                    _logger.warning(
+                    logger.warning(
                         "a row of %s cannot be written yet and is kept: %s",
                         self.path,
                         error.strerror,
@@ -65,7 +63,7 @@ class MetricsFile:
     def truncate(self, size: int) -> None:
         """Drop the rows after the first `size` bytes."""
         if self.size < size:
-            _logger.warning(
+            logger.warning(
                 "%s has %d bytes, but had %d at the checkpoint: earlier rows are missing",
                 self.path,
                 self.size,

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..core import filesystem
+from ..core.logger import logger
 from ..core.own_files import SUMS, sums_of, unchanged_in
 from ..core.parameters import preserved_weights
 from ..core.shards import is_shard
 from ..core.user_code import describe_error
 from ..training.callback import Callback, RunResult, TrainerView
-
-_logger = logging.getLogger(__name__)
 
 
 class PretrainedExport(Callback):
@@ -37,7 +35,7 @@ class PretrainedExport(Callback):
         is_main = trainer.accelerator.is_main_process
         if any(map(is_shard, trainer.model.parameters())):
             if is_main:
-                _logger.warning(
+                logger.warning(
                     "[PRETRAINED] no %s: save_pretrained needs whole weights, and these are in "
                     "shards: load export/model.safetensors into the model, and call it there",
                     self._folder,
@@ -61,7 +59,7 @@ class PretrainedExport(Callback):
                     filesystem.remove_own([self._folder], unchanged_in)
                 filesystem.publish(new, self._folder)
         except Exception as error:  # the library's own types
-            _logger.warning(
+            logger.warning(
                 "[PRETRAINED] no %s: save_pretrained failed (%s). The run is done: correct it, and "
                 "start the same command again, which then only exports",
                 self._folder,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -12,11 +11,10 @@ from accelerate.utils import ProfileKwargs
 
 from ..core import filesystem
 from ..core.guards import check_not_moved
+from ..core.logger import logger
 from ..core.types import StepReport
 from ..training.callback import Callback, RunResult, TrainerView
 from ..training.config import TrainerConfig
-
-_logger = logging.getLogger(__name__)
 
 _WARMUP_STEPS = 5
 _STEPS = 10
@@ -46,7 +44,7 @@ class Profile(Callback):
             return
         num_steps = self.config.last_step(trainer.loader.plan.steps_per_epoch)
         if (left := num_steps - trainer.state.optimizer_step) < _NEEDED_STEPS:
-            _logger.warning(
+            logger.warning(
                 "--profile needs %d steps, but this run has only %d left", _NEEDED_STEPS, left
             )
         filesystem.make_directory(self.folder)

@@ -140,7 +140,7 @@ class ProgressBar(Callback):
         more = min(cpus, max(2, 2 * num_workers))
         if wait_s > max(_WAIT_FRACTION * spent_s, _WAIT_S * num_steps) and more > num_workers:
             fact = f"{wait_s:.1f} of {spent_s:.1f} s of training wait for samples"
-            self.write(f"{fact}: --batch.num-workers {more}")
+            self.write(f"{fact}: --num-workers {more}")
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Add the epoch to the table if no evaluation has."""

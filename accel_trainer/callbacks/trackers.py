@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +18,9 @@ from ..core.config import flatten_config
 from ..core.errors import ConfigError
 from ..core.history import read_history
 from ..core.json_files import read_json_object, write_json
+from ..core.logger import logger
 from ..training.callback import Callback, RunResult, TrainerView
 from .metrics_file import Row
-
-_logger = logging.getLogger(__name__)
 
 _WANDB_SETTINGS = {"console": "off", "silent": True}
 _PLAIN = (bool, int, float, str)  # the types of hyperparameters that every tracker accepts
@@ -134,7 +132,7 @@ class Trackers(Callback):
             yield
         except Exception as error:
             self._trackers.pop(name, None)
-            _logger.warning(
+            logger.warning(
                 "%s failed (%s: %s) and is ignored until the next start; training continues",
                 name,
                 type(error).__name__,

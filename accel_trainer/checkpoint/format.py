@@ -17,7 +17,6 @@ so the order of checkpoints never depends on a clock:
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from typing import Any
 from ..core import filesystem
 from ..core.errors import CheckpointError
 from ..core.json_files import MAX_BYTES, dump_json, parse_json
+from ..core.logger import logger
 from ..core.train_state import TrainState, checkpoint_name
 from ..distributed.collectives import SINGLE_PROCESS, Files, Peers
 from ..distributed.machine import free_memory_bytes
@@ -42,8 +42,6 @@ from .sharded import (
     stored_tensors,
     write_slices,
 )
-
-_logger = logging.getLogger(__name__)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -186,7 +184,7 @@ def _write_or_link(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, 
                 with suppress(FileNotFoundError):
                     filesystem.disk.remove(other / path.name)
                 filesystem.disk.link(other / path.name, path)
-                _logger.warning("%s/%s was damaged: it is written again", other.name, path.name)
+                logger.warning("%s/%s was damaged: it is written again", other.name, path.name)
     return entry
 
 

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from ..core.digest import digest_of
 from ..core.json_files import dump_json
+from ..core.logger import logger
 from ..core.registry import WEIGHTS
 from .format import FROZEN, FROZEN_FILE, LoadedCheckpoint, entry_of
 from .serialization import Encoded, pack_tensors
 from .sharded import damaged
-
-_logger = logging.getLogger(__name__)
 
 
 def digests_of(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str, str]:
@@ -65,6 +64,6 @@ def complete_frozen(
     path = Path(checkpoint.name, FROZEN_FILE)
     if entry_of(pack_tensors(found)) != checkpoint.manifest["files"][FROZEN_FILE]:
         raise damaged(path, "the model has other values than its frozen parameters had")
-    _logger.log(level, "%s is damaged: using the frozen parameters of the model", path)
+    logger.log(level, "%s is damaged: using the frozen parameters of the model", path)
     for piece in checkpoint.pieces.values():
         piece |= {name: found[name] for name in found if piece.get(name, "") is None}

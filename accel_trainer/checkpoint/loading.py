@@ -11,11 +11,10 @@ from pathlib import Path
 from torch import nn
 
 from ..core.errors import CheckpointError, DamagedError
+from ..core.logger import logger
 from ..distributed.collectives import Files
 from .format import FROZEN_FILE, LoadedCheckpoint, decode_files, list_checkpoints, read_files
 from .frozen import complete_frozen
-
-_logger = logging.getLogger(__name__)
 
 # On a network file system a name can appear before its content does.
 RETRY_DELAYS_S = (0.05, 0.2)
@@ -87,7 +86,7 @@ def first_valid(
                 return load(each, without=without)
             except DamagedError as error:
                 if not (without or name):
-                    _logger.log(level, "%s is passed over: %s", each, error)
+                    logger.log(level, "%s is passed over: %s", each, error)
     if name is not None:
         return load(name)  # raises what is damaged
     raise CheckpointError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError, DivergedError
 from ..core.filesystem import writes_to
 from ..core.json_files import dump_json, parse_json
+from ..core.logger import logger
 from ..core.registry import WEIGHTS, Pieces
 from ..core.run_dir import free_bytes
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
@@ -30,8 +30,6 @@ from .read_back import check_readable
 from .serialization import Encoded, encode, first_nonfinite
 from .sharded import local_slices
 from .staging import Snapshot
-
-_logger = logging.getLogger(__name__)
 
 # The pieces in which NaN or inf is the end of a training.
 _TRAINED = ("model", FROZEN, "training_weights", "optimizer", "ema")
@@ -184,7 +182,7 @@ class Checkpointer:
             )
             self._commit(name, copies, self.frozen, header)
             if index == 0:
-                _logger.info("checkpoint %s saved", name)
+                logger.info("checkpoint %s saved", name)
                 self.record_best(best, saved=name)
 
         self._pending = self._executor.submit(commit)
@@ -218,7 +216,7 @@ class Checkpointer:
                 code, f"{reason}, {count}: free or repair the disk and resume"
             ) from error
         if self.peers.process_index == 0:
-            _logger.warning(
+            logger.warning(
                 "error[%s]: %s; older checkpoints are intact and training continues, %s",
                 code,
                 reason,
@@ -281,7 +279,7 @@ class Checkpointer:
                 retention.apply_retention(self.directory, saved, self.config, self._own)
         except OSError as error:
             # The checkpoint is safe; the next save tidies up again.
-            _logger.warning("cannot tidy up %s: %s", self.directory, error.strerror)
+            logger.warning("cannot tidy up %s: %s", self.directory, error.strerror)
 
     def close(self) -> None:
         """Wait for the last save and end the thread."""

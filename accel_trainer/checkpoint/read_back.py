@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..core.digest import digest_of
 from ..core.errors import CheckpointError, DamagedError
+from ..core.logger import logger
 from ..core.registry import WEIGHTS
 from ..distributed.machine import free_memory_bytes
 from .format import (
@@ -20,8 +20,6 @@ from .format import (
     read_manifest,
 )
 from .serialization import Encoded, encode
-
-_logger = logging.getLogger(__name__)
 
 
 def check_readable(folder: Path, pieces: Mapping[str, Encoded], *, process_index: int) -> None:
@@ -54,7 +52,7 @@ def _check_piece(folder: Path, piece: str, written: Encoded, process_index: int)
     shared = (FROZEN_FILE, FROZEN_ORDER) if piece in WEIGHTS else ()
     names = [name for name in listed if piece_of(name) == piece or name in shared]
     if sum(listed[name]["bytes"] for name in names) > free_memory_bytes():
-        _logger.info("%s is not read back: there is no free memory for it", piece)
+        logger.info("%s is not read back: there is no free memory for it", piece)
         return
     files = {name: read_listed_file(folder / name, listed[name]) for name in names}
     value, slices = decode_piece(piece, files, folder)

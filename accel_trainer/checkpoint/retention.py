@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TypeVar
 from ..core import filesystem
 from ..core.errors import CheckpointError
 from ..core.json_files import read_json_object, write_json
+from ..core.logger import logger
 from ..core.train_state import BestCheckpoint
 from .config import CheckpointConfig
 from .format import (
@@ -27,7 +27,6 @@ from .loading import load_whole
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
 
 BEST_FILE = "best.json"
 
@@ -39,7 +38,7 @@ def has_valid(path: Path, header: Mapping[str, object]) -> bool:
     try:
         manifest = load_whole(path).manifest
     except CheckpointError as error:
-        _logger.warning("%s", error)
+        logger.warning("%s", error)
         quarantine(path, "damaged")
         return False
     if any(
@@ -60,7 +59,7 @@ def quarantine(path: Path, reason: str) -> None:
     try:
         filesystem.rename(path, target)
     except OSError as error:
-        _logger.warning("cannot rename %s to %s: %s", path, target.name, error.strerror)
+        logger.warning("cannot rename %s to %s: %s", path, target.name, error.strerror)
 
 
 def update_best(directory: Path, best: BestCheckpoint | None) -> None:
@@ -90,7 +89,7 @@ def apply_retention(
     candidates = list_checkpoints(directory)
     for path in candidates:
         if path.name > newest:
-            _logger.warning(
+            logger.warning(
                 "%s is later than this run, which resumed from an older one: quarantined", path
             )
             quarantine(path, "superseded")

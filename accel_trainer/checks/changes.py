@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
-_logger = logging.getLogger(__name__)
+from ..core.logger import logger
 
 
 def warn_of_changes(checkpoint: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -19,7 +18,7 @@ def warn_of_changes(checkpoint: str, stored: Mapping[str, Any], now: Mapping[str
     if changed := [
         f"{name} {before[name]} -> {after[name]}" for name in names if before[name] != after[name]
     ]:
-        _logger.warning(
+        logger.warning(
             "changed since %s was saved: %s; the results may differ in the last bits",
             checkpoint,
             ", ".join(changed),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from operator import itemgetter
@@ -11,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..core.digest import flatten
+from ..core.logger import logger
 from ..core.rng import seed_generators
 from ..core.types import Batch, Task, eval_step_of
 from .unsaved_state import is_of_user
-
-_logger = logging.getLogger(__name__)
 
 _MAX_SAMPLES = 6
 _TOLERANCE = 1e-3  # of the largest loss
@@ -30,7 +28,7 @@ def warn_if_coupled(task: Task, model: nn.Module, batches: Iterable[Batch], leve
         return
     with suppress(Exception):  # of a task that cannot be tried before training, or in float32
         if any(is_coupled(task, model, batch) for batch in batches):
-            _logger.log(
+            logger.log(
                 level,
                 "[TASK] the loss that %s returns for a sample depends on the other samples of "
                 "the batch, so it changes with the number of processes: compute each loss from "

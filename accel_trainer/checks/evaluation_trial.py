@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..core.errors import DataError, UserError
+from ..core.logger import logger
 from ..core.types import Metric, Position, Task, eval_step_of
 from ..core.user_code import describe_error
 from ..fault_tolerance.preemption import StopFlag
@@ -20,8 +21,6 @@ from ..training.evaluation.evaluator import Evaluator, check_counted, compute, j
 from .additive import check_additive
 from .coupling import warn_if_coupled
 from .trial_copy import trial_copy
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class EvaluationTrial:
             # Training calls `step` before anything else, so it needs nothing that training leaves.
             if isinstance(error, UserError) or not hasattr(task, "eval_step"):
                 raise
-            _logger.log(
+            logger.log(
                 level, "the evaluation cannot be tried before training (%s)", describe_error(error)
             )
             return dict.fromkeys(self.monitors)
@@ -76,7 +75,7 @@ class EvaluationTrial:
         results: dict[str, Any] = {}
         for metric, sums in zip(evaluator.metrics, measured.sums, strict=True):
             if measured.num_counted and sums._version == 0:  # it writes `sums = sums + x`
-                _logger.log(
+                logger.log(
                     level,
                     "[METRIC] the update of metric %s has not changed its sums: "
                     "add to them in place, as sums.add_(x) does",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
@@ -16,6 +15,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from ..core.errors import ConfigError, listed
+from ..core.logger import logger
 from ..core.rng import preserved_generators, seed_generators
 from ..data.loader import EvalLoader, TrainLoader
 from ..data.stream import StreamReader
@@ -23,8 +23,6 @@ from ..distributed.collectives import differing_lines, gather_rows
 from .subject import Marks, changed
 from .unsaved_state import mark_unsaved
 from .used_up import hash_of, start_again
-
-_logger = logging.getLogger(__name__)
 
 _NUM_COMPARED = 16  # samples
 _NUM_REPEATED = 3  # samples: the first may be a header
@@ -129,7 +127,7 @@ class _FirstReading:
     def _warn_of_others(self, names: set[str]) -> None:
         """Warn if the first samples are others now that reading has changed these values."""
         if self.read_again(_NUM_REPEATED) != self.read_again(_NUM_REPEATED):
-            _logger.warning(
+            logger.warning(
                 "[UNSAVED_STATE] %s has other samples when an epoch is read again, as in a resume, "
                 "since reading changes %s: let all that it yields follow from the epoch alone",
                 self.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,10 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 from ..core.digest import flatten
 from ..core.errors import listed
+from ..core.logger import logger
 from ..core.types import Batch, Gradients, StepOutput
 from .unsaved_state import mark_tensor
-
-_logger = logging.getLogger(__name__)
 
 _GRADIENT: Any = Tensor.grad
 _AFTER_BACKWARD = (".before_update", ".on_step_end")
@@ -64,7 +62,7 @@ class HookArguments:
     def _warn(self, name: str, fact: str) -> None:
         if self._is_main and (name, fact) not in self._named:
             self._named.add((name, fact))
-            _logger.warning("[CALLBACK] %s %s", name, fact)
+            logger.warning("[CALLBACK] %s %s", name, fact)
 
 
 def _values_of(argument: Any) -> Mapping[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import logging
 import random
 import textwrap
 from collections.abc import Collection, Iterator
@@ -18,8 +17,7 @@ import torch
 
 from ..core.digest import digest_of
 from ..core.errors import ConfigError, listed
-
-_logger = logging.getLogger(__name__)
+from ..core.logger import logger
 
 _PLAIN = (bool, int, float, complex, str, bytes)
 _GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
@@ -43,7 +41,7 @@ class CarriedState:
         loop = _loop_at(frame)
         self._objects, self._numbers = (set(), set()) if loop is None else _uses_of(loop)
         if loop is not None and (name := _number_from_zero(loop)):
-            _logger.warning(
+            logger.warning(
                 "[LOOP_STATE] %s counts from 0 after a resume in the middle of an epoch: write "
                 "enumerate(run.batches(), run.batch_in_epoch)",
                 name,
@@ -64,7 +62,7 @@ class CarriedState:
             if first[name] != second[name] != third[name]
         }
         if changing:
-            _logger.warning(
+            logger.warning(
                 "[LOOP_STATE] the loop changes %s, which no checkpoint has: a resume would begin "
                 "with the values that they have at the start; give what has a state dict to "
                 "states= of exact_run, or name in ignore= what decides nothing",

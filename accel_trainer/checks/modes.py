@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -12,8 +11,7 @@ from torch import Tensor, nn
 
 from ..checkpoint.format import LoadedCheckpoint
 from ..core.errors import CheckpointError, listed
-
-_logger = logging.getLogger(__name__)
+from ..core.logger import logger
 
 KEPT_IN_EVALUATION = "kept_in_evaluation"
 """The key of a manifest for the names of the modules that `--freeze` keeps in evaluation mode."""
@@ -39,7 +37,7 @@ def warn_of_untrained_norms(kept: Mapping[str, nn.Module], accelerator: Accelera
     }
     untrained = [name for name, norm in norms.items() if _is_new(norm)]
     if untrained and accelerator.is_main_process:
-        _logger.warning(
+        logger.warning(
             "[FREEZE] --freeze keeps %s in evaluation mode, with mean 0 and variance 1 throughout, "
             "as new norms have: start from trained weights (--init-from), or leave it out of the "
             "pattern",

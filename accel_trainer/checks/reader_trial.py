@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Any
@@ -11,14 +10,13 @@ import torch
 from accelerate import Accelerator
 
 from ..core.errors import ConfigError
+from ..core.logger import logger
 from ..core.rng import preserved_generators, seed_generators
 from ..data.loader import TrainLoader
 from ..data.reader import Reader, checked
 from ..data.stream import StreamReader
 from .unsaved_state import is_of_user
 from .used_up import hash_of
-
-_logger = logging.getLogger(__name__)
 
 
 def try_reader(loader: Any, accelerator: Accelerator) -> None:
@@ -38,7 +36,7 @@ def try_reader(loader: Any, accelerator: Accelerator) -> None:
         alone = [each for index in ids[::-1] for each in _samples(reader, [index], accelerator)]
     for index, one, another in zip(ids, together, alone[::-1], strict=True):
         if one != another and accelerator.is_main_process:
-            _logger.warning(
+            logger.warning(
                 "[UNSAVED_STATE] sample %d of %s differs when it is read again, or after other "
                 "samples, so a resumed run would train on different samples: let its randomness "
                 "follow from the id and the epoch alone",

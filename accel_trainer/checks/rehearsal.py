@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
@@ -26,6 +25,7 @@ from ..checkpoint.optimizer_state import OptimizerState
 from ..checkpoint.serialization import decode, encode
 from ..core.digest import digest_of
 from ..core.errors import listed
+from ..core.logger import logger
 from ..core.parameters import (
     named_parts,
     parameters_of,
@@ -66,8 +66,6 @@ from .used_before import noted_changes
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -385,7 +383,7 @@ class Rehearsal(Inspector):
         may_skip = getattr(handler, "find_unused_parameters", False)
         unreached = trained - reached
         if reached and unreached and not may_skip:
-            _logger.warning(
+            logger.warning(
                 "[UNUSED_PARAMETERS] %d of %d trained parameters got no gradient in the first two "
                 "steps (%s): freeze them (requires_grad=False), or look for a detach() or "
                 "no_grad() between them and the loss",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
@@ -13,12 +12,11 @@ from torch import Tensor, nn
 
 from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError, listed
+from ..core.logger import logger
 from ..core.parameters import Optimizers
 from ..core.shards import is_shard
 from ..training.callback import Callback
 from .unsaved_state import Mark, mark_unsaved
-
-_logger = logging.getLogger(__name__)
 
 UNSAVED = "and no checkpoint stores it"
 NOT_NEEDED = "set unsaved_attributes = ({key!r},) on its class"
@@ -77,7 +75,7 @@ class Subject:
     def warn(self, what: str, names: set[str], fix: str, why: str = UNSAVED) -> None:
         """Warn once of each of the `names`; `fix` may contain the `key` of the first."""
         if (new := names - self._named) and self.accelerator.is_main_process:
-            _logger.warning(
+            logger.warning(
                 "[UNSAVED_STATE] %s %s, %s: %s",
                 what,
                 listed(new),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..core.errors import listed
+from ..core.logger import logger
 from ..core.parameters import Optimizers, parameters_of
 from ..core.tensor_memory import quick_digest
 from ..training.callback import TrainerView
-
-_logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -24,7 +22,7 @@ def untrained_named(optimizers: Optimizers, trainer: TrainerView) -> Iterator[No
     yield
     after = _digests_of(optimizers) if trainer.is_finished and trainer.state.epoch else {}
     if same := {name for name, each in after.items() if each and each == before.get(name)}:
-        _logger.warning(
+        logger.warning(
             "[UNTRAINED] the run has changed no parameter of %s: look for a turn that never "
             "comes, a gradient that train_step drops, or a detach() before the loss",
             listed(f"the optimizer {name}".rstrip() for name in same),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -11,10 +10,9 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from ..core.errors import listed
+from ..core.logger import logger
 from .model_watch import weights_in
 from .unsaved_state import mark_unsaved
-
-_logger = logging.getLogger(__name__)
 
 _left: WeakKeyDictionary[object, dict[str, Any]] = WeakKeyDictionary()
 """What the last run has left in the objects that it changed."""
@@ -29,7 +27,7 @@ def noted_changes(parts: Mapping[str, object], *, may_warn: bool) -> Iterator[No
     before = {name: _mark(part) for name, part in parts.items()}
     used = {name for name, part in parts.items() if before[name] and _seen(part) == before[name]}
     if used and may_warn:
-        _logger.warning(
+        logger.warning(
             "[USED_BEFORE] this run begins with %s as an earlier run of this process has left it: "
             "make a new one for each run, or name the earlier run with --init-from",
             listed(used),

@@ -53,6 +53,7 @@ _GROUPS = {
 }
 
 
+@console.speaking_flags()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` and return its exit code; without a command, list all commands.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import os
 import re
 import shutil
@@ -22,8 +21,7 @@ from typing import BinaryIO
 from . import platform
 from .errors import OutputError
 from .guards import check_not_moved
-
-_logger = logging.getLogger(__name__)
+from .logger import logger
 
 Chunk = bytes | memoryview
 
@@ -204,7 +202,7 @@ def remove_own(paths: Iterable[Path], own: Callable[[Path], Collection[str]]) ->
         if others := files_in(path) - {*own(path)}:
             kept = path.with_name(f"{path.name}-kept-{time.time_ns()}")
             rename(path, kept)
-            _logger.warning("%s was renamed to %s: %s is not our own", path, kept, min(others))
+            logger.warning("%s was renamed to %s: %s is not our own", path, kept, min(others))
         else:
             renamed.append(temporary_path(path, "del"))
             disk.rename(path, renamed[-1])
@@ -249,7 +247,7 @@ def _discard(path: Path) -> None:
             disk.remove(path)
     except OSError as error:
         if not isinstance(error, FileNotFoundError):
-            _logger.warning("cannot remove the temporary %s: %s", path, error)
+            logger.warning("cannot remove the temporary %s: %s", path, error)
 
 
 # --- reading: a folder may come from a stranger, so its files are opened with care ---

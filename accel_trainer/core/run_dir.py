@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import shutil
@@ -18,8 +17,7 @@ from pathlib import Path
 from . import filesystem, platform
 from .errors import ConfigError, OutputError
 from .filesystem import writes_to
-
-_logger = logging.getLogger(__name__)
+from .logger import logger
 
 # The files and folders that a run writes into its folder.
 _FILES = (
@@ -159,7 +157,7 @@ def run_lock(path: Path, *, is_optional: bool = False, owner: str = "") -> Itera
             found = _not_locked(path.parent, error, os.read(descriptor, 4096))
             if found.code != "NO_LOCKS" or not is_optional:
                 raise found from error
-            _logger.warning(
+            logger.warning(
                 "[NO_LOCKS] %s is not locked: make sure that no other run writes there", path.parent
             )
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_logger = logging.getLogger(__name__)
+from ..core.logger import logger
 
 NUM_HASHED = 32
 NUM_REPEATS = 8
@@ -61,7 +60,7 @@ def fingerprint_samples(
 
 
 def _without_hash(reason: str) -> str:
-    _logger.warning("%s; changed data is noticed only by the number of samples", reason)
+    logger.warning("%s; changed data is noticed only by the number of samples", reason)
     return ""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -14,12 +13,11 @@ from torch.utils.data import default_collate
 from ..core.batch_plan import ENDLESS
 from ..core.config import AT_LEAST_ONE
 from ..core.errors import ConfigError, DataError
+from ..core.logger import logger
 from ..core.types import Batch
 from .reader import Reader
 from .samples import datasets_in, set_epoch
 from .workers import Collate, SampleError, make_batch
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -97,7 +95,7 @@ class StreamReader(Reader):
                 raise error.as_data_error() from error
             yield batch if len(batch_ids) else batch.map(lambda tensor: tensor[:0])
         if epoch == 0 and position + 1 == self.num_samples and next(samples or iter(()), None):
-            _logger.warning(
+            logger.warning(
                 "[DATA_STREAM] the stream goes on after num_samples=%d: each epoch trains only on "
                 "the first ones; to train on all of them, leave it out and set --steps",
                 self.num_samples,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import warnings
@@ -13,8 +12,7 @@ from typing import Any, Literal
 import torch
 
 from ..core.errors import ConfigError
-
-_logger = logging.getLogger(__name__)
+from ..core.logger import logger
 
 _NO_KERNEL = re.compile(r"(\S+(?: with \S+)?) does not have a deterministic implementation")
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -75,7 +73,7 @@ def nondeterminism_named(*, warns: bool) -> Iterator[set[str]]:
         elif found[1] not in operations:
             operations.add(found[1])
             if warns:
-                _logger.warning(
+                logger.warning(
                     "%s has no deterministic kernel here: a resumed run is close, not equal bit "
                     "for bit; --runtime.deterministic strict ends a run there instead",
                     found[1],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
@@ -24,6 +23,7 @@ from ..checks.loop_body import CarriedState
 from ..checks.parts import check_states
 from ..core.errors import ConfigError, Preempted
 from ..core.filesystem import writes_to
+from ..core.logger import logger
 from ..core.parameters import unstepped_parameters
 from ..core.rng import preserved_generators
 from ..core.train_state import TrainState
@@ -41,8 +41,6 @@ from .loader import OrderedLoader
 from .loop import ExactRun
 from .parts import Parts
 from .updates import Updates
-
-_logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -181,7 +179,7 @@ def _choose_kernels(accelerator: Accelerator) -> None:
     if accelerator.device.type != "cuda":
         return
     if is_too_late_for_cublas() and accelerator.is_main_process:
-        _logger.warning(
+        logger.warning(
             "[CUBLAS_LATE] CUDA was in use before the run, so matrix products may differ in their "
             "last bits: set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -11,9 +10,8 @@ from typing import Any
 from accelerate.optimizer import AcceleratedOptimizer
 from torch.optim import Optimizer
 
+from ..core.logger import logger
 from ..core.parameters import parameters_of
-
-_logger = logging.getLogger(__name__)
 
 _MANY_ROUNDS = 1000
 
@@ -75,7 +73,7 @@ class Updates:
     def _count_open(self) -> None:
         self._num_open += 1
         if self._num_open == _MANY_ROUNDS:
-            _logger.warning(
+            logger.warning(
                 "[LOOP_BOUNDARY] no checkpoint could be saved for %d rounds: a run is saved after "
                 "an optimizer's step that leaves no gradients of the other optimizers",
                 _MANY_ROUNDS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -54,6 +53,7 @@ from ..core.batch_plan import BatchPlan
 from ..core.config import answers_unknown, config_to_dict
 from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
+from ..core.logger import logger
 from ..core.module_order import take_order
 from ..core.parameters import named_parts, unstepped_parameters
 from ..core.registry import Pieces
@@ -90,8 +90,6 @@ from .optimization import (
 from .provenance import defaults_of, describe_environment
 from .resume import begin_history
 from .session import Run
-
-_logger = logging.getLogger(__name__)
 
 
 @answers_unknown
@@ -207,7 +205,7 @@ def build_trainer(
     optimization = plan_optimization(run.config, model, data.plan, optimizer, schedule)
     misfit = describe_misfit(schedule, num_steps=optimization.num_steps)
     if misfit and run.accelerator.is_main_process:
-        _logger.warning("[SCHEDULE] %s", misfit)
+        logger.warning("[SCHEDULE] %s", misfit)
 
     # 5. The processes are compared before any of them waits for the others in training.
     own = [each for each in data.evaluation.values() if isinstance(each, Evaluation)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from ..checks.agreement import check_same_everywhere
 from ..checks.parts import check_part, check_parts
 from ..core.batch_plan import BatchConfig, BatchPlan
 from ..core.errors import ConfigError, DataError
+from ..core.logger import logger
 from ..core.types import EvalSource, Loader, Metric, Samples, Task
 from ..data.fingerprint import join_fingerprints
 from ..data.loader import (
@@ -25,8 +25,6 @@ from ..data.reader import Reader
 from ..training.evaluation.evaluation import Evaluation, check_directions
 from ..training.evaluation.metrics import MeanLoss
 from .session import Run
-
-_logger = logging.getLogger(__name__)
 
 Metrics = Sequence[Metric] | Mapping[str, Sequence[Metric]]
 """The metrics of all sets, or those of each set by its name."""
@@ -101,7 +99,7 @@ class RunData:
             }
             for name, repeats in is_repeated.items():
                 if fingerprint and repeats and run.accelerator.is_main_process:
-                    _logger.warning(
+                    logger.warning(
                         "[%s] %s= has the same samples as another set, so its numbers will be too "
                         "good: pass separate samples",
                         name.upper(),

@@ -41,6 +41,7 @@ from ..checks.changes import warn_of_changes
 from ..core.errors import CheckpointError, ConfigError, OutputError
 from ..core.filesystem import writes_to
 from ..core.json_files import read_json_object
+from ..core.logger import logger
 from ..core.registry import Pieces
 from ..core.run_dir import expand_home, is_locked
 from ..core.user_code import describe_error
@@ -51,7 +52,6 @@ from ..training.progress import EVALUATION
 from .config import RecipeConfig, RunConfig, training_changes
 
 R = TypeVar("R", bound=RecipeConfig)
-_logger = logging.getLogger(__name__)
 
 Change = tuple[str, Any, Any]
 """The name of a setting, its value when the checkpoint was saved, and its value now."""
@@ -274,7 +274,7 @@ class Resume:
         if self.is_main:
             warn_of_changes(self.checkpoint.name, stored, now)
         if self.is_main and EVALUATION in self.changes:
-            _logger.warning(
+            logger.warning(
                 "the evaluation data may be other than at %s, so its numbers cannot be compared: "
                 "the best checkpoint and the patience start again",
                 self.checkpoint.name,

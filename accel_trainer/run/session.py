@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ..checks.explain import explain
 from ..checks.preflight import find_launch_warnings, find_setting_warnings, refuse_launch
 from ..core.config import check_types
 from ..core.errors import ConfigError, OneLineError
+from ..core.logger import logger
 from ..core.rng import seed_generators
 from ..distributed.accelerator import start_accelerator
 from ..distributed.collectives import shutdown
@@ -39,8 +39,6 @@ from .resume import Resume, advise_flags, allowed_names, choose_folder, continue
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def _started(config: RecipeConfig, recipe: str) -> Iterator[Run]:
             if accelerator.is_main_process:
                 found = find_warnings(config, is_too_late_for_cublas=is_late)
                 for code, message in found.items():
-                    _logger.warning("[%s] %s", code, message)
+                    logger.warning("[%s] %s", code, message)
             # 5. Errors of memory and of compilation are explained.
             try:
                 yield Run(

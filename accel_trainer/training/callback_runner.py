@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -10,12 +9,12 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError, PartFailed, UserError
+from ..core.logger import logger
 from .callback import Callback, TrainerView
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer
 
-_logger = logging.getLogger(__name__)
 
 Watch = Callable[[str, Callback, Sequence[Any]], AbstractContextManager[object]]
 """Returns a context for a callback's hook, which is named as in `Plateau.on_step_end`, and for what
@@ -76,7 +75,7 @@ class CallbackRunner:
                 try:
                     callback.on_error(trainer, error)
                 except Exception:  # it must not hide the error that ends the run
-                    _logger.exception("%s.on_error failed", name)
+                    logger.exception("%s.on_error failed", name)
             with suppress(Exception):  # as above
                 checkpointer.wait()  # the checkpoint that it is writing is good
             raise
@@ -109,7 +108,7 @@ class CallbackRunner:
         """Warn of the states by these names whose callback is gone, or only has another name."""
         for name in names:
             if name not in self._callbacks:
-                _logger.warning(
+                logger.warning(
                     "the checkpoint has state of the callback %s, which this run does not have: "
                     "it is lost",
                     name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 from ..core.digest import digest_of
 from ..core.errors import CheckpointError, ConfigError, DataError, PartFailed
 from ..core.learning_rate import Decay, Schedule, set_learning_rate
+from ..core.logger import logger
 from ..core.parameters import preserved_weights, unstepped_parameters
 from ..core.registry import Pieces
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
@@ -40,7 +40,6 @@ from .step.turns import in_turn, joined, updates_at
 if TYPE_CHECKING:
     from .assembly import Assembly
 
-_logger = logging.getLogger(__name__)
 
 _READ_ONLY = {"accelerator", "learning_rate_at", "loader", "log", "model", "optimizers", "task"}
 
@@ -431,7 +430,7 @@ class Trainer:
         self._saved_position = self.state
         if self.accelerator.is_main_process:
             for name in sorted(pieces.keys() - self._states.parts.keys()):
-                _logger.warning(
+                logger.warning(
                     "the checkpoint has %s, which this run does not have: it is lost", name
                 )
             self._callback_runner.warn_of_lost(pieces["trainer"]["callbacks"])
@@ -587,11 +586,11 @@ class Trainer:
             raise
         if self.accelerator.is_main_process:
             if found := nonfinite_loss(metrics):
-                _logger.warning(
+                logger.warning(
                     "%s at step %d: lower the learning rate", found, position.optimizer_step
                 )
             elif unusable:
-                _logger.warning(
+                logger.warning(
                     "[METRIC] %s decides the best checkpoint and is NaN or inf at step %d: this "
                     "evaluation is never the best, and no improvement",
                     unusable,

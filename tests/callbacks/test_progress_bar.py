@@ -120,7 +120,7 @@ def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("max_steps", "said"),
-    [(6, "6 steps (--max-steps)"), (None, "10 steps"), *slow([(10, "10 steps")])],
+    [(6, "6 steps (max_steps=)"), (None, "10 steps"), *slow([(10, "10 steps")])],
 )
 def test_the_steps_that_will_be_taken_are_announced(
     tmp_path: Path, max_steps: int | None, said: str
@@ -170,8 +170,8 @@ def test_what_a_run_takes_is_said_once_after_its_first_steps(
 @pytest.mark.parametrize(
     ("wait_s", "num_workers", "said"),
     [
-        (0.2, 0, "4.0 of 10.0 s of training wait for samples: --batch.num-workers 2"),
-        (0.2, 3, "4.0 of 10.0 s of training wait for samples: --batch.num-workers 6"),
+        (0.2, 0, "4.0 of 10.0 s of training wait for samples: num_workers=2"),
+        (0.2, 3, "4.0 of 10.0 s of training wait for samples: num_workers=6"),
         (0.2, 8, None),  # each CPU has one
         (0.2, None, None),  # the reader has no workers
         (0.1, 0, None),

@@ -209,9 +209,9 @@ def test_a_stream_longer_than_its_num_samples_is_noticed_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, length: int | None, num_warnings: int
 ) -> None:
     """Over 3 epochs, each of which trains on the same first samples."""
-    with caplog.at_level(logging.WARNING, logger="accel_trainer.data.stream"):
+    with caplog.at_level(logging.WARNING):
         reader = StreamReader(lambda epoch: Points(length), 38)
         train(make_config(tmp_path), train_set=reader)
     said = [record.getMessage() for record in caplog.records if "DATA_STREAM" in record.message]
     assert len(said) == num_warnings
-    assert all("num_samples=38" in text and "--steps" in text for text in said)
+    assert all("num_samples=38" in text and "set steps=" in text for text in said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,21 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
-from accel_trainer import ConfigError, RecipeConfig, start_run
+from accel_trainer import (
+    ClassificationTask,
+    ConfigError,
+    RecipeConfig,
+    RunConfig,
+    RunResult,
+    TrainerConfig,
+    build_trainer,
+    main,
+    start_run,
+)
 from accel_trainer.cli.flags.fields import config_fields
 from accel_trainer.names.everyday import Everyday, flag_of, in_python
 
@@ -56,6 +70,8 @@ def test_every_setting_with_a_flag_of_one_word_is_a_keyword_of_its_type() -> Non
         ),
         ("raise --runtime.timeout-s", "raise RuntimeConfig(timeout_s=)"),
         ("set --schedule.warmup-steps 5", "set ScheduleConfig(warmup_steps=5)"),
+        ("needs --schedule.shape trunk: add it", "needs ScheduleConfig(shape='trunk'): add it"),
+        ("or use --runtime.backend gloo", "or use RuntimeConfig(backend='gloo')"),
         # of a recipe, of a launcher and of a command
         ("--augment.mixup is 2", "--augment.mixup is 2"),
         ("launch --multi_gpu --num_processes 2", "launch --multi_gpu --num_processes 2"),
@@ -71,6 +87,45 @@ def test_an_error_names_flags_to_commands_and_keywords_to_python(tmp_path: Path)
         raise ConfigError("SIZE", "too large: lower --batch-size")
     assert caught.value.line == "error[SIZE]: too large: lower --batch-size"
     assert str(caught.value) == "error[SIZE]: too large: lower batch_size="
+
+
+def train(config: RecipeConfig) -> RunResult:
+    samples = TensorDataset(torch.ones(24, 2), torch.tensor([0, 1] * 12))
+    with start_run(config, recipe="said") as run:
+        parts = {"train_set": samples, "eval_sets": samples}
+        trainer = build_trainer(run, model=nn.Linear(2, 2), task=ClassificationTask(), **parts)
+        return trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("length", "flags", "keywords"),
+    [
+        ({"num_epochs": 0}, {"--epochs", "--init-from"}, {"epochs=", "init_from="}),  # a warning
+        ({"max_steps": 1}, {"--max-steps", "--steps"}, {"max_steps=", "steps="}),  # printed
+    ],
+)
+def test_what_a_run_says_names_keywords_in_python_and_flags_in_a_command(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    length: dict[str, int],
+    flags: set[str],
+    keywords: set[str],
+) -> None:
+    def said() -> set[str]:
+        text = f"{caplog.text} {capsys.readouterr().out}"
+        caplog.clear()
+        # `main` adds what comes next, such as a command with --open.
+        return {*re.findall(r"--[a-z][a-z-]+|\b[a-z_]+=", text)} - {"eval_sets=", "--open"}
+
+    run = RunConfig(output_dir=tmp_path / "python")
+    train(RecipeConfig(trainer=TrainerConfig(**length), run=run))  # type: ignore[arg-type]
+    assert said() == keywords
+    argv = [f"--trainer.{name.replace('_', '-')}={value}" for name, value in length.items()]
+    argv += ["--output-dir", str(tmp_path / "command")]
+    with pytest.raises(SystemExit):
+        main(train, RecipeConfig, description="", argv=argv)
+    assert said() == flags
 
 
 @pytest.mark.slow  # it reads the whole package

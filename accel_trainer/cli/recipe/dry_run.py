@@ -19,6 +19,7 @@ from ...callbacks.console import say
 from ...checks.subject import first_difference
 from ...core.errors import CheckpointError, ConfigError
 from ...core.json_files import read_json_object
+from ...core.logger import logger
 from ...distributed.accelerator import uses_cpu
 from ...run.config import RecipeConfig
 from ...run.extra_callbacks import START_VARIABLE
@@ -33,7 +34,6 @@ from .unsaved import UNSAVED, file_of
 
 C = TypeVar("C", bound=RecipeConfig)
 
-_logger = logging.getLogger(__name__)
 
 NUM_STEPS = 3
 """Steps before the resume, and again after it."""
@@ -201,6 +201,6 @@ def _refuse_unrepeatable(path: str, num_steps: int, run: Path) -> None:
         fact += f"; torch has no deterministic kernel for {', '.join(operations)}"
     fix = "draw random numbers with torch's generator, in a forward or a sample, and read no clock"
     if not uses_cpu():
-        _logger.warning("[NOT_REPEATABLE] %s, so a resume cannot be compared: %s", fact, fix)
+        logger.warning("[NOT_REPEATABLE] %s, so a resume cannot be compared: %s", fact, fix)
         return
     raise CheckpointError("NOT_REPEATABLE", f"{fact}, so no resume is exact: {fix}")

@@ -26,6 +26,7 @@ from .train_as import train_as
 C = TypeVar("C", bound=RecipeConfig)
 
 
+@console.speaking_flags()
 def main(
     train: Callable[[C], RunResult],
     config_class: type[C],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -12,12 +11,11 @@ from pathlib import Path
 
 from ...callbacks.console import say
 from ...core.history import is_number
+from ...core.logger import logger
 from ...core.run_dir import holds_run
 from ...core.wording import counted
 from ...training.callback import RunResult
 from ...training.evaluation.evaluation import nonfinite_loss
-
-_logger = logging.getLogger(__name__)
 
 _LOSS = "train/loss"
 _MAX_GROWTH = 10
@@ -43,7 +41,7 @@ def warn_if_loss_grew(result: RunResult) -> None:
         with suppress(OSError, ValueError):  # the run has ended well, with or without its rows
             losses = [row[_LOSS] for row in result.history if is_number(row.get(_LOSS))]
     if losses and losses[0] > 0 and _MAX_GROWTH * losses[0] < losses[-1] < math.inf:
-        _logger.warning(
+        logger.warning(
             "the training loss has ended at %.4g, more than %d times its first value of %.4g: set "
             "a lower --lr, or --optimizer.name adamw --lr 0.001; if the recipe creates its own "
             "optimizer, lower the learning rate there",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from ...checkpoint.sharded import stream_tensors
 from ...core import filesystem
 from ...core.errors import CheckpointError, ConfigError
 from ...core.json_files import read_json_object
+from ...core.logger import logger
 from ...vision.pretrained import find_export, read_export_content
 from ..runs.metric_groups import Weights, weights_of_metric
 
@@ -66,9 +66,7 @@ def opened_export(path: Path | str, *, weights: Weights | None = None) -> Iterat
         content |= {"weights": f"{chosen} of {origin}{loaded.name}", "sha256": digest}
         filesystem.write_file_atomic(export / "config.json", json.dumps(content).encode())
         if origin:
-            logging.getLogger(__name__).warning(
-                "%s has not ended: using the %s", path, content["weights"]
-            )
+            logger.warning("%s has not ended: using the %s", path, content["weights"])
         yield export
 
 

@@ -5,7 +5,6 @@ Shapes: N samples.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...core.errors import ConfigError, DataError, shortened
+from ...core.logger import logger
 from ...data.loader import EvalLoader
 from ...vision import ImageReader, PhotoReader, PhotoSplit, load_images, load_photos
 from ...vision.data.bad_images import WHATEVER_WAS_KEPT
@@ -23,8 +23,6 @@ from ...vision.pretrained import ExportConfig
 from ...vision.sources.class_names import check_class_names, numbers_in
 from ...vision.sources.layouts import VAL_NAMES
 from ...vision.sources.photo_splits import load_splits
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +145,7 @@ def _load_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...], str, 
 
 def _warn(notes: Sequence[str]) -> None:
     for note in notes:
-        _logger.warning("%s", note)
+        logger.warning("%s", note)
 
 
 def _labels_of_model(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,13 +14,12 @@ from torch import Tensor, nn
 
 from ...core.errors import DivergedError
 from ...core.json_files import write_json
+from ...core.logger import logger
 from ...core.train_state import TrainState
 from ...core.training_mode import evaluation_mode
 from ...core.types import Batch, StepBatch, Task, Turn, eval_step_of
 from ...distributed.collectives import gather_rows
 from ..strategy.base import Strategy
-
-_logger = logging.getLogger(__name__)
 
 _MAX_RECENT = 10
 # So many skipped steps, within so many steps, end the run.
@@ -77,7 +75,7 @@ class NonfiniteReport:
                 "NONFINITE", f"{fact}, which happened too often: lower the learning rate"
             )
         if self.strategy.accelerator.is_main_process:
-            _logger.warning("%s; training continues", fact)
+            logger.warning("%s; training continues", fact)
 
     def _write(self, record: Mapping[str, Any], turn: Turn) -> str:
         """Write the record of a step into a file on the main process; return it as a message.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -29,13 +28,12 @@ from ...core import filesystem, platform
 from ...core.errors import DataError, OutputError
 from ...core.filesystem import AppendFile
 from ...core.json_files import parse_json
+from ...core.logger import logger
 from ...core.run_dir import expand_home, free_bytes
 from ..sources.find import find_image_source
 from ..sources.raw import ImageSource, RawImages, RawSplit, checked_class_names
 from .bad_images import BadImage, BadImageConfig
 from .images import ImageDataset, ImageSplit, MappedFile, Normalization
-
-logger = logging.getLogger(__name__)
 
 _FORMAT = 2  # it changes whenever the same files decode to different pixels
 _MANIFEST = "images.json"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from ...core.logger import logger
 from ...data.loader import EvalLoader, TrainLoader, build_eval_loader, build_train_loader
 from ...data.order import SampleOrder, choose_order
 from ...data.reader import Reader
@@ -22,8 +22,6 @@ from .image_reader import AugmentedImageReader, ImageReader
 from .images import ImageDataset, ImageSplit
 from .photo_reader import AugmentedPhotoReader, PhotoReader
 from .pixel_range import PixelRanges, range_of
-
-_logger = logging.getLogger(__name__)
 
 _NUM_LOOKED_AT = 256
 
@@ -111,14 +109,14 @@ def _build_loaders(
 def _warn_of_notes(run: Run, data: ImageDataset | Photos) -> None:
     if run.accelerator.is_main_process:
         for note in first_lines(data.notes):
-            _logger.warning(note)
+            logger.warning(note)
 
 
 def _warn_of_left_out(name: str, split: ImageSplit) -> None:
     if split.left_out:
         total = len(split) + len(split.left_out)
         listed = "; ".join(bad.message for bad in split.left_out)
-        _logger.warning(
+        logger.warning(
             "%d of %d %s images are left out: %s",
             len(split.left_out),
             total,
@@ -133,4 +131,4 @@ def _warn_of_range(name: str, split: ImageSplit, class_names: Sequence[str]) -> 
         found = range_of(split.images[index].numpy())
         ranges.add(found, "", class_names[int(split.labels[index])])
     for note in ranges.notes(f"{name} images"):
-        _logger.warning(note)
+        logger.warning(note)

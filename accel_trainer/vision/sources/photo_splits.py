@@ -5,13 +5,13 @@ Shapes: N samples, K classes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from ...core.errors import DataError
+from ...core.logger import logger
 from ...core.run_dir import expand_home
 from .held_out import train_and_val
 from .links import refuse_two_classes
@@ -20,8 +20,6 @@ from .photo_columns import ImageColumn, read_columns
 from .photo_files import are_folders, open_dataset
 from .photos import fingerprint_photos
 from .raw import PhotoSplit
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +79,7 @@ def load_splits(
             raise
         columns = read(list(needed.values()))
         left_out = ", ".join(name for name in chosen if name not in needed)
-        _logger.warning("left out: %s (%s)", left_out, error.message)
+        logger.warning("left out: %s (%s)", left_out, error.message)
         chosen = needed
     refuse_two_classes(columns)
     splits = dict(zip(chosen, columns.splits, strict=True))

@@ -24,6 +24,7 @@ from accel_trainer import (
     main,
     start_run,
 )
+from accel_trainer.callbacks.console import speaking_flags
 from accel_trainer.cli.recipe.notes import warn_if_loss_grew
 from accel_trainer.core.train_state import TrainState
 from accel_trainer.core.types import Batch, StepOutput
@@ -199,7 +200,8 @@ def test_a_run_whose_loss_has_grown_far_ends_with_a_warning(
     rows = ({"event": "train", "optimizer_step": 1, "train/loss": loss} for loss in losses)
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     result = RunResult("done", "num_epochs reached", TrainState(), {}, None, tmp_path)
-    warn_if_loss_grew(result)
+    with speaking_flags():
+        warn_if_loss_grew(result)
     assert ("9e+10" in caplog.text and "--lr" in caplog.text) is is_warned
     caplog.clear()
     warn_if_loss_grew(replace(result, state="preempted"))
