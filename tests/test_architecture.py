@@ -548,7 +548,6 @@ RULES = {
             "core.filesystem",
             "names.unknown",  # its table
             "callbacks.console",  # where printing leads that fails
-            "run.provenance",  # the recipe, to hash it
             "distributed.machine",  # what the kernel says
             "data.order",  # the ids to leave out
             "core.platform",  # directories, to sync them

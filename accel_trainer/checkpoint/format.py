@@ -202,7 +202,7 @@ def entry_of(chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
     return {"bytes": sum(map(len, chunks)), "sha256": sha256.hexdigest()}
 
 
-def _commit_mark(manifest: bytes | bytearray) -> bytes:
+def _commit_mark(manifest: filesystem.Chunk) -> bytes:
     return hashlib.sha256(manifest).hexdigest().encode() + b"\n"
 
 
@@ -244,7 +244,7 @@ def read_files(path: Path, *, without: str = "") -> Files:
         return {**files, **dict(zip(listed, read, strict=True))}
 
 
-def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes | bytearray:
+def read_listed_file(path: Path, entry: Mapping[str, Any]) -> filesystem.Chunk:
     """Return the bytes of a file, verified against its `entry` in the manifest.
 
     The size is checked first. Only the header of a file with slices is read. Raises CheckpointError
@@ -259,8 +259,8 @@ def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes | bytearray:
             path, f"the manifest says {size} bytes, but only {free} bytes of memory are free"
         )
     with damaged_if_unreadable(path):
-        data, sha256 = filesystem.read_hashed(path, max_bytes=size)
-    if sha256 != entry["sha256"]:
+        data = filesystem.read_large_file(path, max_bytes=size)
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise damaged(path, "its sha256 is not the one in the manifest")
     return data
 

@@ -8,18 +8,23 @@ from pathlib import Path
 
 from ..core.digest import digest_of
 from ..core.errors import CheckpointError, DamagedError
+from ..core.filesystem import read_large_file
 from ..core.logger import logger
 from ..core.registry import WEIGHTS
+from ..distributed.collectives import Files
 from ..distributed.machine import free_memory_bytes
 from .format import (
     FROZEN_FILE,
     FROZEN_ORDER,
     decode_piece,
     piece_of,
+    read_files,
     read_listed_file,
     read_manifest,
 )
 from .serialization import Encoded, encode
+
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def check_readable(folder: Path, pieces: Mapping[str, Encoded], *, process_index: int) -> None:
@@ -39,7 +44,7 @@ def check_readable(folder: Path, pieces: Mapping[str, Encoded], *, process_index
             _check_piece(folder, piece, written, process_index)
         except DamagedError as error:
             raise OSError(errno.EIO, error.message) from error
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except _UNREADABLE as error:
             raise CheckpointError(
                 "CKPT_UNREADABLE",
                 f"a resume could not read {piece} of the checkpoint just written ({error}): it is "
@@ -54,13 +59,23 @@ def _check_piece(folder: Path, piece: str, written: Encoded, process_index: int)
     if sum(listed[name]["bytes"] for name in names) > free_memory_bytes():
         logger.info("%s is not read back: there is no free memory for it", piece)
         return
-    files = {name: read_listed_file(folder / name, listed[name]) for name in names}
-    value, slices = decode_piece(piece, files, folder)
-    for each in slices:
-        if each.process_index == process_index:
-            each.read()
-    if written.places is None and _identity(encode(value, name=piece)) != _identity(written):
-        raise ValueError("it has other names, values or bits")
+    try:
+        # This process has hashed what it wrote, and compares whole pieces with that.
+        files: Files = {
+            name: read_listed_file(folder / name, listed[name])
+            if written.places is not None
+            else read_large_file(folder / name, max_bytes=listed[name]["bytes"])
+            for name in names
+        }
+        value, slices = decode_piece(piece, files, folder)
+        for each in slices:
+            if each.process_index == process_index:
+                each.read()
+        if written.places is None and _identity(encode(value, name=piece)) != _identity(written):
+            raise ValueError("it has other names, values or bits")
+    except _UNREADABLE:
+        read_files(folder)  # whose hashes tell whether it is the disk's fault
+        raise
 
 
 def _identity(encoded: Encoded) -> tuple[bytes | None, list[str], str]:

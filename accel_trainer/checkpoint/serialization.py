@@ -85,15 +85,15 @@ def memory_of(tensor: Tensor) -> memoryview:
     return bytes_of(tensor).numpy().data
 
 
-def unpack_tensors(data: bytes | bytearray) -> dict[str, Tensor]:
+def unpack_tensors(data: Chunk) -> dict[str, Tensor]:
     """Return the tensors of a file, in the order of its header.
 
-    Tensors from a bytearray share its memory, because safetensors' own `load` spends as long on
-    copying them as on reading the file.
+    They share a memoryview, because safetensors' own `load` spends as long on copying them as
+    on reading the file.
 
     Raises ValueError for an invalid file.
     """
-    memory = data if isinstance(data, bytearray) else bytearray(data)
+    memory = data if isinstance(data, memoryview) else memoryview(bytearray(data))
     try:
         header, first = _unpack_header(memory)
         dict(header.pop("__metadata__", {}))
@@ -108,7 +108,7 @@ def unpack_tensors(data: bytes | bytearray) -> dict[str, Tensor]:
 
 
 def _view(
-    memory: bytearray, first: int, *, dtype: str, shape: list[int], data_offsets: list[int]
+    memory: memoryview, first: int, *, dtype: str, shape: list[int], data_offsets: list[int]
 ) -> Tensor:
     start, end = data_offsets
     kind = DTYPES[dtype]
@@ -121,12 +121,12 @@ def _view(
     return found if start % kind.itemsize == first % 8 == 0 else found.clone()
 
 
-def unpack_metadata(data: bytes | bytearray) -> dict[str, str]:
+def unpack_metadata(data: Chunk) -> dict[str, str]:
     """Return the metadata of a file that `unpack_tensors` accepts."""
     return dict(_unpack_header(data)[0].get("__metadata__", {}))
 
 
-def _unpack_header(data: bytes | bytearray) -> tuple[dict[str, Any], int]:
+def _unpack_header(data: Chunk) -> tuple[dict[str, Any], int]:
     """Return the header, and the byte at which the tensors begin."""
     first = 8 + _HEADER_SIZE.unpack_from(data)[0]
     return dict(parse_json(data[8:first])), first
@@ -188,7 +188,7 @@ def encode(value: object, *, name: str) -> Encoded:
         raise _unstorable(name, f"is too large or nested too deeply ({error})") from None
 
 
-def decode(skeleton: bytes | bytearray | None, tensors: Mapping[str, Any]) -> Any:
+def decode(skeleton: Chunk | None, tensors: Mapping[str, Any]) -> Any:
     """Return the value that `encode` split."""
     if skeleton is None:
         return dict(tensors)

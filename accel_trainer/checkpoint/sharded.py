@@ -150,7 +150,7 @@ def read_header(path: Path, entry: Mapping[str, Any]) -> bytes:
     return header
 
 
-def read_slices(path: Path, header: bytes | bytearray) -> Iterator[StoredSlice]:
+def read_slices(path: Path, header: filesystem.Chunk) -> Iterator[StoredSlice]:
     """Yield the slices that the verified `header` of a file describes."""
     entries = parse_json(header[8:])
     places = parse_json(entries.pop("__metadata__")[_PLACES].encode())

@@ -116,7 +116,8 @@ class BoundaryChecks(Inspector):
         """
         self._num_calls[name] += 1
         is_users = is_of_user(type(callback)) and not is_stored(callback)
-        is_watched = is_users or isinstance(callback, MetricLogger | PretrainedExport)
+        has_trackers = isinstance(callback, MetricLogger) and len(callback.sinks) > 1
+        is_watched = is_users or has_trackers or isinstance(callback, PretrainedExport)
         if not is_watched or self._num_calls[name] > _MAX_WATCHED_CALLS:
             return nullcontext()
         return self._watching_model(name)

@@ -18,8 +18,7 @@ from typing import Any
 from ..core.errors import listed
 from ..core.filesystem import sha256_of
 from ..core.json_files import read_json_object
-
-_PACKAGE = Path(__file__).parents[1]
+from .unsaved_state import is_of_users_file
 
 
 def own_sources() -> dict[str, str]:
@@ -34,18 +33,12 @@ def own_sources() -> dict[str, str]:
     files = {getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]}
     found = {}
     for file in {recipe, *files}:
-        if file.endswith(".py") and not _is_of_a_library(Path(file)):
+        if file.endswith(".py") and is_of_users_file(file):
             # Late: for all libraries it takes a tenth of a second.
             name = os.path.relpath(os.path.realpath(file), os.path.dirname(recipe))
             with suppress(OSError):
                 found[name] = sha256_of(Path(file))
     return dict(sorted(found.items()))
-
-
-def _is_of_a_library(path: Path) -> bool:
-    return bool({*path.parts} & {"site-packages", "dist-packages"}) or any(
-        path.is_relative_to(place) for place in (sys.prefix, sys.base_prefix, _PACKAGE)
-    )
 
 
 def _of_cells(names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ import inspect
 import io
 import itertools
 import operator
+import os
 import queue
 import random
 import sys
@@ -56,6 +57,7 @@ _CONTENT: dict[tuple[type, ...], Callable[[Any], object]] = {
 # Objects of which another one shows the value.
 _HOLDING = (SynchronizedBase, ContextVar, SimpleNamespace, argparse.Namespace, threading.local)
 _INSTALLED = {"site-packages", "dist-packages"}
+_FOLDERS = (f"{sysconfig.get_path('stdlib')}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
 _CACHED = type(cache(int))
 _CODE = (FunctionType, MethodType, ModuleType, type, _CACHED)
 
@@ -327,10 +329,10 @@ def _is_users(module: str) -> bool:
     if module.partition(".")[0] in LIBRARIES:
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None:
-        return module == "__main__"  # a notebook
-    path = Path(file)
-    if not _INSTALLED.isdisjoint(path.parts):
-        return False  # installed in this environment, or in one of the system or the user
-    folders = (sysconfig.get_paths()["stdlib"], Path(__file__).parents[1])
-    return not any(path.is_relative_to(folder) for folder in folders)
+    return module == "__main__" if file is None else is_of_users_file(file)  # None: a notebook
+
+
+def is_of_users_file(file: str) -> bool:
+    """Return whether a file is not Python's, not installed anywhere, and not of this package."""
+    # As texts: paths of all that is imported would take as long as ten small steps.
+    return _INSTALLED.isdisjoint(file.split(os.sep)) and not file.startswith(_FOLDERS)

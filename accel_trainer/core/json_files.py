@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .filesystem import read_file, write_file_atomic
+from .filesystem import Chunk, read_file, write_file_atomic
 
 MAX_BYTES = 8 * 2**20
 
@@ -21,13 +21,11 @@ def dump_json(value: object, *, indent: int | None = None) -> bytes:
     return data
 
 
-def parse_json(
-    data: bytes | bytearray, object_hook: Callable[[dict[str, Any]], Any] | None = None
-) -> Any:
+def parse_json(data: Chunk, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Return the value in `data`, as `json.loads` does. Raises ValueError if it is not JSON."""
     try:
         # From bytes, Python would guess the encoding.
-        return json.loads(data.decode(), object_hook=object_hook)
+        return json.loads(str(data, "utf-8"), object_hook=object_hook)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -84,8 +84,10 @@ def quick_digest(tensor: Tensor) -> tuple[int, int]:
     would have to be copied, so it is the sum of their bits, and a hash of a sample.
     """
     part = local_part(tensor)
-    # As it lies in memory: to put channels_last into logical order takes longer than the hash.
-    flat = bytes_of(part.permute(sorted(range(part.ndim), key=part.stride, reverse=True)))
+    if not part.is_contiguous():
+        # As it lies in memory: to put channels_last into logical order takes longer than the hash.
+        part = part.permute(sorted(range(part.ndim), key=part.stride, reverse=True))
+    flat = bytes_of(part)
     if flat.is_cpu:
         return 0, xxhash.xxh3_64_intdigest(read_only_bytes(flat))
     # An odd step, which meets each byte of an element.

@@ -22,9 +22,10 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from ..core import errors
 from ..core.errors import OneLineError
+from ..core.filesystem import Chunk
 from ..core.pairwise import sum_rows
 
-Files = dict[str, bytes | bytearray]
+Files = dict[str, Chunk]
 """The contents of files by name."""
 
 _TEXT_BYTES = 200
@@ -87,7 +88,7 @@ def _send_from_main(flat: Tensor) -> Tensor:
     return flat
 
 
-def broadcast_bytes(data: bytes | bytearray, accelerator: Accelerator) -> bytes | bytearray:
+def broadcast_bytes(data: Chunk, accelerator: Accelerator) -> Chunk:
     """Return the main process's `data` on every process. **Collective. Host sync.**"""
     if accelerator.num_processes == 1:
         return data
@@ -112,7 +113,7 @@ def run_on_main(action: Callable[[], Any], accelerator: Accelerator) -> Any:
     """
     captured = _capture(action) if accelerator.is_main_process else []
     try:
-        captured = json.loads(broadcast_bytes(json.dumps(captured).encode(), accelerator))
+        captured = json.loads(bytes(broadcast_bytes(json.dumps(captured).encode(), accelerator)))
     except RuntimeError:
         # If a signal ends all processes, another may have left first.
         if captured[1:]:
@@ -169,7 +170,7 @@ def differing_lines(text: str, accelerator: Accelerator) -> list[str]:
 
     A line is cut to 200 bytes. **Collective. Host sync.**
     """
-    theirs = broadcast_bytes(text.encode(), accelerator).decode().splitlines()
+    theirs = str(broadcast_bytes(text.encode(), accelerator), "utf-8").splitlines()
     pairs = zip_longest(text.splitlines(), theirs, fillvalue="nothing")
     found = next((f"{mine}; process 0: {other}" for mine, other in pairs if mine != other), "")
     data = found.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -23,6 +22,7 @@ from accelerate import Accelerator
 
 from ..checks.own_sources import own_sources
 from ..core.config import config_to_dict, unchecked_defaults
+from ..core.filesystem import sha256_of
 from ..distributed.machine import available_cpus
 from .config import RecipeConfig
 
@@ -110,6 +110,6 @@ def _code() -> dict[str, Any]:
         )
     return {
         "recipe": str(recipe),
-        "sha256": hashlib.sha256(recipe.read_bytes()).hexdigest() if recipe.is_file() else None,
+        "sha256": sha256_of(recipe) if recipe.is_file() else None,
         "git_commit": commit,
     }

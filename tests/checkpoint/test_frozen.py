@@ -168,7 +168,7 @@ def test_without_frozen_parameters_a_checkpoint_is_as_it_ever_was(directory: Pat
 def test_names_of_tensors_that_no_file_has_are_damage(directory: Path) -> None:
     save(make(directory), 1)
     files = read_files(directory / name_at(1))
-    order = json.loads(files[FROZEN_ORDER])
+    order = json.loads(bytes(files[FROZEN_ORDER]))
     order["model"].append("more")
     files[FROZEN_ORDER] = json.dumps(order).encode()
     with pytest.raises(CheckpointError, match="CKPT_DAMAGED.*more"):

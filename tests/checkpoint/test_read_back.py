@@ -111,3 +111,25 @@ def test_a_checkpoint_that_does_not_read_as_it_was_saved_is_none(
             check=check,
         )
     assert not [*directory.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "own.json", "own.safetensors"])
+@pytest.mark.parametrize("place", [0, 20, -1])
+def test_a_disk_that_returns_other_bytes_is_an_error_of_the_disk(
+    directory: Path, name: str, place: int
+) -> None:
+    def check(folder: Path) -> None:
+        data = bytearray((folder / name).read_bytes())
+        data[place] ^= 1
+        (folder / name).write_bytes(data)
+        check_readable(folder, encoded(WRITTEN), process_index=0)
+
+    directory.mkdir()
+    with pytest.raises(OSError, match=f"{name}: its sha256"):
+        write_checkpoint(
+            directory / name_at(1),
+            encoded(WRITTEN),
+            header={**METADATA, **position_at(1)._asdict()},
+            before_commit=lambda: None,
+            check=check,
+        )

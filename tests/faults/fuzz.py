@@ -95,7 +95,8 @@ class Campaign:
         continue_run(scratch, last_step=1)
         self.directory = scratch / "checkpoints"
         self.name = name_at(1)
-        self.original = read_files(self.directory / self.name)
+        found = read_files(self.directory / self.name)
+        self.original = {name: bytes(data) for name, data in found.items()}
         self._load()
 
     def run(self, num_cases: int, *, is_blind: bool) -> Summary:

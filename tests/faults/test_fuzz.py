@@ -65,7 +65,7 @@ def test_the_campaign_sees_damage_that_is_accepted(monkeypatch: pytest.MonkeyPat
 def test_the_campaign_sees_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def decode_with_pickle(files: Files, folder: Path) -> LoadedCheckpoint:
         for data in files.values():
-            if data.startswith(b"\x80"):
+            if data[:1] == b"\x80":
                 pickle.loads(data)
         return format.decode_files(files, folder)
 
