@@ -103,7 +103,6 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_run_killed_twice_has_each_row_once_in_its_tracker",
         "test_a_tracker_that_cannot_be_used_is_one_line_before_training",
     ),
-    "callbacks/test_profiler.py": (),
     "run/test_session.py": (
         "test_the_same_command_continues_its_run_and_a_finished_one_says_so",
         "test_a_run_branches_from_a_checkpoint_of_another_and_ends_the_same",

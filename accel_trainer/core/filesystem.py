@@ -1,7 +1,7 @@
 """Atomic and durable file operations: what they report as written survives a power loss.
 
-The run's files are written through this module. Exceptions are the run lock, and what torch's
-profiler and the trackers write.
+The run's files are written through this module. Exceptions are the run lock, and what the
+trackers write.
 """
 
 from __future__ import annotations

@@ -37,7 +37,6 @@ class Everyday(TypedDict, total=False):
     on_nonfinite: Literal["stop", "skip"]
     onnx: bool
     output_dir: str | Path | None
-    profile: bool
     quiet: bool
     reduce: Literal["float", "exact"]
     resume: str

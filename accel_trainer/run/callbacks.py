@@ -11,7 +11,6 @@ from ..callbacks.metric_logger import MetricLogger
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.onnx import OnnxExport
 from ..callbacks.pretrained import PretrainedExport
-from ..callbacks.profiler import Profile
 from ..callbacks.progress_bar import ProgressBar
 from ..callbacks.result import ResultWriter
 from ..callbacks.trackers import Trackers
@@ -80,6 +79,4 @@ def build_callbacks(
         own += [exporter, result]
     if savers:
         own.append(PretrainedExport(run.folder, savers=savers))
-    if run.config.run.profile and is_main:
-        own.append(Profile(run.folder / "profile", config=config, show=progress.write))
     return [*own, *callbacks, log, *trackers]

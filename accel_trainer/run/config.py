@@ -88,9 +88,6 @@ class RunConfig(Config):
     """Where run folders are created if `output_dir` is not set."""
     cache_dir: Annotated[Path, short_flag("--cache-dir")] = Path("~/.cache/accel_trainer")
     """Cache of decoded data, shared by all runs."""
-    profile: Annotated[bool, short_flag("--profile")] = False
-    """Write a trace of a few steps to `profile/` in the run folder, for https://ui.perfetto.dev,
-    and a table of their operators."""
     onnx: Annotated[bool, short_flag("--onnx")] = False
     """Also export the model as ONNX, so that others can verify it and predict with it without the
     model's class."""

@@ -67,7 +67,6 @@ LAST = ["Callback", "MetricLogger"]
             {"patience": 2, "max_time_s": 60.0},
             ["EarlyStopping", "TimeLimit", *OF_MAIN, *LAST],
         ),
-        ({"run": {"profile": True}}, [*OF_MAIN, "Profile", *LAST]),
         ({"savers": ["model"]}, [*OF_MAIN, "PretrainedExport", *LAST]),
         ({"is_main": False, "patience": 2}, ["EarlyStopping", "ProgressBar", *LAST]),
     ],

@@ -25,6 +25,8 @@ from .typed_words import refuse_misread_words
 C = TypeVar("C")
 
 FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
+_GONE = (("run.profile", False),)
+"""Settings without effect that the files of earlier runs have, and that are gone."""
 
 
 def parse_config(
@@ -148,6 +150,8 @@ def _parse_file(config_class: Any, text: str, *, source: str) -> dict[str, Any]:
             if field.name in values:  # as `num-epochs` beside `num_epochs`
                 raise ConfigError("CONFIG", f"{where} is given twice: keep one of them")
             values[field.name] = field.convert(words_of(field, value, where), where)
+        elif (key, value) in _GONE:
+            continue
         elif value is not None or not any(name.startswith(f"{key}.") for name in known):
             raise ConfigError("CONFIG", f"{source}: unknown key {key}: {suggest(key, known)}")
     return values

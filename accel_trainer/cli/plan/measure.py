@@ -23,7 +23,6 @@ _NEVER = 10**9
 _CHANGES = {
     "run.resume": "never",
     "run.track": (),
-    "run.profile": False,
     "run.quiet": True,
     "run.dry_run": False,
     "trainer.max_time_s": None,

@@ -36,7 +36,6 @@ NOT_FROM_THE_RUN = {
     "run.runs_dir": ("--run.runs-dir", "runs"),
     "run.cache_dir": ("--cache-dir", "~/.cache/accel_trainer"),
     "run.track": ("--track",),  # with none
-    "run.profile": ("--run.no-profile",),
     "run.onnx": ("--run.no-onnx",),
     "run.shared": ("--run.no-shared",),
     "run.dry_run": ("--run.no-dry-run",),  # of which `chaos` keeps some

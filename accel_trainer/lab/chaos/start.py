@@ -73,7 +73,6 @@ class Attempt:
         changes: dict[str, Any] = {
             "run.output_dir": str(self.run),
             "run.track": (),
-            "run.profile": False,
             "run.onnx": False,
             "run.quiet": True,
             "trainer.max_time_s": None,

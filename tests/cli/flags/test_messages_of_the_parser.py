@@ -65,6 +65,11 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--learning_rate", "1"], "unknown flag --learning_rate: did you mean --lr?"),
     (["--max-epochs", "3"], "unknown flag --max-epochs: did you mean --epochs?"),
     (["--num_gpus", "2"], f"unknown flag --num_gpus: {LAUNCHER}"),
+    (
+        ["--profile"],
+        "unknown flag --profile: torch.profiler.profile in a callback: docs/troubleshooting.md, "
+        "Debug with a breakpoint",
+    ),
     (["--device", "cuda:0"], f"unknown flag --device: {DEVICE}"),
     (["--local_rank=0"], f"unknown flag --local_rank: {LOCAL_RANK}"),
     # numbers

@@ -68,6 +68,7 @@ def test_an_error_of_a_config_class_keeps_its_code() -> None:
             parsed(use_ema=True, learning_rate=float("inf")),
         ),
         ("trainer: {use_ema: false, betas: [0, 1], tags: []}", parsed(betas=(0.0, 1.0))),
+        ("seed: 2\nrun: {profile: false}", replace(parsed(), seed=2)),  # a setting that is gone
         ("trainer: {run_name: '--lr 3'}", parsed(run_name="--lr 3")),
         ("trainer: {tags: ['--seed', --, -h]}", parsed(tags=("--seed", "--", "-h"))),
     ],

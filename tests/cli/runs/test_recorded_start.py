@@ -306,7 +306,7 @@ def test_no_command_runs_a_strangers_recipe_and_each_says_how_to(
 def test_what_only_the_user_decides_is_reset_also_for_an_own_run(
     poisoned: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fault (Malice): a run of somebody else's: its config sets folders, trackers or a profile ->
+    """Fault (Malice): a run of somebody else's: its config sets folders or trackers ->
     these settings are reset when the run is trained again
     """
     run = shutil.copytree(poisoned, tmp_path / "run")
@@ -316,7 +316,7 @@ def test_what_only_the_user_decides_is_reset_also_for_an_own_run(
         "cache_dir": str(elsewhere / "cache"),
         "runs_dir": str(elsewhere / "runs"),
         "track": ["tensorboard", "wandb"],
-        **dict.fromkeys(("profile", "onnx", "shared", "dry_run"), True),
+        **dict.fromkeys(("onnx", "shared", "dry_run"), True),
     }
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     recipe = ["--recipe", RECIPE]
@@ -327,7 +327,6 @@ def test_what_only_the_user_decides_is_reset_also_for_an_own_run(
     for name in NOT_FROM_THE_RUN:
         assert made["run"][name.removeprefix("run.")] == plain(defaults[name]), name
     assert not elsewhere.exists()
-    assert not (home / "at" / "profile").exists()
 
 
 def plain(value: object) -> object:
