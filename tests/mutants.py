@@ -1146,7 +1146,7 @@ MUTANTS: dict[str, list[Mutant]] = {
             "training/test_log.py",
         ),
         Mutant(
-            "a number replaces the histogram of its name",
+            "a number replaces the picture of its name",
             "if not isinstance(kept, list):",
             "if False:",
             "training/test_log.py",

@@ -432,7 +432,6 @@ RULES = {
         calls(".item", ".tolist", ".cpu"),
         {
             "callbacks.metric_logger",
-            "training.log",  # the bins of a histogram, which are on the host
             "core.digest",  # for a row, in the first two steps, and for what processes save
             "training.evaluation.evaluator",
             "checks.evaluation_trial",  # before the first step

@@ -153,7 +153,7 @@ class ProgressBar(Callback):
         There, a `train` row waits for the next evaluation or the end of its epoch.
         """
         numbers = _numbers(row)
-        if not numbers:  # a last row with only a picture or a histogram
+        if not numbers:  # a last row with only a picture
             return
         step = row["optimizer_step"]
         left = ""

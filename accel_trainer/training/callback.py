@@ -89,7 +89,7 @@ class TrainerView(Protocol):
 
     @property
     def log(self) -> Log:
-        """Takes numbers, histograms and pictures for the next row."""
+        """Takes numbers and pictures for the next row."""
 
     @property
     def model(self) -> nn.Module:

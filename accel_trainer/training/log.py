@@ -1,4 +1,4 @@
-"""What callbacks log themselves: numbers, histograms and pictures, kept until the next row."""
+"""What callbacks log themselves: numbers and pictures, kept until the next row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ..core.filesystem import writes_to
 from ..core.shards import is_shard
 from ..fault_tolerance.activity import Activity
 
-_NUM_BINS = 64
 # The engine writes the groups that come first. A name is also the name of a file.
 _NAME = re.compile(
     r"(?!(train|optim|perf|digest|test|eval[^/]*)/)(?!(.*/)?\.+(/|$))[\w.-]{1,20}(/[\w.-]{1,40}){1,3}",
@@ -35,8 +34,7 @@ class Log:
     Every method that takes a name raises ConfigError if the name is of a group that the engine
     writes (`train`, `optim`, `perf`, `digest`, `test`, `eval...`), or has other characters than
     ASCII letters, digits and `_.-`, or a part of dots alone. `pending` holds the values of each
-    name: for a mean, the count, the float64 sum and the numbers that are not in the sum yet; for a
-    histogram, a copy of its tensor.
+    name: for a mean, the count, the float64 sum and the numbers that are not in the sum yet.
     """
 
     folder: Path
@@ -48,26 +46,16 @@ class Log:
         """Log a number or a tensor [] on any device: the row has the mean since the last row.
 
         No host sync: the tensor is copied, and read for the row. Raises ConfigError if the value
-        is not one number, or is a shard, or the name is that of a histogram or picture.
+        is not one number, or is a shard, or the name is that of a picture.
         """
         is_number = not np.ndim(value) and hasattr(value, "__float__")
         name = _row_name(name, value, is_number, "log one number, or a tensor []")
         if self.is_main_process:
             kept = self.pending.setdefault(name, [0, 0.0])
             if not isinstance(kept, list):
-                raise ConfigError("LOG", f"{name} is also a histogram or picture: rename one")
+                raise ConfigError("LOG", f"{name} is also a picture: rename one")
             with torch.no_grad():
                 kept.append(value + 0)  # the owner of a tensor may change it before the row
-
-    def histogram(self, name: str, values: Tensor) -> None:
-        """Log the histogram of a tensor of any shape; the last one before a row counts.
-
-        No host sync: a copy stays on the device until the row. Raises ConfigError for a
-        shard, and for what is no tensor.
-        """
-        name = _row_name(name, values, isinstance(values, Tensor), "give a tensor")
-        if self.is_main_process:
-            self.pending[name] = values.detach().clone()
 
     def picture(self, name: str, png: bytes) -> None:
         """Write a PNG into `pictures/` of the run, with the step in its name; the row has its path.
@@ -126,8 +114,6 @@ def _row_name(name: str, value: object, fits: bool, fix: str) -> str:
 
 def _settle(value: Any) -> Any:
     """Return what is kept of a name as plain values."""
-    if isinstance(value, Tensor):
-        return _histogram(value.to("cpu").float())
     if isinstance(value, list):
         count, total, *numbers = value
         # One after another: the sum does not depend on when a checkpoint was saved.
@@ -135,16 +121,3 @@ def _settle(value: Any) -> Any:
             total += float(number)
         return [count + len(numbers), total]
     return value
-
-
-def _histogram(values: Tensor) -> dict[str, Any]:
-    """Return the counts of equally wide bins between `low` and `high`, and of NaN and inf.
-
-    `values` are float32, whose range always has room for the bins in float64.
-    """
-    finite = values[values.isfinite()].double().numpy()
-    scale = np.max(np.abs(finite), initial=1)  # equal values of 1e16 would have no room for bins
-    counts, edges = np.histogram(finite / scale, bins=_NUM_BINS)
-    low, *_, high = (edges * scale).tolist()
-    nonfinite = values.numel() - len(finite)
-    return {"counts": counts.tolist(), "low": low, "high": high, "nonfinite": nonfinite}

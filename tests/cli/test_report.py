@@ -539,7 +539,6 @@ def test_names_from_a_run_are_text_and_not_markup(runs: Path, tmp_path: Path) ->
 DOT = base64.b64decode(
     b"iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 )
-HISTOGRAM = {"counts": [1, 3], "low": 0.0, "high": 2.0, "nonfinite": 0}
 
 
 def run_that_logged(runs: Path, folder: Path, **values: object) -> Path:
@@ -554,19 +553,18 @@ def run_that_logged(runs: Path, folder: Path, **values: object) -> Path:
     return folder
 
 
-def test_own_numbers_pictures_and_histograms_are_in_the_report(runs: Path, tmp_path: Path) -> None:
+def test_own_numbers_and_pictures_are_in_the_report(runs: Path, tmp_path: Path) -> None:
     values = {
         "log/noise": 0.5,
         "log/dot": {"picture": "pictures/log=dot-step-0000000003.png"},
-        "log/weights": HISTOGRAM,
     }
     run = read_run(run_that_logged(runs, tmp_path / "run", **values))
     text, charts = render([run])
     page = Page(text)
     assert "log/noise" in page.headings
-    assert {"Logged pictures", "Logged histograms", "log/weights"} <= set(page.headings)
+    assert "Logged pictures" in page.headings
     assert page.addresses.count(f"data:image/png;base64,{base64.b64encode(DOT).decode()}") == 1
-    assert {"noise.png", "run_log_weights.png"} <= set(charts)
+    assert "noise.png" in charts
 
 
 def test_an_own_loss_does_not_share_the_title_of_the_loss(runs: Path, tmp_path: Path) -> None:
@@ -579,7 +577,7 @@ def test_a_run_that_logged_nothing_has_no_such_section(runs: Path, tmp_path: Pat
     assert "Logged" not in page
 
 
-NEITHER_HISTOGRAM_NOR_PICTURE: list[object] = [
+NO_PICTURE: list[object] = [
     *(None, 7, [], {}, "pictures/secret.png", {"picture": 7}, {"picture": None}),
     *(
         {"picture": path}
@@ -595,22 +593,12 @@ NEITHER_HISTOGRAM_NOR_PICTURE: list[object] = [
             "pictures/\x00.png",
         )
     ),
-    {"counts": []},
-    {"counts": [1], "low": 0},
-    {"counts": [-1], "low": 0, "high": 1},
-    {"counts": [10**30], "low": 0, "high": 1},
-    {"counts": ["1"], "low": 0, "high": 1},
-    {"counts": [1] * 100_000, "low": 0, "high": 1},
-    {"counts": [1], "low": 1, "high": 1},
-    {"counts": [1], "low": "nan", "high": 1},
-    {"counts": [1], "low": -1e308, "high": 1e308},
+    {"counts": [1, 3], "low": 0.0, "high": 2.0, "nonfinite": 0},  # as older runs have
 ]
 
 
-def test_a_logged_value_that_is_neither_histogram_nor_picture_is_left_out(
-    runs: Path, tmp_path: Path
-) -> None:
-    values = {f"log/x{index}": value for index, value in enumerate(NEITHER_HISTOGRAM_NOR_PICTURE)}
+def test_a_logged_value_that_is_no_picture_is_left_out(runs: Path, tmp_path: Path) -> None:
+    values = {f"log/x{index}": value for index, value in enumerate(NO_PICTURE)}
     folder = run_that_logged(runs, tmp_path / "run", **values)
     (tmp_path / "secret.png").write_bytes(DOT)
     (folder / "secret.png").write_bytes(DOT)
@@ -638,7 +626,6 @@ def test_the_names_of_logged_values_are_text_and_not_markup(runs: Path, tmp_path
     name = '"><script>alert(1)</script>'
     values = {
         f"log/{name}a": {"picture": "pictures/log=dot-step-0000000003.png"},
-        f"log/{name}b": HISTOGRAM,
         f"log/{name}c": 1.0,
     }
     text, _ = render([read_run(run_that_logged(runs, tmp_path / "run", **values))])

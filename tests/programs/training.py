@@ -618,8 +618,6 @@ class Watch(Callback):
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         head = whole(trainer.model.head.weight)
-        if report.optimizer_step % 2:
-            trainer.log.histogram("head", head)
         trainer.log("gradients/mean", self.mean if report.optimizer_step % 5 else math.inf)
         if report.optimizer_step % 3 == 0:
             trainer.log.picture("head", to_png(head.sigmoid()[None]))

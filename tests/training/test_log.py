@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -57,20 +56,15 @@ def test_a_mean_is_the_same_wherever_it_was_saved_and_loaded(tmp_path: Path) -> 
 def test_a_tensor_is_not_read_when_it_is_logged(log: Log) -> None:
     unreadable = torch.empty((), device="meta")  # any host sync would raise an error
     log("number", unreadable)
-    log.histogram("histogram", torch.empty(5, device="meta"))
     with pytest.raises((NotImplementedError, RuntimeError)):
         log.read()
 
 
 def test_a_tensor_that_changes_later_counts_as_it_was(log: Log) -> None:
-    total, weights = torch.tensor(1.0), torch.zeros(4)
+    total = torch.tensor(1.0)
     log("total", total)
-    log.histogram("weights", weights)
     total += 1
-    weights += 1
-    row = log.read()
-    assert row["log/total"] == 1.0
-    assert (row["log/weights"]["low"], row["log/weights"]["high"]) == (-0.5, 0.5)
+    assert log.read() == {"log/total": 1.0}
 
 
 def test_a_logged_loss_keeps_no_graph(log: Log) -> None:
@@ -82,45 +76,9 @@ def test_a_logged_loss_keeps_no_graph(log: Log) -> None:
 def test_other_processes_keep_nothing(tmp_path: Path) -> None:
     log = Log(tmp_path, Activity(), is_main_process=False)
     log("a", 1.0)
-    log.histogram("b", torch.ones(2))
     log.picture("c", PNG)
     assert log.read() == {}
     assert list(tmp_path.iterdir()) == []
-
-
-# --- histograms ---
-
-
-def test_the_last_histogram_before_a_row_counts_what_is_finite(log: Log) -> None:
-    log.histogram("w", torch.ones(3))
-    values = torch.arange(128.0).reshape(2, 64)
-    values[0, 1], values[1, 1] = float("nan"), float("inf")
-    log.histogram("w", values)
-    row = log.read()
-    counts = row["log/w"].pop("counts")
-    assert row == {"log/w": {"low": 0.0, "high": 127.0, "nonfinite": 2}}
-    assert (len(counts), sum(counts), counts[0], counts[1]) == (64, 126, 1, 2)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        torch.empty(0, 3),
-        torch.tensor(float("nan")),
-        torch.full((3,), 1e16, dtype=torch.float64),
-        torch.tensor([2**53, 2**53 + 2]),
-        torch.tensor([-3e38, 3e38]),
-        torch.tensor([-1e308, 1e308], dtype=torch.float64),
-        torch.tensor([1.0, 1.0 + 2**-23]),
-        torch.tensor([True, False]),
-        torch.ones(2, dtype=torch.bfloat16),
-    ],
-)
-def test_any_tensor_has_a_histogram(log: Log, values: torch.Tensor) -> None:
-    log.histogram("w", values)
-    found = json.loads(json.dumps(log.read()["log/w"], allow_nan=False))
-    assert sum(found["counts"]) + found["nonfinite"] == values.numel()
-    assert found["low"] < found["high"]
 
 
 # --- pictures ---
@@ -157,8 +115,8 @@ def test_a_name_of_the_engine_or_a_strange_one_is_one_line(
     tmp_path: Path, name: str, is_main: bool
 ) -> None:
     log = Log(tmp_path, Activity(), is_main_process=is_main)
-    calls: list[Any] = [(log, 1.0), (log.histogram, torch.ones(1))]
-    for call, value in [*calls, (log.picture, PNG)]:
+    calls: list[Any] = [(log, 1.0), (log.picture, PNG)]
+    for call, value in calls:
         with pytest.raises(ConfigError, match=r"^\[?.*nothing can be logged as .*: give ") as error:
             call(name, value)
         assert "\n" not in str(error.value)
@@ -171,15 +129,9 @@ def test_only_single_numbers_are_logged(log: Log, value: Any) -> None:
         log("x", value)
 
 
-@pytest.mark.parametrize("values", [[1.0, 2.0], np.ones(3), 1.0])
-def test_only_tensors_have_a_histogram(log: Log, values: Any) -> None:
-    with pytest.raises(ConfigError, match=r"log/x is of type (list|ndarray|float): give a tensor"):
-        log.histogram("x", values)
-
-
-def test_a_number_needs_a_name_that_no_histogram_has(log: Log) -> None:
-    log.histogram("x", torch.ones(2))
-    with pytest.raises(ConfigError, match="log/x is also a histogram or picture: rename one"):
+def test_a_number_needs_a_name_that_no_picture_has(log: Log) -> None:
+    log.picture("x", PNG)
+    with pytest.raises(ConfigError, match="log/x is also a picture: rename one"):
         log("x", 1.0)
 
 

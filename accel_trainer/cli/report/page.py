@@ -6,7 +6,7 @@ import hashlib
 import shlex
 from collections.abc import Sequence
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 
@@ -35,13 +35,6 @@ _SUMMARY = (
 _MAX_OPEN = 3  # a page of at most this many runs shows their details from the start
 
 
-class Sections(NamedTuple):
-    """What is drawn for one run."""
-
-    classes: Sequence[Chart]
-    histograms: Sequence[Chart]
-
-
 def report_script() -> str:
     """Return the script of the curves."""
     return resources.files(__package__).joinpath("report.js").read_text(encoding="utf-8")
@@ -51,7 +44,7 @@ def write_page(
     runs: Sequence[RunReader],
     curves: Sequence[Chart],
     time: Chart | None,
-    sections: Sequence[Sections],
+    classes: Sequence[Sequence[Chart]],
     *,
     scripts: Sequence[str],
     version: int | None = None,
@@ -59,7 +52,8 @@ def write_page(
 ) -> str:
     """Return the HTML page, in which no other scripts than `scripts` may run.
 
-    `faults` lists the runs that cannot be shown, and why.
+    `classes` are the charts of the classes of each run; `faults` lists the runs that cannot be
+    shown, and why.
     A page with a `version` is live: it may ask its server whether there is a newer one.
     """
     is_live = version is not None
@@ -69,8 +63,8 @@ def write_page(
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     described = [
-        _describe(run, number) | drawn._asdict()
-        for number, (run, drawn) in enumerate(zip(runs, sections, strict=True))
+        _describe(run, number) | {"classes": drawn}
+        for number, (run, drawn) in enumerate(zip(runs, classes, strict=True))
     ]
     return environment.from_string(template).render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs) or 'no'} runs",

@@ -24,7 +24,6 @@ from ..runs.run_reader import RunReader, read_run, reading
 from ..runs.runs import find_runs
 from .by_itself import Fault, draw_soundly, fault_of
 from .classes import draw_classes
-from .logged import draw_histograms
 
 _EXAMPLE = "example: accel-trainer report runs --open"
 
@@ -99,18 +98,17 @@ def render(runs: Sequence[RunReader], faults: Sequence[Fault] = ()) -> tuple[str
 def _draw(runs: Sequence[RunReader], faults: Sequence[Fault]) -> tuple[str, dict[str, bytes]]:
     try:
         from .charts import draw_curves, draw_time
-        from .page import Sections, report_script, write_page
+        from .page import report_script, write_page
 
         time = draw_time(runs)
         curves = draw_curves(runs)
-        sections = [Sections(draw_classes(run), draw_histograms(run)) for run in runs]
+        classes = [draw_classes(run) for run in runs]
         scripts = [report_script()] if curves else []
-        page = write_page(runs, curves, time, sections, scripts=scripts, faults=faults)
+        page = write_page(runs, curves, time, classes, scripts=scripts, faults=faults)
     except ImportError as error:
         raise report_needs(error) from error
     files: dict[str, bytes] = {}
-    drawn = [chart for section in sections for chart in (*section.classes, *section.histograms)]
-    for chart in itertools.chain(curves, [] if time is None else [time], drawn):
+    for chart in itertools.chain(curves, [] if time is None else [time], *classes):
         name = f"{chart.name}.png"
         numbers = itertools.count(2)
         while name in files:  # two runs may have the same name

@@ -70,7 +70,7 @@ class RunReader:
 
     @cached_property
     def logged(self) -> Mapping[str, Mapping[str, Any]]:
-        """The last histogram or picture of each name in the rows, as callbacks have logged them."""
+        """The last picture of each name in the rows, as callbacks have logged them."""
         return dict(self.metrics.logged) if self.rows else {}
 
     @property

@@ -13,8 +13,7 @@ from ..report.by_itself import Fault, draw_soundly
 from ..report.charts import group_curves, title_of
 from ..report.classes import draw_classes
 from ..report.figures import Chart
-from ..report.logged import draw_histograms
-from ..report.page import Sections, report_script, write_page
+from ..report.page import report_script, write_page
 from ..runs.run_reader import RunReader
 from .followed import Followed
 
@@ -23,7 +22,7 @@ from .followed import Followed
 _INTERVAL_S = 1.0
 _MAX_INTERVAL_S = 15.0
 _REST = 10
-_MAX_DRAWN = 3  # runs whose classes and histograms are drawn: those of 20 take half a minute
+_MAX_DRAWN = 3  # runs whose classes are drawn: those of 20 take half a minute
 _EMPTY = '<svg role="img"></svg>'  # the page's script draws the curves
 
 
@@ -35,7 +34,7 @@ class LivePage:
         self._news = threading.Condition()
         self._making = threading.Lock()
         self._has_ended = threading.Event()
-        self._drawn: dict[Path, tuple[RunReader, Sections]] = {}
+        self._drawn: dict[Path, tuple[RunReader, Sequence[Chart]]] = {}
         self._page = b""
         self._page_version = -1
         self._making_s = 0.0
@@ -90,23 +89,21 @@ class LivePage:
             runs,
             curves,
             None,
-            [self._sections(run, is_drawn=len(runs) <= _MAX_DRAWN) for run in runs],
+            [self._classes(run) if len(runs) <= _MAX_DRAWN else () for run in runs],
             scripts=[*[report_script()] * bool(curves), script],
             version=version,
             faults=faults,
         )
 
-    def _sections(self, run: RunReader, *, is_drawn: bool) -> Sections:
-        if not is_drawn:
-            return Sections((), ())
-        known, sections = self._drawn.get(run.folder, (None, Sections((), ())))
+    def _classes(self, run: RunReader) -> Sequence[Chart]:
+        known, charts = self._drawn.get(run.folder, (None, ()))
         if known is None or _drawn_from(known) != _drawn_from(run):
-            sections = Sections(draw_classes(run), draw_histograms(run))
-            self._drawn[run.folder] = run, sections
-        return sections
+            charts = draw_classes(run)
+            self._drawn[run.folder] = run, charts
+        return charts
 
 
 def _drawn_from(run: RunReader) -> object:
-    """Return what changes if the classes or histograms of a run do."""
+    """Return what changes if the classes of a run do."""
     evaluations = run.evaluations()
-    return evaluations[-1:], run.logged, run.state
+    return evaluations[-1:], run.state
