@@ -56,7 +56,7 @@ from .training.callback import Callback, RunResult, TrainerView
 from .training.config import TrainerConfig
 from .training.evaluation.evaluation import Evaluation, run_evaluation
 from .training.evaluation.evaluator import Evaluator
-from .training.evaluation.metric_adapters import EvaluateMetric, TorchMetric, WholeSetMetric
+from .training.evaluation.metric_adapters import TorchMetric, WholeSetMetric
 from .training.evaluation.metrics import ConfusionMatrix, MeanLoss, MeanNumber, TopKAccuracy
 from .training.tasks.tasks import (
     ClassificationConfig,
@@ -81,7 +81,6 @@ __all__ = [
     "DatasetOptions",
     "DivergedError",
     "EvalLoader",
-    "EvaluateMetric",
     "Evaluation",
     "Evaluator",
     "ExitCode",

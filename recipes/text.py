@@ -19,13 +19,13 @@ from torch import nn
 from accel_trainer import (
     Batch,
     DatasetOptions,
-    EvaluateMetric,
     MeanLoss,
     OptimizerConfig,
     RecipeConfig,
     RunResult,
     StepOutput,
     TopKAccuracy,
+    WholeSetMetric,
     build_trainer,
     main,
     start_run,
@@ -120,7 +120,11 @@ def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     parts = read_documentation().train_test_split(test_size=0.5, seed=0)
     tokenizer = make_tokenizer(parts["train"]["text"])
-    macro_f1 = evaluate.load(str(Path(__file__).parent / "metrics/macro_f1.py"))
+    metric = evaluate.load(str(Path(__file__).parent / "metrics/macro_f1.py"))
+
+    def macro_f1(logits: torch.Tensor, labels: torch.Tensor) -> Any:
+        return metric.compute(predictions=logits.argmax(1).numpy(), references=labels.numpy())
+
     with start_run(config, recipe="text") as run:
         trainer = build_trainer(
             run,
@@ -130,7 +134,7 @@ def train(config: Config) -> RunResult:
             eval_sets=parts["test"],
             options=DatasetOptions(columns=("text", "library"), collate=Collator(tokenizer)),
             metrics=[
-                EvaluateMetric(macro_f1, higher_is_better={"macro_f1": True}),
+                WholeSetMetric(macro_f1, len(LIBRARIES), higher_is_better={"macro_f1": True}),
                 TopKAccuracy(),
                 MeanLoss(),
             ],

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from textwrap import shorten
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from ...core.errors import ConfigError
 from ...core.types import Batch, StepOutput, Task
 from ...core.wording import describe_tensor
-from .metrics import are_logits, check_labels
+from .metrics import are_logits
 
 _CLASSIFICATION = "torchmetrics.classification"
 # Counts 1 sample for a batch of which no sample counts (torchmetrics 1.9).
@@ -262,34 +261,3 @@ class WholeSetMetric:
         outputs, targets, kinds = rows.split([self.num_outputs, self.num_targets, 1], 1)
         targets = targets.squeeze(1) if self.num_targets == 1 else targets
         return self.function(outputs, targets.long() if (kinds == 2).all() else targets)
-
-
-class EvaluateMetric(WholeSetMetric):
-    """Any metric of the `evaluate` library over all predicted classes.
-
-    `metric` is what `evaluate.load` returned; a path to a local module works offline. The library
-    does not say whether more is better: name the numbers that may select the best checkpoint in
-    `higher_is_better`, as in `{"f1": True}`.
-    """
-
-    def __init__(
-        self,
-        metric: Any,
-        compute_arguments: Mapping[str, Any] = MappingProxyType({}),
-        higher_is_better: Mapping[str, bool] = MappingProxyType({}),
-    ) -> None:
-        def compute(predictions: Tensor, labels: Tensor) -> Any:
-            classes = predictions.squeeze(1).long().numpy()
-            return metric.compute(
-                predictions=classes, references=labels.numpy(), **compute_arguments
-            )
-
-        super().__init__(compute, num_outputs=1, higher_is_better=higher_is_better)
-
-    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
-        """Write the predicted classes of logits [B, K] and the labels [B] into their rows.
-
-        Raises ConfigError for other shapes.
-        """
-        check_labels(batch, output)
-        super().update(sums, batch, StepOutput(output.losses, output.outputs.argmax(1)))

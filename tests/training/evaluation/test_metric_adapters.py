@@ -10,7 +10,6 @@ from torch import Tensor
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.types import Batch, StepOutput
 from accel_trainer.training.evaluation.metric_adapters import (
-    EvaluateMetric,
     TorchMetric,
     WholeSetMetric,
 )
@@ -50,10 +49,15 @@ def macro_recall(logits: Tensor, labels: Tensor) -> dict[str, Any]:
     }
 
 
-def load_local_metric(folder: Path) -> EvaluateMetric:
+def load_local_metric(folder: Path) -> WholeSetMetric:
     evaluate = pytest.importorskip("evaluate")
     module = evaluate.load(str(folder / "macro_recall.py"), cache_dir=str(folder / "cache"))
-    return EvaluateMetric(module, {"percent": True})
+
+    def compute(logits: Tensor, labels: Tensor) -> Any:
+        classes = logits.argmax(1).numpy()
+        return module.compute(predictions=classes, references=labels.numpy(), percent=True)
+
+    return WholeSetMetric(compute, num_outputs=4)
 
 
 def test_a_metric_of_evaluate_gets_every_prediction_once_and_in_order(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.types import Batch, Metric, StepOutput
-from accel_trainer.training.evaluation.metric_adapters import EvaluateMetric
 from accel_trainer.training.evaluation.metrics import (
     ConfusionMatrix,
     MeanLoss,
@@ -133,7 +132,7 @@ LOGITS, LABELS = torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)
 )
 @pytest.mark.parametrize(
     "metric",
-    [TopKAccuracy(), TopKAccuracy(2), ConfusionMatrix(3, num_samples=8), EvaluateMetric(None)],
+    [TopKAccuracy(), TopKAccuracy(2), ConfusionMatrix(3, num_samples=8)],
 )
 def test_a_metric_refuses_other_shapes_than_logits_and_labels(
     metric: Metric, logits: Any, labels: Tensor, said: str
@@ -223,8 +222,6 @@ def test_metrics_say_which_numbers_can_select_the_best_checkpoint() -> None:
         assert metric.higher_is_better.keys() <= result_of(metric, logits, labels).keys()
         directions.update(metric.higher_is_better)
     assert directions == {"loss": False, "accuracy": True, "top5_accuracy": True}
-    assert EvaluateMetric(None).higher_is_better == {}
-    assert EvaluateMetric(None, higher_is_better={"f1": True}).higher_is_better == {"f1": True}
 
 
 def test_sums_lie_on_the_device_unless_it_has_no_float64() -> None:
