@@ -17,7 +17,7 @@ def one_step(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     return gradients | dict(model.named_buffers())
 
 
-@pytest.mark.parametrize("name", ["resnet8", "resnet9", "wrn16_2", "resnet50"])
+@pytest.mark.parametrize("name", ["resnet8", "resnet9", "resnet50"])
 def test_recomputed_activations_give_the_same_gradients_and_statistics(name: str) -> None:
     torch.manual_seed(0)
     plain = build_model(ModelConfig(name=name, width=4, dropout=0.3), in_channels=3, num_classes=5)

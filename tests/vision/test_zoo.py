@@ -12,7 +12,7 @@ from accel_trainer.core.errors import ConfigError
 from accel_trainer.vision import MODEL_NAMES, ModelConfig, build_model
 
 # Parameters in thousands: He et al. 2015 table 6 (0.27, 0.46, 0.66, 0.85, 1.7 M), ResNet-18 11.17 M
-# and WRN-28-10 36.5 M as widely reported for CIFAR, ResNet-9 6.57 M as in D. Page's series.
+# as widely reported for CIFAR, ResNet-9 6.57 M as in D. Page's series.
 PARAMETERS = {
     "resnet8": 75_290,
     "resnet20": 269_722,
@@ -27,14 +27,8 @@ PARAMETERS = {
     "resnet34": 21_282_122,
     "resnet50": 23_520_842,
     "resnet101": 42_512_970,
-    "wrn16_4": 2_748_890,
-    "wrn28_10": 36_479_194,
 }
-SMALL = {
-    name: ModelConfig(name=name, width=4)
-    for name in MODEL_NAMES
-    if name not in ("resnet110", "wrn28_10")
-}
+SMALL = {name: ModelConfig(name=name, width=4) for name in MODEL_NAMES if name != "resnet110"}
 
 
 def count_parameters(config: ModelConfig, *, in_channels: int = 3, num_classes: int = 10) -> int:
@@ -52,7 +46,7 @@ def test_resnet9_of_width_16_has_0_41_million_parameters() -> None:
     assert count_parameters(ModelConfig(name="resnet9", width=16)) == 412_944
 
 
-@pytest.mark.parametrize("name", ["resnet20", "resnet18", "resnet9", "wrn16_2"])
+@pytest.mark.parametrize("name", ["resnet20", "resnet18", "resnet9"])
 def test_group_norm_has_the_parameters_of_batch_norm_and_no_statistics(name: str) -> None:
     assert count_parameters(ModelConfig(name=name)) == count_parameters(
         ModelConfig(name=name, norm="group")
@@ -80,9 +74,7 @@ def test_every_model_trains_on_any_number_of_rows_and_on_none(
     assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet8", "resnet18", "wrn16_2", "resnet9", "airbench94", "airbench96"]
-)
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet9", "airbench94", "airbench96"])
 def test_a_forward_without_rows_does_not_change_the_running_statistics(name: str) -> None:
     model = build_model(ModelConfig(name=name, width=4), in_channels=3, num_classes=10)
     before = {key: value.clone() for key, value in model.named_buffers() if "running" in key}
@@ -92,9 +84,7 @@ def test_a_forward_without_rows_does_not_change_the_running_statistics(name: str
     assert all(torch.equal(after[key], value) for key, value in before.items())
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet8", "resnet18", "resnet50", "resnet9", "airbench94", "wrn16_2"]
-)
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50", "resnet9", "airbench94"])
 def test_dropout_drops_its_fraction_only_in_training(name: str) -> None:
     torch.manual_seed(0)
     model = build_model(
@@ -120,7 +110,7 @@ def test_dropout_drops_its_fraction_only_in_training(name: str) -> None:
     assert torch.equal(model(images), model(images))
 
 
-@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50", "resnet9", "wrn16_2"])
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50", "resnet9"])
 def test_filters_begin_with_the_spread_of_their_fan_out(name: str) -> None:
     torch.manual_seed(0)
     model = build_model(ModelConfig(name=name), in_channels=3, num_classes=10)

@@ -20,7 +20,6 @@ from .blocks import Norm
 from .resnet import BasicBlock, BottleneckBlock, ResNet, Stem
 from .resnet9 import ResNet9
 from .timm_nets import PREFIX, RESNETS, build_timm_net, load_timm_weights, read_keywords
-from .wide_resnet import WideResNet
 
 _CIFAR_BLOCKS = {f"resnet{depth}": (depth - 2) // 6 for depth in (8, 20, 32, 44, 56, 110)}
 _IMAGENET_STAGES: dict[str, tuple[tuple[int, ...], type[BasicBlock] | type[BottleneckBlock]]] = {
@@ -30,15 +29,6 @@ _IMAGENET_STAGES: dict[str, tuple[tuple[int, ...], type[BasicBlock] | type[Bottl
     "resnet101": ((3, 4, 23, 3), BottleneckBlock),
 }
 _LARGE_IMAGES = 64  # pixels of the shorter side from which the stem is the one for large images
-_WIDE = {
-    "wrn16_2": (16, 2),
-    "wrn16_4": (16, 4),
-    "wrn16_8": (16, 8),
-    "wrn28_2": (28, 2),
-    "wrn28_10": (28, 10),
-    "wrn40_2": (40, 2),
-    "wrn40_4": (40, 4),
-}
 # Channels of the groups as multiples of the width, default width, whether the groups are residual,
 # and momentum of the norms.
 _AIRBENCH: dict[str, tuple[tuple[int, ...], int, bool, float]] = {
@@ -46,7 +36,7 @@ _AIRBENCH: dict[str, tuple[tuple[int, ...], int, bool, float]] = {
     "airbench96": ((1, 3, 4), 128, True, 0.1),
 }
 
-MODEL_NAMES: tuple[str, ...] = (*_CIFAR_BLOCKS, "resnet9", *_AIRBENCH, *_IMAGENET_STAGES, *_WIDE)
+MODEL_NAMES: tuple[str, ...] = (*_CIFAR_BLOCKS, "resnet9", *_AIRBENCH, *_IMAGENET_STAGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +44,9 @@ class ModelConfig(Config):
     """Which model to train."""
 
     name: Annotated[str, short_flag("--model")] = "resnet20"
-    """`resnet8`/20/32/44/56/110, `airbench94`/96, `resnet9`, `resnet18`/34/50/101, `wrn16_2`/4/8,
-    `wrn28_2`/10, `wrn40_2`/4, or `timm/NAME`. A timm model is pretrained with `--pretrained`, or if
-    NAME has a tag, as in `timm/resnet50.a1_in1k`."""
+    """`resnet8`/20/32/44/56/110, `airbench94`/96, `resnet9`, `resnet18`/34/50/101, or `timm/NAME`.
+    A timm model is pretrained with `--pretrained`, or if NAME has a tag, as in
+    `timm/resnet50.a1_in1k`."""
     pretrained: Annotated[bool, short_flag("--pretrained")] = False
     """Start from timm's weights: a `timm/NAME`, or `resnet18`/34/50/101."""
     width: int | None = None
@@ -69,8 +59,7 @@ class ModelConfig(Config):
     norm: Norm = "batch"
     """`batch`, or `group` (over groups of channels), which does not depend on the micro-batch."""
     dropout: float = 0.0
-    """Fraction of features dropped before the head; in a Wide ResNet, between the convolutions of a
-    block."""
+    """Fraction of features dropped before the head."""
     keywords: tuple[str, ...] = ()
     """`NAME=VALUE`: keywords of a timm model, such as `drop_path_rate=0.1`."""
     activation_checkpointing: bool = False
@@ -213,15 +202,6 @@ def model_call(
             widths=widths,
             is_residual=is_residual,
             norm_momentum=norm_momentum,
-            **shared,
-        )
-    if config.name in _WIDE:
-        depth, factor = _WIDE[config.name]
-        return partial(
-            WideResNet,
-            depth=depth,
-            factor=factor,
-            width=config.width or 16,
             **shared,
         )
     if config.name in _IMAGENET_STAGES:

@@ -54,7 +54,7 @@ def test_every_model_is_named(columns: int, monkeypatch: pytest.MonkeyPatch) -> 
         .partition(" --")[0]
     )
     names = set()
-    for kind, numbers in re.findall(r"`([a-z]+|wrn\d+_)(\d+`[/\d]*)", text):
+    for kind, numbers in re.findall(r"`([a-z]+)(\d+`[/\d]*)", text):
         names |= {kind + number.strip("`") for number in numbers.split("/")}
     assert names == set(MODEL_NAMES)
     assert "timm/NAME" in text
