@@ -91,8 +91,8 @@ accel-trainer report runs --open                      # the same page, as a file
 
 ## 4. Make it yours
 
-`train.py` is yours: the model, the data and the task. `config.yaml` holds your settings, and `pytest` checks in
-seconds that training still takes a step, evaluates, saves and resumes. On several GPUs:
+`train.py` is yours: the model, the data and the task. `config.yaml` holds your settings, and `pytest` checks
+that training still takes a step, evaluates, saves and resumes. On several GPUs:
 
 ```bash
 accel-trainer launch --config_file accelerate_configs/multi_gpu.yaml train.py --config config.yaml {flags}
