@@ -233,7 +233,6 @@ def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
         "Samples per second",
         "Time waiting for data",
         "Peak memory (GiB)",
-        "Where the time went",
         "Classes",
         "Confusion",
         "Accuracy by class",

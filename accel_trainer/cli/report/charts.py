@@ -1,4 +1,4 @@
-"""Draws the charts of a report: logged metrics, time per phase, and results per class."""
+"""Draws the charts of a report: logged metrics, and results per class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..common.output import format_duration, is_fraction
+from ..common.output import is_fraction
 from ..runs.confusion import Confusion
 from ..runs.metric_groups import (
     TEST_GROUP,
@@ -44,13 +44,6 @@ class Kind(NamedTuple):
 
 _TRAINING = Kind("training", "muted", {"linewidth": 1.0, "alpha": 0.75})
 _LABELS = {"eval": "evaluation", "eval_ema": "averaged weights"}
-# The label and the colour of each phase.
-_PHASES = {
-    "training": ("training", "series-9"),
-    "evaluation": ("evaluation", "series-12"),
-    "save": ("saves", "series-13"),
-    "start": ("start", "line"),
-}
 _SHOWN_SHARE = 0.98  # of the values of a line, if the others are far higher
 _NEVER_CUT = ("perf/", "optim/learning_rate")
 _OUTLIER = 5  # times the height of the other values
@@ -243,35 +236,6 @@ def _plot_run(
         else:
             label = run.name if name == names[-1] else None
         axes.plot(steps, values, color=color or colors[kind.color], label=label, **style)
-
-
-def draw_time(runs: Sequence[RunReader]) -> Chart | None:
-    """Return a bar per run with the seconds of each phase; None if no attempt ended cleanly."""
-    timed = [run for run in runs if run.phase_s]
-    if not timed:
-        return None
-    phases = [phase for phase in _PHASES if any(run.phase_s.get(phase) for run in timed)]
-
-    is_alone = len(timed) == 1
-
-    def draw(axes: Axes) -> None:
-        totals = [sum(run.phase_s.get(phase, 0.0) for phase in phases) for run in timed]
-        before = np.zeros(len(timed))
-        colors = LIGHT.variables()
-        for phase in phases:
-            seconds = np.array([run.phase_s.get(phase, 0.0) for run in timed])
-            label, color = _PHASES[phase]
-            if is_alone:
-                label += f" {format_duration(seconds[0])}, {seconds[0] / (totals[0] or 1):.0%}"
-            axes.barh(range(len(timed)), seconds, _BAR, before, color=colors[color], label=label)
-            before = before + seconds
-        names = [""] if is_alone else [run.name for run in timed]
-        bars = zip(names, totals, map(format_duration, totals), strict=True)
-        _label_bars(axes, [*bars], longest=max(totals))
-        axes.legend(bbox_to_anchor=_ABOVE, ncols=2)
-
-    size = _SIZE[0] * (1 if is_alone else 2), 0.9 + 0.24 * len(timed)
-    return draw_chart("time", title="Where the time went", size=size, draw=draw)
 
 
 def draw_confusion(name: str, confusion: Confusion, class_names: Sequence[str]) -> Chart:

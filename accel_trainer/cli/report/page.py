@@ -43,7 +43,6 @@ def report_script() -> str:
 def write_page(
     runs: Sequence[RunReader],
     curves: Sequence[Chart],
-    time: Chart | None,
     classes: Sequence[Sequence[Chart]],
     *,
     scripts: Sequence[str],
@@ -73,7 +72,6 @@ def write_page(
         # Those that any run has: not every run is evaluated.
         columns=list(dict.fromkeys(name for each in described for name in each["cells"])),
         curves=curves,
-        time=time,
         data=page_data(runs),
         scripts=scripts,
         is_live=is_live,

@@ -97,18 +97,17 @@ def render(runs: Sequence[RunReader], faults: Sequence[Fault] = ()) -> tuple[str
 
 def _draw(runs: Sequence[RunReader], faults: Sequence[Fault]) -> tuple[str, dict[str, bytes]]:
     try:
-        from .charts import draw_curves, draw_time
+        from .charts import draw_curves
         from .page import report_script, write_page
 
-        time = draw_time(runs)
         curves = draw_curves(runs)
         classes = [draw_classes(run) for run in runs]
         scripts = [report_script()] if curves else []
-        page = write_page(runs, curves, time, classes, scripts=scripts, faults=faults)
+        page = write_page(runs, curves, classes, scripts=scripts, faults=faults)
     except ImportError as error:
         raise report_needs(error) from error
     files: dict[str, bytes] = {}
-    for chart in itertools.chain(curves, [] if time is None else [time], *classes):
+    for chart in itertools.chain(curves, *classes):
         name = f"{chart.name}.png"
         numbers = itertools.count(2)
         while name in files:  # two runs may have the same name

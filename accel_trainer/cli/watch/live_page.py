@@ -88,7 +88,6 @@ class LivePage:
         return write_page(
             runs,
             curves,
-            None,
             [self._classes(run) if len(runs) <= _MAX_DRAWN else () for run in runs],
             scripts=[*[report_script()] * bool(curves), script],
             version=version,
