@@ -30,6 +30,7 @@ REMOVED = {
     "accel-trainer compare --null": "accel-trainer sweep --seed 0 1 2",
     "accel-trainer report --dataset": "accel-trainer data --html",
     "accel-trainer sweep --values": "flags with several values; a shell loop for lists",
+    "accel-trainer export --trained": "export/pretrained of peft; or pick the names you trained",
     "accel-trainer export --hub": "--to DIR; then hf upload ORG/NAME DIR",
     "accel-trainer why --page": "--json; accel-trainer report draws the curves",
     "accel-trainer plan --hours": "--within; or --hours with --schedule.shape trunk",

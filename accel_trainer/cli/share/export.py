@@ -14,16 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-from safetensors import SafetensorError, safe_open
-
 from ...callbacks.onnx import ONNX_FILES
-from ...checkpoint.format import FROZEN_FILE, list_checkpoints
 from ...checkpoint.serialization import unpack_tensors
 from ...core import filesystem
 from ...core.errors import CheckpointError, OutputError
 from ...core.history import is_number
-from ...core.json_files import dump_json
 from ...core.own_files import SUMS, format_sums, unchanged_in
 from ...core.run_dir import holds_run, prepare_directory
 from ...vision.pretrained import read_export_config, read_export_content
@@ -48,24 +43,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("run", type=Path, help="a run folder; the run may still be unfinished")
     to_help = "the folder to write"
     parser.add_argument("--to", type=Path, metavar="DIR", required=True, help=to_help)
-    content = parser.add_mutually_exclusive_group()
-    content.add_argument(
-        "--onnx",
-        action="store_true",
-        help="add model.onnx, which maps normalised images to logits",
-    )
-    content.add_argument(
-        "--trained",
-        action="store_true",
-        help="only the weights that are not frozen, such as an adapter, as trained.safetensors",
-    )
+    onnx_help = "add model.onnx, which maps normalised images to logits"
+    parser.add_argument("--onnx", action="store_true", help=onnx_help)
     options = parser.parse_args(argv)
-    run = read_run(options.run)
-    if options.trained:
-        tell(export_trained(run.folder, options.to))
-    else:
-        export(run, options.to, with_onnx=options.onnx)
-        tell(options.to)
+    export(read_run(options.run), options.to, with_onnx=options.onnx)
+    tell(options.to)
     return 0
 
 
@@ -88,44 +70,6 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
         **write_card(run, config, metrics),
     }
     _write(folder, files)
-
-
-def export_trained(run: Path, folder: Path) -> str:
-    """Write the exported weights that are not frozen to `folder`; return a line that says which.
-
-    Frozen are the parameters that no optimizer steps, and that all checkpoints of the run share.
-
-    Raises:
-        CheckpointError: the run has no exported weights or no frozen ones.
-        OutputError: the folder cannot be written.
-    """
-    with opened_export(run) as source:
-        source_of = read_export_content(source).get("weights")
-        data = filesystem.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
-    _check_readable(data)
-    weights = unpack_tensors(data)
-    in_each = [_frozen_in(each) for each in list_checkpoints(run / "checkpoints")]
-    frozen = set.intersection(*in_each) if in_each else set()
-    if not frozen:
-        raise CheckpointError(
-            "EXPORT", f"the checkpoints of {run} share no frozen parameters: leave out --trained"
-        )
-    trained = {name: weights[name] for name in weights if name not in frozen}
-    path = folder / "trained.safetensors"
-    data = safetensors.torch.save(trained)
-    config = {"weights": source_of, "sha256": _sha256(data)}
-    _write(folder, {path.name: data, "config.json": dump_json(config, indent=1)})
-    return (
-        f"{path}: {len(trained)} of {len(weights)} tensors, {len(data):,} bytes. Load them onto "
-        f"the same base: model.load_state_dict(load_file({str(path)!r}), strict=False)"
-    )
-
-
-def _frozen_in(checkpoint: Path) -> set[str]:
-    """Return the names of the model's tensors that a checkpoint stores as frozen."""
-    with suppress(OSError, SafetensorError), safe_open(checkpoint / FROZEN_FILE, "pt") as file:
-        return {*file.keys()}
-    return set()
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
