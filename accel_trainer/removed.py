@@ -33,7 +33,8 @@ REMOVED = {
     "accel-trainer export --trained": "export/pretrained of peft; or pick the names you trained",
     "accel-trainer export --hub": "--to DIR; then hf upload ORG/NAME DIR",
     "accel-trainer why --page": "--json; accel-trainer report draws the curves",
-    "accel-trainer plan --hours": "--within; or --hours with --schedule.shape trunk",
+    "accel-trainer plan --hours": "--hours with --schedule.shape trunk",
+    "accel-trainer plan --within": "the whole run's time; --hours with --schedule.shape trunk",
     "accel-trainer plan --start": "--hours of the recipe, with --schedule.shape trunk",
 }
 

@@ -56,7 +56,7 @@ def test_a_command_that_is_gone_names_what_to_use(capsys: pytest.CaptureFixture[
 
 
 def test_a_flag_that_is_gone_names_what_to_use() -> None:
-    refuse_removed_command("plan", ["--within", "0.5"])
+    refuse_removed_command("plan", ["--seconds", "0.5"])
     for old in REMOVED.keys() - NAMES:
         _, command, *flags = old.split()
         for flag in flags:

@@ -124,7 +124,7 @@ def test_the_help_of_the_doctor_is_its_own_and_keeps_its_paragraphs(
     ("typed", "said"),
     [
         (["diff", "runs/first"], "required: RUN_B: see accel-trainer diff --help"),
-        (["plan", "--within", "x"], "'x': see accel-trainer plan --help"),
+        (["plan", "--seconds", "x"], "'x': see accel-trainer plan --help"),
         (["predict", "m", "i", "--top", "0"], "it is 0, and must be 1 or more: see accel-trainer"),
         (["why", "r", "--until", "0"], "--until: it is 0, and must be 1 or more"),
         (["verify", "r", "--tolerance", "-1"], "--tolerance: it is -1, and must be 0 or more"),

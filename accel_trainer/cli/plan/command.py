@@ -1,4 +1,4 @@
-"""`accel-trainer plan [RECIPE.py] [its flags] [--within H]`: estimate a run's time and memory.
+"""`accel-trainer plan [RECIPE.py] [its flags]`: estimate a run's time and memory.
 
 It prints the batches, steps and learning rates, and the steps after which the run evaluates and
 saves. It also trains the recipe for a few seconds to estimate how much memory and time the whole
@@ -32,9 +32,7 @@ from .measure import Measured, TrialFailed, measure
 from .steps import RunPlan, plan_run, without_open_settings
 from .timer import NUM_FIRST_STEPS
 
-_EXAMPLE = (
-    "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --within 0.5"
-)
+_EXAMPLE = "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml"
 _NUM_ROWS = 10
 _HOUR_S = 3600
 
@@ -43,9 +41,6 @@ def main(argv: Sequence[str]) -> int:
     """Print the plan. The exit code is that of the recipe if it fails."""
     parser = CommandParser(
         __doc__, _EXAMPLE, prog="accel-trainer plan [RECIPE.py]", allow_abbrev=False
-    )
-    parser.add_argument(
-        "--within", type=float, metavar="H", help="also print how many epochs fit into some hours"
     )
     parser.add_number("--num-processes", "processes to plan for; default: 1", default=1)
     samples_help = "plan for this many training samples, without measuring"
@@ -100,8 +95,6 @@ def main(argv: Sequence[str]) -> int:
             f"its time and memory are not known: {options.num_processes} processes are more than "
             f"the {_num_devices()} that this machine can run"
         )
-    if can_measure and options.within is not None:
-        lines.append(fitting(measured, plan, options.within))
     show("\n".join(lines))
     return 0
 
@@ -109,14 +102,8 @@ def main(argv: Sequence[str]) -> int:
 def _check(options: Any) -> None:
     """Raise ConfigError for a value that cannot work."""
     refuse_below_one("--num-processes", options.num_processes, code="PLAN")
-    if options.within is not None and not 0 < options.within < math.inf:
-        raise ConfigError("PLAN", f"--within is {options.within}: set it above 0")
     if not 0 <= options.seconds < math.inf:
         raise ConfigError("PLAN", f"--seconds is {options.seconds}: set it to 0 or more")
-    if options.within is not None and options.num_samples is not None:
-        raise ConfigError(
-            "PLAN", "--num-samples measures nothing, which --within needs: leave one of them out"
-        )
 
 
 def _check_hours(config: RecipeConfig, options: Any, *, can_measure: bool) -> None:
@@ -159,33 +146,6 @@ def _describe_costs(measured: Measured, plan: RunPlan) -> list[str]:
         f"here, by {steps} and {samples}, in {_seconds(measured.total_s)}:",
         *(f"{name:<13}  {value:>11}  {note}".rstrip() for name, value, note in rows),
     ]
-
-
-def fitting(measured: Measured, plan: RunPlan, hours: float) -> str:
-    """Return the epochs that fit into some hours, or else the steps."""
-    text = "1 hour here is" if hours == 1 else f"{hours:g} hours here are"
-    length = length_within(measured, plan, hours)
-    if not length:
-        return f"{text} too few: the start and the end alone take {_seconds(measured.once_s)}"
-    text = f"{text} {' '.join(length)}"
-    if plan.config.trainer.num_steps is not None:
-        return text
-    epoch = _seconds(measured.repeated_s(plan) * plan.batch.steps_per_epoch)
-    return (
-        f"{text}, of {epoch} each" if length[0] == "--epochs" else f"{text}: an epoch takes {epoch}"
-    )
-
-
-def length_within(measured: Measured, plan: RunPlan, hours: float) -> list[str]:
-    """Return the flag of the epochs that fit into some hours, or else of the steps; none: none."""
-    left_s = hours * _HOUR_S - measured.once_s
-    step_s = measured.repeated_s(plan)
-    epoch_s = step_s * plan.batch.steps_per_epoch  # the run may end within an epoch
-    if plan.config.trainer.num_steps is None:
-        if left_s >= epoch_s:
-            return ["--epochs", str(int(left_s / epoch_s))]
-        step_s = measured.step_s  # a run so short evaluates only at its end
-    return ["--steps", str(int(left_s / step_s))] if left_s >= step_s else []
 
 
 def _decided(measured: Measured, plan: RunPlan, hours: float) -> RecipeConfig:
