@@ -1,4 +1,4 @@
-"""What a run predicts of some pictures, its worst mistakes, and its calibration.
+"""What a run predicts of some pictures, and its worst mistakes.
 
 Shapes: N samples of the evaluation, B batch, K classes, H height, W width, C channels.
 """
@@ -26,7 +26,6 @@ _MEASURED = "/worst_mistakes"
 _NUM_KEPT = 24
 _NUM_EXAMPLES = 16
 _MAX_SIDE = 96  # pixels of a stored picture
-_NUM_BINS = 10  # of confidence, equally wide
 
 
 class PictureReader(Protocol):
@@ -53,9 +52,9 @@ class WorstMistakes(Callback):
     """Finds the mistakes that a classifier is most sure of, among all samples of an evaluation.
 
     It is a metric and a callback: give it to a trainer as both. As a metric it returns
-    `worst_mistakes`, the id, label, prediction and probability of each, `predictions`, the same of
-    evenly spaced samples, right or wrong, and `calibration`, which compares confidence with
-    accuracy. As a callback it writes both lists of the last evaluation to `mistakes.json`.
+    `worst_mistakes`, the id, label, prediction and probability of each, and `predictions`, the same
+    of evenly spaced samples, right or wrong. As a callback it writes both lists of the last
+    evaluation to `mistakes.json`.
     """
 
     higher_is_better: ClassVar[Mapping[str, bool]] = {}
@@ -77,23 +76,19 @@ class WorstMistakes(Callback):
             sums[row].index_add_(0, batch.sample_ids, values.double())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return the worst mistakes, some predictions and the calibration.
+        """Return the worst mistakes, and some predictions.
 
         The surest mistake comes first; of two that are equally sure, the one with the lower id.
         """
         sums = sums.nan_to_num()
-        confidence = sums[0]
-        is_right = sums[1] == sums[2]
-        is_counted = sums[3] > 0
-        wrong = confidence.masked_fill(is_right, 0)
+        wrong = sums[0].masked_fill(sums[1] == sums[2], 0)
         worst = wrong.argsort(descending=True, stable=True)[:_NUM_KEPT]
-        counted = is_counted.nonzero().flatten()
+        counted = sums[3].nonzero().flatten()
         num_examples = min(_NUM_EXAMPLES, len(counted))
         places = [number * len(counted) // num_examples for number in range(num_examples)]
         return {
             "worst_mistakes": _rows(sums, worst[wrong[worst] > 0]),
             "predictions": _rows(sums, counted[places]),
-            "calibration": _calibration(confidence[is_counted], is_right[is_counted]),
         }
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
@@ -139,20 +134,6 @@ def _rows(sums: Tensor, ids: Tensor) -> list[dict[str, Any]]:
             "probability": probability,
         }
         for sample_id, probability, prediction, label in columns
-    ]
-
-
-def _calibration(confidence: Tensor, is_right: Tensor) -> list[dict[str, float]]:
-    """Return number of samples, mean confidence and accuracy of each bin that has samples."""
-    bins = (confidence * _NUM_BINS).long().clamp(max=_NUM_BINS - 1)
-    in_bins = [bins == number for number in bins.unique().tolist()]
-    return [
-        {
-            "samples": int(in_bin.sum()),
-            "confidence": confidence[in_bin].mean().item(),
-            "accuracy": is_right[in_bin].double().mean().item(),
-        }
-        for in_bin in in_bins
     ]
 
 

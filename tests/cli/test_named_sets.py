@@ -99,7 +99,6 @@ def test_the_report_shows_each_set_and_the_test_set_by_name(
     assert len({kind["color"] for kind in shown["kinds"].values()}) == len(labels)
     # The classes and the mistakes are those of the averaged weights on the first set.
     assert (tmp_path / "report" / "run-confusion.png").exists()
-    assert (tmp_path / "report" / "run-calibration.png").exists()
     assert json.loads((run / "mistakes.json").read_text())["weights"] == "eval_ema_val"
 
 

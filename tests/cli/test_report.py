@@ -32,7 +32,6 @@ from PIL import Image
 from accel_trainer.callbacks.evaluation_file import EVALUATION_FILE
 from accel_trainer.cli.main import main as door
 from accel_trainer.cli.report.charts import (
-    draw_calibration,
     draw_class_accuracy,
     draw_confusion,
     draw_curves,
@@ -236,13 +235,12 @@ def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
         "Classes",
         "Confusion",
         "Accuracy by class",
-        "Calibration: expected error",
         "Most confident mistakes",
         "Settings",
         "Settings that differ from the defaults",
         "Environment",
     ]
-    assert parsed.counts["svg"] == 12
+    assert parsed.counts["svg"] == 10
     assert parsed.counts["img"] == 32, "its predictions and mistakes"
 
 
@@ -387,14 +385,6 @@ def test_a_report_of_many_classes_shows_the_most_confused_pairs() -> None:
     assert pairs[:2] == ["class-24 → class-00", "class-23 → class-24"]
     assert len(pairs) == 20
     assert re.findall(r">(\d+ of \d+)<", svg)[0] == "24 of 64"
-
-
-def test_the_expected_calibration_error_weighs_each_range_by_its_samples() -> None:
-    bins = [
-        {"samples": 30, "confidence": 0.55, "accuracy": 0.65},
-        {"samples": 90, "confidence": 0.95, "accuracy": 0.91},
-    ]
-    assert draw_calibration("calibration", bins).title == "Calibration: expected error 5.5%"
 
 
 def test_a_report_has_the_hardest_class_on_top_and_leaves_out_the_middle() -> None:

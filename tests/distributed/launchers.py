@@ -84,7 +84,7 @@ class StepResult:
         )
 
     def has_metrics_of(self, other: StepResult) -> bool:
-        """Return whether counts are equal, and up to rounding also loss, mistakes, calibration."""
+        """Return whether counts are equal, and up to rounding also loss and mistakes."""
         mine, theirs = ({**outcome.metrics} for outcome in (self, other))
         has_same_loss = abs(mine.pop("eval/loss") - theirs.pop("eval/loss")) <= 1e-6
         pairs = zip(mine.pop("eval/worst_mistakes"), theirs.pop("eval/worst_mistakes"), strict=True)
@@ -92,12 +92,7 @@ class StepResult:
             abs(one.pop("probability") - two.pop("probability")) <= 1e-6 and one == two
             for one, two in (({**one}, {**two}) for one, two in pairs)
         )
-        ranges = zip(mine.pop("eval/calibration"), theirs.pop("eval/calibration"), strict=True)
-        has_same_calibration = all(
-            abs(one.pop("confidence") - two.pop("confidence")) <= 1e-6 and one == two
-            for one, two in (({**one}, {**two}) for one, two in ranges)
-        )
-        return has_same_loss and has_same_mistakes and has_same_calibration and mine == theirs
+        return has_same_loss and has_same_mistakes and mine == theirs
 
 
 def start(command: str, flags: str, log: Path) -> subprocess.Popen[bytes]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -76,20 +75,3 @@ def test_a_classifier_without_mistakes_has_none() -> None:
     batch = Batch(torch.zeros(3, 1), torch.tensor([0, 1, 2]), torch.arange(3))
     metric.update(sums, batch, StepOutput(torch.zeros(3), torch.eye(3)))
     assert metric.compute(sums)["worst_mistakes"] == []
-
-
-def test_the_calibration_compares_confidence_with_accuracy_in_tenths() -> None:
-    chances = [0.95, 0.95, 0.95, 0.95, 0.65, 0.65, 1.0]  # of class 0, which is predicted for all
-    labels = torch.tensor([0, 0, 0, 1, 0, 1, 0])
-    metric = WorstMistakes(Path(), Loader(7), [])
-    sums = metric.empty(torch.device("cpu"))
-    logits = torch.tensor([[chance, 1 - chance] for chance in chances], dtype=torch.float64).log()
-    for ids in (torch.tensor([6, 0, 3]), torch.tensor([1, 2, 4, 5])):
-        metric.update(
-            sums,
-            Batch(torch.zeros(len(ids), 1), labels[ids], ids),
-            StepOutput(torch.zeros(len(ids)), logits[ids]),
-        )
-    low, high = metric.compute(sums)["calibration"]
-    assert low == {"samples": 2, "confidence": pytest.approx(0.65), "accuracy": 0.5}
-    assert high == {"samples": 5, "confidence": pytest.approx(0.96), "accuracy": 0.8}

@@ -57,7 +57,6 @@ _LEGEND_CHARACTERS = 60
 _LEGEND_ROW = 0.19  # inches
 _ABOVE = (-0.02, 1)  # the place of a legend
 _BAR = 0.62  # the height of a bar
-_DOT_AREA = 120  # square points of a dot that stands for all samples
 
 
 def kinds_of(runs: Sequence[RunReader]) -> dict[str, Kind]:
@@ -352,26 +351,4 @@ def draw_class_accuracy(name: str, confusion: Confusion, class_names: Sequence[s
         longest=1,
         series=0,
         start=start,
-    )
-
-
-def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
-    """Return confidence against accuracy, with larger dots for more samples."""
-    confidence, accuracy, samples = (
-        np.array([each[name] for each in bins]) for name in ("confidence", "accuracy", "samples")
-    )
-    weights = samples / samples.sum()
-    error = (weights * abs(confidence - accuracy)).sum()
-
-    def draw(axes: Axes) -> None:
-        axes.plot([0, 1], [0, 1], color=LIGHT.muted, linewidth=0.9, linestyle=":")
-        areas = _DOT_AREA * np.sqrt(weights)
-        axes.scatter(confidence, accuracy, areas, LIGHT.series[0], clip_on=False, zorder=3)
-        label = "confidence (below the line: too confident)"
-        axes.set(xlabel=label, ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, _: f"{value:.0%}")
-
-    return draw_chart(
-        name, title=f"Calibration: expected error {error:.1%}", size=_SQUARE, draw=draw
     )

@@ -1,8 +1,8 @@
-"""The charts of an evaluation's classes: the confusion matrix, the accuracies, the calibration."""
+"""The charts of an evaluation's classes: the confusion matrix and the accuracies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -21,7 +21,6 @@ class Classes(NamedTuple):
 
     confusion: Confusion
     names: Sequence[str]
-    calibration: Sequence[Mapping[str, float]]
 
 
 class ClassRow(NamedTuple):
@@ -53,23 +52,20 @@ def read_classes(run: RunReader) -> Classes | None:
     names = _class_names(run.folder / "export")
     if len(names) != confusion.num_classes:
         names = [str(number) for number in range(confusion.num_classes)]
-    return Classes(confusion, names, metrics.get(f"{groups[0]}calibration") or [])
+    return Classes(confusion, names)
 
 
 def draw_classes(run: RunReader) -> list[Chart]:
     """Return the charts of the last evaluation; none if it was not of classes."""
-    from .charts import draw_calibration, draw_class_accuracy, draw_confusion
+    from .charts import draw_class_accuracy, draw_confusion
 
     found = read_classes(run)
     if found is None:
         return []
-    charts = [
+    return [
         draw_confusion(f"{run.name}-confusion", found.confusion, found.names),
         draw_class_accuracy(f"{run.name}-classes", found.confusion, found.names),
     ]
-    if found.calibration:
-        charts.append(draw_calibration(f"{run.name}-calibration", found.calibration))
-    return charts
 
 
 def class_rows(run: RunReader) -> list[ClassRow]:
