@@ -24,7 +24,7 @@ REMOVED = {
     "accel_trainer.commands.write_own_file": "accel_trainer.commands.filesystem",
     "accel_trainer.commands.refuse_other_file": "pathlib.Path.exists",
     "accel-trainer audit": "accel-trainer rerun",
-    "accel-trainer diff --effect": "accel-trainer compare",
+    "accel-trainer diff": "accel-trainer report RUN RUN, or why",
     "accel-trainer bisect --page": "--json",
     "accel-trainer compare --page": "--json",
     "accel-trainer compare --null": "accel-trainer sweep --seed 0 1 2",

@@ -45,7 +45,7 @@ _GROUPS = {
         "sweep",
         "finish",
     ),
-    "Inspect runs": ("runs", "status", "watch", "report", "diff", "inspect"),
+    "Inspect runs": ("runs", "status", "watch", "report", "inspect"),
     "Debug runs (by retraining parts of them)": (),
     "Share": ("export", "evaluate", "predict", "verify"),
     "Data": ("data", "pack"),

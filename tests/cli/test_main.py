@@ -45,7 +45,7 @@ def test_a_run_in_the_place_of_a_recipe_or_of_photos_is_named(
     photos.mkdir()
     (run / "config.yaml").touch()
     for words, fact in (
-        (["compare", str(run), str(run)], "for two runs: accel-trainer diff"),
+        (["compare", str(run), str(run)], "for two runs: accel-trainer report"),
         (["predict", str(photos), str(run)], "run is a run: give it first"),
     ):
         assert main(words) == ExitCode.USAGE
@@ -123,7 +123,7 @@ def test_the_help_of_the_doctor_is_its_own_and_keeps_its_paragraphs(
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["diff", "runs/first"], "required: RUN_B: see accel-trainer diff --help"),
+        (["probe", "runs/first"], "required: callbacks: see accel-trainer probe --help"),
         (["plan", "--seconds", "x"], "'x': see accel-trainer plan --help"),
         (["predict", "m", "i", "--top", "0"], "it is 0, and must be 1 or more: see accel-trainer"),
         (["why", "r", "--until", "0"], "--until: it is 0, and must be 1 or more"),

@@ -1,4 +1,4 @@
-"""`accel-trainer runs` and `diff` on real runs."""
+"""`accel-trainer runs` on real runs, and how two of them differ."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from accel_trainer.cli.report.facts import facts_of
+from accel_trainer.cli.runs.changes import compare_runs
 from accel_trainer.cli.runs.run_reader import read_run
 from tests.cli.conftest import run_command
 
@@ -201,63 +202,53 @@ def test_a_folder_without_runs_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     )
 
 
-def test_two_runs_that_differ_in_one_flag_show_only_that_flag(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = run_command(capsys, ["diff", runs / "fast", runs / "slow"])[1].splitlines()
-    assert out[:4] == [
-        "fast -> slow",
-        "config",
-        "  optimizer.learning_rate  0.1 -> 0.01",
-        "results",
-    ]
-    assert any(line.startswith("  eval_ema/accuracy") for line in out[4:])
+def test_two_runs_that_differ_in_one_flag_differ_only_in_that_flag(runs: Path) -> None:
+    found = compare_runs(read_run(runs / "fast"), read_run(runs / "slow"))
+    assert (found["config"], found["data"], found["environment"]) == (
+        [("optimizer.learning_rate", 0.1, 0.01)],
+        [],
+        [],
+    )
+    assert "eval_ema/accuracy" in {name for name, _, _ in found["results"]}
 
 
-def test_a_changed_environment_and_other_data_are_shown(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_environment_differs(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "fast", tmp_path / "other")
     path = tmp_path / "other" / "environment.json"
     changed = json.loads(path.read_text())
     changed["command"] = "another, which is in the config already"
     changed["packages"]["torch"], changed["code"]["git_commit"] = "1.0", "0" * 40
     path.write_text(json.dumps(changed))
-    lines = run_command(capsys, ["diff", runs / "fast", tmp_path / "other"])[1].splitlines()
-    assert lines[1] == "environment"
-    assert [line.split()[0] for line in lines[2:]] == ["packages.torch", "code.git_commit"]
+    found = compare_runs(read_run(runs / "fast"), read_run(tmp_path / "other"))
+    assert not any(found[group] for group in ("config", "data", "results"))
+    names = [name for name, _, _ in found["environment"]]
+    assert names == ["packages.torch", "code.git_commit"]
 
 
 def test_a_setting_that_an_older_run_lacks_differs_only_from_its_default(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path, tmp_path: Path
 ) -> None:
     older = shutil.copytree(runs / "fast", tmp_path / "older")
     config = yaml.safe_load((older / "config.yaml").read_text())
     for name, setting in (("optimizer", "learning_rate"), ("trainer", "on_nonfinite")):
         del config[name][setting]
     (older / "config.yaml").write_text(yaml.safe_dump(config))
-    lines = run_command(capsys, ["diff", older, runs / "slow"])[1].splitlines()
-    assert lines[1:4] == [
-        "config",
-        "  optimizer.learning_rate  not recorded -> 0.01",
-        "results",
-    ]
+    found = compare_runs(read_run(older), read_run(runs / "slow"))
+    assert found["config"] == [("optimizer.learning_rate", "not recorded", 0.01)]
 
 
-def test_a_run_does_not_differ_from_itself(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        run_command(capsys, ["diff", runs / "fast", runs / "fast"])[1]
-        == "fast -> fast\nno difference\n"
-    )
+def test_a_run_does_not_differ_from_itself(runs: Path) -> None:
+    run = read_run(runs / "fast")
+    assert not any(compare_runs(run, run).values())
 
 
 def test_what_is_not_a_run_is_named(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = run_command(capsys, ["diff", runs / "fast", tmp_path])
+    code, _, err = run_command(capsys, ["why", runs / "fast", tmp_path])
     assert code == 73
     assert "is not a run (there is no config.yaml): check the path" in err
-    code, _, err = run_command(capsys, ["diff", runs / "fast", runs])
+    code, _, err = run_command(capsys, ["why", runs / "fast", runs])
     assert code == 73
     assert f"is not a run (there is no config.yaml): give one of its runs, such as {runs}/" in err
 

@@ -77,7 +77,6 @@ def looks(run: Path, elsewhere: Path) -> dict[str, list[object]]:
     """Return the commands that only look, by name."""
     return {
         "report": ["report", run, "--to", elsewhere / "page.html"],
-        "diff": ["diff", run, run],
         "at": ["at", run, "--step", "1", "--to", elsewhere / "at"],
         "why": ["why", run, run],
         "runs": ["runs", run.parent],

@@ -35,7 +35,6 @@ def commands(runs: Path) -> list[str]:
     everything = [
         ["runs", short],
         ["inspect", short / "fast"],
-        ["diff", short / "fast", short / "slow"],
         plan,
     ]
     return [door(*words) for words in [*everything, ["status", short / "fast"], ["doctor"]]]

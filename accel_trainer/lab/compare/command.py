@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     """Train the pairs and print which arm is better."""
     if argv and (Path(argv[0]) / "config.yaml").is_file():
         raise ConfigError(
-            "COMPARE", f"{argv[0]} is a run, not a recipe; for two runs: accel-trainer diff"
+            "COMPARE", f"{argv[0]} is a run, not a recipe; for two runs: accel-trainer report"
         )
     options, recipe, flags = _parser().parse_recipe(_with_b_in_one_word(argv))
     if recipe is None:
