@@ -166,7 +166,6 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     "cli/plan/test_plan.py": (
         "test_a_run_does_what_was_planned",
         "test_the_costs_of_a_run_add_up_from_its_parts",
-        "test_what_fits_into_some_hours_is_said[*]",
         "test_bad_input_is_one_line[*]",
     ),
     "cli/recipe/test_dry_run.py": (
