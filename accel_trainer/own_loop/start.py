@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 from ..callbacks.console import say
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.result import record_attempt, write_result
-from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.manager import Checkpointer, copy_metadata
 from ..checks.loop_body import CarriedState
 from ..checks.parts import check_states
+from ..core.config import check_types
 from ..core.errors import ConfigError, Preempted
 from ..core.filesystem import writes_to
 from ..core.logger import logger
@@ -30,9 +30,10 @@ from ..core.train_state import TrainState
 from ..distributed.collectives import run_on_main
 from ..distributed.determinism import choose_kernels, is_too_late_for_cublas
 from ..distributed.machine import peak_memory_bytes
-from ..run.config import RunConfig
+from ..run.config import RecipeConfig, RunConfig
 from ..run.folder import moved_folder, open_folder, record_start
 from ..run.joining import JoinedRun, joined_run
+from ..run.keywords import build_config
 from ..run.provenance import describe_environment
 from ..run.resume import begin_history
 from ..training.callback import RunResult
@@ -98,7 +99,12 @@ def exact_run(
     check_states(states)
     settings = copy_metadata(settings, "settings")
     run_config = RunConfig(output_dir=moved_folder(Path(folder)), allow_change=tuple(allow_change))
-    checkpoints = CheckpointConfig(every_n_steps=save_every, keep_last_n=keep_last)
+    checked = build_config(
+        RecipeConfig,
+        {"checkpoint.every_n_steps": save_every, "checkpoint.keep_last_n": keep_last, "seed": seed},
+        {"checkpoint.every_n_steps": "save_every=", "checkpoint.keep_last_n": "keep_last="},
+    )
+    check_types(checked, RecipeConfig)
     _choose_kernels(accelerator)
     choose = partial(Path, run_config.output_dir or "")
     joined = joined_run(accelerator, partial(open_folder, choose, run_config), timeout_s=timeout_s)
@@ -124,7 +130,7 @@ def exact_run(
             history = run.resources.enter_context(closing(MetricsFile(rows)))
         checkpointer = Checkpointer(
             run.folder / "checkpoints",
-            config=checkpoints,
+            config=checked.checkpoint,
             header=header,
             masks=[name for name, each in parts.module.named_buffers() if each.isinf().any()],
             before_commit=history.sync if history is not None else lambda: None,
@@ -156,7 +162,7 @@ def exact_run(
             "loop": "own",
             "seed": seed,
             "settings": settings,
-            "checkpoint": vars(checkpoints),
+            "checkpoint": vars(checked.checkpoint),
             "run": {"output_dir": str(run.folder), "resume": "auto", "init_from": None},
         }
         run_on_main(partial(_record, run, config), accelerator)

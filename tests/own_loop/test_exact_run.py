@@ -306,6 +306,23 @@ def test_a_step_after_the_last_batch_is_one_of_its_epoch(tmp_path: Path) -> None
     assert saved == ["step-0000000004-epoch-00002", "step-0000000006-epoch-00003"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"save_every": "10"}, "save_every= is '10'"),
+        ({"keep_last": 0}, "keep_last= is 0"),
+        ({"seed": "0"}, "seed is '0'"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_means_nothing_is_refused_by_name(
+    settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        fit(tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_epoch_that_leaves_gradients_is_saved_in_the_next(tmp_path: Path) -> None:
     given = parts(batch_size=2)
     with exact_run(Accelerator(cpu=True), tmp_path, **given) as run:
