@@ -7,13 +7,14 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from accel_trainer import RecipeConfig, main
+from accel_trainer import Callback, RecipeConfig, Trainer, main
 from tests import processes, workload
 from tests.faults.signals import PAUSE_AT_STEP, pause_in
 from tests.training.test_exactness import final_files
@@ -32,7 +33,7 @@ PHASES = {"step": "training", "evaluation": "evaluation", "save": "save"}
 SHOWN = [("raise", "evaluation"), ("kill", "save"), ("exit", "step"), ("hang", "step")]
 
 
-def fault(kind: str) -> None:
+def fault(kind: str | None) -> None:
     if kind == "raise":
         raise ValueError("a fault")
     if kind == "kill":
@@ -42,32 +43,37 @@ def fault(kind: str) -> None:
     time.sleep(600)
 
 
+class InSave(Callback):
+    """Here a process hands over its state, before the writer's thread takes it."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def before_save(self, trainer: Trainer) -> None:
+        if trainer.state.optimizer_step == PAUSE_AT_STEP:
+            self._act()
+
+
 def child(folder: Path, kind: str | None, phase: str, rank: int) -> None:
-    if kind is not None and rank == int(os.environ["RANK"]):
-        # Here a process hands over its state, before the writer's thread takes it.
-        if phase == "save":
-            fail_in_save(kind)
-        else:
-            pause_in(phase, lambda: fault(kind))
+    is_here = kind is not None and rank == int(os.environ["RANK"])
+    act = partial(fault, kind) if is_here else do_nothing
+    if phase not in ("", "save"):
+        pause_in(phase, act)
     config = workload.make_config(folder / "run")
     config = replace(
         config, runtime=replace(config.runtime, timeout_s=TIMEOUT_S if kind == "hang" else 300.0)
     )
-    main(lambda _: workload.train(config, dropout=0.1), RecipeConfig, description="", argv=[])
+    callbacks = (InSave(act),) if phase == "save" else ()
+    main(
+        lambda _: workload.train(config, dropout=0.1, callbacks=callbacks),
+        RecipeConfig,
+        description="",
+        argv=[],
+    )
 
 
-def fail_in_save(kind: str) -> None:
-    from accel_trainer import Trainer
-
-    counter = itertools.count(1)
-    pieces = Trainer.state_dict
-
-    def failing(self: Trainer) -> dict[str, Any]:
-        if next(counter) == PAUSE_AT_STEP:
-            fault(kind)
-        return pieces(self)
-
-    Trainer.state_dict = failing  # type: ignore[method-assign]
+def do_nothing() -> None:
+    pass
 
 
 @pytest.fixture(scope="module")
