@@ -13,10 +13,17 @@ from torch.overrides import TorchFunctionMode
 from ..core.digest import flatten
 from ..core.errors import listed
 from ..core.logger import logger
-from ..core.types import Batch, Gradients, StepOutput
+from ..core.types import Batch, Gradients, StepOutput, StepReport
 from .unsaved_state import mark_tensor
 
 _GRADIENT: Any = Tensor.grad
+# What the hooks of a step are called with.
+_NAMES: Mapping[type, str] = {
+    Batch: "batch",
+    Gradients: "gradients",
+    StepOutput: "output",
+    StepReport: "report",
+}
 _AFTER_BACKWARD = (".before_update", ".on_step_end")
 
 
@@ -67,11 +74,13 @@ class HookArguments:
 
 def _values_of(argument: Any) -> Mapping[str, Any]:
     """Return what a hook may reach in an argument, by name."""
-    if isinstance(argument, Gradients):
-        return {f"gradient of {name}": each for name, each in argument.tensors.items()}
-    if isinstance(argument, Batch):
-        return flatten({"batch": {"inputs": argument.inputs, "targets": argument.targets}})
-    return flatten({"output": argument._asdict()}) if isinstance(argument, StepOutput) else {}
+    kind = type(argument)
+    if kind not in _NAMES:
+        return {}
+    values = {field: getattr(argument, field) for field in kind.__match_args__}
+    gradients = values.pop("tensors", {}).items()  # of Gradients
+    named = {f"gradient of {name}": each for name, each in gradients}
+    return named | flatten({_NAMES[kind]: values})
 
 
 class _GradientReads(TorchFunctionMode):

@@ -81,6 +81,31 @@ CHANGING: dict[str, tuple[str, Hook, str]] = {
         lambda trainer, batch: batch.targets.zero_(),
         "changes batch.targets",
     ),
+    "ids": (
+        "before_micro_batch",
+        lambda trainer, batch: batch.sample_ids.add_(1),
+        "changes batch.sample_ids",
+    ),
+    "ids of a step": (
+        "before_update",
+        lambda trainer, gradients: gradients.sample_ids.pop(),
+        "changes gradients.sample_ids[1]",
+    ),
+    "losses of a step": (
+        "before_update",
+        lambda trainer, gradients: gradients.losses[0].zero_(),
+        "changes gradients.losses[0]",
+    ),
+    "reported losses": (
+        "on_step_end",
+        lambda trainer, report: report.loss_sum.zero_(),
+        "changes report.loss_sum",
+    ),
+    "reported ids": (
+        "on_step_end",
+        lambda trainer, report: report.sample_ids[0].zero_(),
+        "changes report.sample_ids[0]",
+    ),
     "outputs": (
         "on_micro_batch",
         lambda trainer, batch, output: output.outputs.mul_(0),
