@@ -40,7 +40,7 @@ def parse_yaml(text: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses names that appear twice, and aliases: a few of them can stand for gigabytes.
+    """Refuses names that appear twice, as merges hide, and aliases: a few can stand for gigabytes.
 
     Not `CSafeLoader`, which ends the process by a segmentation fault for deeply nested text.
     """
@@ -58,8 +58,11 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             name = str(key.value)
-            if name in seen:
-                problem = f"{name[:40]} appears twice"
+            is_merge = key.tag.endswith(":merge")
+            if is_merge or name in seen:
+                problem = (
+                    "merges (<<) are not supported" if is_merge else f"{name[:40]} appears twice"
+                )
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(name)
         return super().construct_mapping(node, deep)

@@ -15,7 +15,11 @@ def test_plain_values_are_read(tmp_path: Path) -> None:
 
 
 def test_what_is_written_is_read_again() -> None:
-    values = {"017": "017", "on": ["1:30", "1_000", "2026-01-01", "no", 1e-05, float("inf"), -3]}
+    values = {
+        "017": "017",
+        "<<": 1,
+        "on": ["1:30", "1_000", "2026-01-01", "no", 1e-05, float("inf"), -3],
+    }
     assert parse_yaml(dump_yaml(values)) == values
 
 
@@ -44,6 +48,8 @@ def test_an_empty_text_has_no_values_and_an_empty_file_is_refused(
         (b"\xff\xfe\x00", "invalid start byte"),
         (b"a: 1\na: 2", "line 2: a appears twice"),
         (b"a: &x 1\nb: *x", "line 2: aliases"),
+        (b"<<: {a: 1, a: 2}", "line 1: merges"),
+        (b"a: 1\nb:\n  <<: {c: 1}\n  c: 2", "line 3: merges"),
         (b"a: !!bool x", "not YAML: 'x'"),
         (b"[1, 2]", "expected names with values, got a value of type list"),
     ],
