@@ -12,6 +12,7 @@ import torch
 
 from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.vision import ImageDataset, load_images
+from accel_trainer.vision.sources.find import find_image_source
 
 from .make_data import png, random_images, write_image_folder, write_parquet, write_parquet_folder
 
@@ -133,7 +134,7 @@ def test_the_hub_is_asked_once_before_the_library_retries(
 ) -> None:
     import huggingface_hub
 
-    def unreachable(self: object, repository: str, *, timeout: float) -> None:
+    def unreachable(self: object, repository: str, *, revision: str, timeout: float) -> None:
         raise OSError("Name or service not known")
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
@@ -150,10 +151,15 @@ def test_a_dataset_of_the_hub_is_read_as_its_parquet_is(
     images = write_parquet_folder(tmp_path / "hub")
     files = {split: str(tmp_path / "hub" / f"{split}.parquet") for split in ("train", "test")}
     hub = datasets.load_dataset("parquet", data_files=files, cache_dir=str(tmp_path / "hf"))
-    monkeypatch.setattr(datasets, "load_dataset", lambda repository: hub)
+    asked = []
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda name, revision: asked.append((name, revision)) or hub
+    )
     dataset = load_images("cifar10", cache_dir=tmp_path / "cache")
     assert torch.equal(dataset.train.images, torch.from_numpy(images).permute(0, 3, 1, 2))
     assert dataset.class_names == ("ant", "bee", "cow")
+    ((name, revision),) = asked
+    assert find_image_source("cifar10").key == f"hub:{name}@{revision}"
 
 
 def bomb(side: int) -> bytes:

@@ -14,9 +14,10 @@ from .photos import refuse_untrained
 from .raw import Opened, RawImages, Split, Table
 
 
-def read_hub(repository: str) -> RawImages:
+def read_hub(repository: str, revision: str) -> RawImages:
     """Read a dataset from the hub, or from the Hugging Face cache if it was downloaded before."""
-    splits = load_from_hub(repository, instead="--dataset digits, which needs no network")
+    instead = "--dataset digits, which needs no network"
+    splits = load_from_hub(repository, revision=revision, instead=instead)
     named = {name: [Table(table, f"{repository} {name}")] for name, table in splits.items()}
     train, val = train_and_val(Opened(splits=named), repository)
     return _raw_images(train, val or [])

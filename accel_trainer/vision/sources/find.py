@@ -27,12 +27,16 @@ from .parquet_files import types_of
 from .photo_columns import read_columns
 from .photo_files import open_class_folders
 from .photo_folders import list_splits
-from .photos import refuse_untrained
+from .photos import notes_on_missing_classes, refuse_untrained
 from .raw import ImageSource
 from .stamps import hash_of_stamps
 from .tables import unread_data
 
-_HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
+# A repository and its revision: another one would be read from the cache of this one.
+_HUB = {
+    "cifar10": ("uoft-cs/cifar10", "0b2714987fa478483af9968de7c934580d0bb9a2"),
+    "cifar100": ("uoft-cs/cifar100", "aadb3af77e9048adbea6b47c21a81e47dd092ae5"),
+}
 
 DATASET_NAMES: tuple[str, ...] = (*_HUB, "digits")
 
@@ -45,11 +49,11 @@ def find_image_source(name_or_path: str) -> ImageSource:
         DataError: it is a folder in which no dataset can be recognised.
     """
     if name_or_path in _HUB:
-        repository = _HUB[name_or_path]
+        repository, revision = _HUB[name_or_path]
         return ImageSource(
             name=name_or_path,
-            key=f"hub:{repository}",
-            read=partial(read_hub, repository),
+            key=f"hub:{repository}@{revision}",
+            read=partial(read_hub, repository, revision),
         )
     if name_or_path == "digits":
         return ImageSource(name="digits", key="scikit-learn:digits", read=read_digits)
@@ -138,7 +142,11 @@ def _class_folders(root: Path) -> ImageSource | None:
         name=_name(root),
         key=f"stat:{hash_of_stamps(chain(*(each.photos for each in found.splits.values())))}",
         read=partial(decode_on_demand, *columns.splits, class_names=columns.class_names),
-        notes=(*warnings_about(data, columns), *notes_on_links(columns)),
+        notes=(
+            *warnings_about(data, columns),
+            *notes_on_links(columns),
+            *notes_on_missing_classes(columns.splits, columns.class_names),
+        ),
         facts=facts_about(data, columns, used=splits),
     )
 

@@ -80,10 +80,12 @@ def is_hub_name(source: str) -> bool:
     return bool(_HUB_NAME.fullmatch(source)) and not expand_home(Path(source)).exists()
 
 
-def load_from_hub(repository: str, *, instead: str = "a different --dataset") -> Any:
+def load_from_hub(
+    repository: str, *, revision: str | None = None, instead: str = "a different --dataset"
+) -> Any:
     """Return a dataset of the hub, or from the Hugging Face cache if it was downloaded before.
 
-    `instead` is what an error suggests to give.
+    A `revision` of None is the newest. `instead` is what an error suggests to give.
 
     Raises:
         DataError: it is neither on the hub nor in the cache.
@@ -94,8 +96,8 @@ def load_from_hub(repository: str, *, instead: str = "a different --dataset") ->
     try:
         if not constants.HF_HUB_OFFLINE:
             # `load_dataset` retries for 24 s (datasets 5.2): first see whether the hub answers.
-            HfApi().dataset_info(repository, timeout=_PROBE_TIMEOUT_S)
-        return load_dataset(repository)
+            HfApi().dataset_info(repository, revision=revision, timeout=_PROBE_TIMEOUT_S)
+        return load_dataset(repository, revision=revision)
     except Exception as error:  # the hub and its HTTP library raise errors of any type
         where = "it cannot be loaded from the Hugging Face hub"
         fact = f"{repository} is not a folder here, and {where} ({reason_of(error)})"

@@ -140,11 +140,12 @@ def load_photos(
         splits = _by_kind(set_aside(columns, val_fraction))
         fix = "make it a folder or table val, or rename it"
         notes = [f"{each} may be what to evaluate on, but is ignored: {fix}" for each in beside]
-        notes += _notes_on_missing_classes(splits, class_names)
+        fix = "add photos of it, or train with a different --val-fraction"
+        notes += notes_on_missing_classes([*splits.values()], class_names, fix)
     else:
         splits = _by_kind(columns.splits)
         refuse_untrained(columns.splits, class_names)
-        notes = notes_on_links(columns)
+        notes = [*notes_on_links(columns), *notes_on_missing_classes(columns.splits, class_names)]
     for kind, split in splits.items():
         if not len(split):
             raise DataError(
@@ -173,16 +174,18 @@ def _by_kind(splits: Sequence[PhotoSplit]) -> dict[str, PhotoSplit]:
     return dict(zip(("training", "validation"), splits, strict=True))
 
 
-def _notes_on_missing_classes(
-    splits: Mapping[str, PhotoSplit], class_names: tuple[str, ...]
+def notes_on_missing_classes(
+    splits: Sequence[PhotoSplit],
+    class_names: Sequence[str],
+    fix: str = "add photos of it, or no number shows whether it is learned",
 ) -> list[str]:
-    """Return a line for each split, training or validation, in which classes are missing."""
+    """Return a line for each split, of training and validation, in which classes are missing."""
     notes = []
-    for kind, split in reversed([*splits.items()]):
+    for kind, split in zip(("validation", "training"), reversed(splits), strict=True):
         missing = np.setdiff1d(np.arange(len(class_names)), _classes_in(split.labels))
         if missing.size and len(split):
             fact = f"no {kind} photo of {shortened([class_names[label] for label in missing])}"
-            notes.append(f"{fact}: add photos of it, or train with a different --val-fraction")
+            notes.append(f"{fact}: {fix}")
     return notes
 
 

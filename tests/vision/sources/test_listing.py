@@ -217,3 +217,21 @@ def test_a_link_to_the_folder_of_another_class_is_refused(
     (root / "train" / "bee").rename(tmp_path / "bees")
     (root / "train" / "bee").symlink_to(tmp_path / "bees")
     load(str(root), cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("missing", [(), ("bee",), ("ant", "bee")])
+def test_classes_that_are_only_trained_on_are_named(
+    tmp_path: Path, missing: tuple[str, ...]
+) -> None:
+    names = ("ant", "bee", "cow")
+    for split, found in (("train", names), ("val", sorted({*names} - {*missing}))):
+        for name in found:
+            folder = tmp_path / "images" / split / name
+            folder.mkdir(parents=True)
+            for index in range(2):
+                (folder / f"{index}.png").write_bytes(encoded(photo(8, 8, seed=index), "png"))
+    photos = load_photos(tmp_path / "images", cache_dir=tmp_path / "cache")
+    images = load_images(str(tmp_path / "images"), cache_dir=tmp_path / "cache")
+    assert photos.notes == images.notes
+    assert len(photos.notes) == bool(missing)
+    assert all(f"no validation photo of {', '.join(missing)}:" in note for note in photos.notes)
