@@ -51,10 +51,12 @@ def settings_that_differ(runs: Sequence[RunReader]) -> list[tuple[str, list[Any]
 
 def compare_runs(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
     """Return the differences in config, data, environment (code and versions) and results."""
-    data: list[Change] = []
-    old, new = first.data_fingerprint, second.data_fingerprint
-    if old is not None and new is not None and old != new:
-        data.append(("data_fingerprint", old, new))
+    # Other data have another order, too.
+    data = [
+        (name, old, new)
+        for name in ("data_fingerprint", "order")
+        if (old := first.manifest.get(name)) and (new := second.manifest.get(name)) and old != new
+    ][:1]
     environment: list[Change] = []
     if first.environment and second.environment:
         environments = [{**run.environment, "id": None, "sources": None} for run in (first, second)]

@@ -258,6 +258,12 @@ def _of_data(data: DataDifference, *, is_twice: bool) -> Cause:
 def _of_code(pair: Pair, fact: str) -> Cause:
     assert pair.changes is not None
     names = [name for name, _, _ in pair.changes.decisive]
+    if "order" in names:
+        is_own = "sample_order.json" in pair.one.side.replay.run.manifest["files"]
+        what = (
+            "order= returns other numbers" if is_own else "labels=, weights= or --leave-out differ"
+        )
+        return Cause("order of samples", f"{fact}: {what}")
     code = [name for name in names if name.startswith("code.")]
     if code:
         return Cause("code", f"{fact}, and the recipes differ")

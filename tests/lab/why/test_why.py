@@ -11,6 +11,7 @@ import pytest
 
 from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.cli.main import main
+from accel_trainer.commands import compare_runs, read_run
 from accel_trainer.lab.why.finding import Finding
 from accel_trainer.lab.why.why import why
 
@@ -168,6 +169,20 @@ def test_samples_of_other_data_are_named(clean: Path, one_that_forks: Path, tmp_
     assert found.phase == "data"
     assert "different contents of sample 17\n" in found.text
     assert found.cause == "data"
+
+
+@pytest.mark.slow
+def test_another_order_of_the_same_samples_is_named(one_that_forks: Path, tmp_path: Path) -> None:
+    runs = []
+    for first in ("0", "1"):
+        order = f"order=lambda epoch: [*range({first}, 192, 2)], collate="
+        recipe = tmp_path / f"{first}.py"
+        recipe.write_text(RECIPE.read_text().replace("collate=", order, 1))
+        runs.append(train(one_that_forks, tmp_path / first, "nothing", until=2, recipe=recipe))
+    found = why(*runs, say=lambda line: None)
+    assert (found.step, found.cause) == (1, "order of samples")
+    assert "order= returns other numbers" in found.text
+    assert [name for name, *_ in compare_runs(*map(read_run, runs))["data"]] == ["order"]
 
 
 def test_one_run_that_repeats_itself_is_equal(clean: Path) -> None:
