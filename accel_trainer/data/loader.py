@@ -314,8 +314,11 @@ def _reader_of(
     if isinstance(data, Reader):
         return data
     check_dataset(data, name)
+    if options.columns is not None:
+        # default_collate would make a list of [B] of each place in a list.
+        data = Columns(data, options.columns, reads_lists=options.collate is default_collate)
     return SampleReader(
-        data if options.columns is None else Columns(data, options.columns),
+        data,
         accelerator.device,
         seed=seed,
         num_workers=batch.num_workers,

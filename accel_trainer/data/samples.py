@@ -75,11 +75,11 @@ def set_epoch(parts: Iterable[Any], epoch: int) -> None:
 class Columns:
     """The `(input, target)` samples of a table with mappings as rows, such as a `datasets.Dataset`.
 
-    A picture becomes float32 [C, H, W] in [0, 1] with 1 or 3 channels; other values stay as they
-    are.
+    A picture becomes float32 [C, H, W] in [0, 1] with 1 or 3 channels, and a list of numbers a
+    tensor if it `reads_lists`; other values stay as they are.
     """
 
-    def __init__(self, table: Any, columns: tuple[str, str]) -> None:
+    def __init__(self, table: Any, columns: tuple[str, str], *, reads_lists: bool = False) -> None:
         if isinstance(columns, str) or len(columns) != 2:
             raise ConfigError(
                 "DATASET",
@@ -87,6 +87,7 @@ class Columns:
             )
         self.dataset = table
         self._columns = columns
+        self._reads_lists = reads_lists
 
     @property
     def labels(self) -> Any:
@@ -102,7 +103,13 @@ class Columns:
         row = self.dataset[index]
         if unknown := [name for name in self._columns if name not in row]:
             raise KeyError(f"no column {unknown[0]}, only {', '.join(row)}")
-        return tuple(_picture_to_tensor(row[name]) for name in self._columns)
+        return tuple(self._read(row[name]) for name in self._columns)
+
+    def _read(self, value: Any) -> Any:
+        if self._reads_lists and isinstance(value, list):
+            with suppress(RuntimeError, TypeError, ValueError):  # other than rows of numbers
+                return torch.tensor(value)
+        return _picture_to_tensor(value)
 
 
 def _picture_to_tensor(value: Any) -> Any:

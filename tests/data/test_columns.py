@@ -79,6 +79,36 @@ def test_a_transform_of_the_table_is_applied_before_its_columns_are_read() -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("row", "dtype"),
+    [([0.5, 1], torch.float32), ([[1, 2], [3, 4]], torch.int64), ([True], torch.bool)],
+)
+def test_lists_of_numbers_in_a_column_are_tensors(row: list[Any], dtype: torch.dtype) -> None:
+    table = datasets.Dataset.from_dict({"row": [row] * 12, "marks": [[0, 1]] * 12})
+    batch = first_batch(table, columns=("row", "marks"))
+    assert torch.equal(batch.inputs, torch.tensor([row] * 6))
+    assert batch.inputs.dtype == dtype
+    assert batch.targets.tolist() == [[0, 1]] * 6
+
+
+def test_lists_of_different_lengths_go_to_collate_as_they_are() -> None:
+    table = datasets.Dataset.from_dict(
+        {"row": [[1.0] * (1 + index % 2) for index in range(12)], "label": [0] * 12}
+    )
+    with pytest.raises(DataError, match=r"cannot be collated.*DatasetOptions\(collate=") as found:
+        first_batch(table, columns=("row", "label"))
+    assert "\n" not in str(found.value)
+    lengths = first_batch(
+        table,
+        columns=("row", "label"),
+        collate=lambda samples: (
+            torch.tensor([len(row) * isinstance(row, list) for row, _ in samples]),
+            torch.ones(6),
+        ),
+    )
+    assert set(lengths.inputs.tolist()) == {1, 2}
+
+
 def count_words(samples: list[tuple[str, int]]) -> tuple[Tensor, Tensor]:
     texts, stars = zip(*samples, strict=True)
     return torch.tensor([text.count("good") for text in texts]), torch.tensor(stars)
