@@ -1,5 +1,6 @@
 """The public names of the package."""
 
+from .callbacks.plateau import ReduceLROnPlateau
 from .checkpoint.config import CheckpointConfig
 from .cli.flags.parser import load_config, parse_config, save_config
 from .cli.recipe.main import main
@@ -97,6 +98,7 @@ __all__ = [
     "Preempted",
     "ProcessError",
     "Reader",
+    "ReduceLROnPlateau",
     "RecipeConfig",
     "RegressionTask",
     "Run",

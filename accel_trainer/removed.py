@@ -14,7 +14,6 @@ REMOVED = {
     "accel_trainer.build_stream_loaders": "accel_trainer.StreamReader",
     "accel_trainer.DistillationTask": "recipes/distill.py",
     "accel_trainer.EvaluateMetric": "accel_trainer.WholeSetMetric",
-    "accel_trainer.ReduceLROnPlateau": "a callback that sets learning_rate_scale",
     "accel_trainer.vision.ImageLoader": "accel_trainer.vision.AugmentedImageReader",
     "accel_trainer.vision.ImageEvalLoader": "accel_trainer.vision.ImageReader",
     "accel_trainer.vision.PhotoLoader": "accel_trainer.vision.AugmentedPhotoReader",

@@ -151,8 +151,8 @@ class Rehearsal(Inspector):
 
         The first set stands for the training, too.
         """
-        monitored = choose_monitor(self.config, self.evaluations) or ("",)
-        group, _, number = monitored[0].partition("/")
+        monitored = next(iter(choose_monitor(self.config, self.evaluations)), "")
+        group, _, number = monitored.partition("/")
         for name, evaluation in self.evaluations.items():
             tried: Evaluation = evaluation
             changing: Sequence[object] = [evaluation]

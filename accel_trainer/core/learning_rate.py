@@ -32,13 +32,18 @@ class Decay:
         return max(0, optimizer_step - self.start) / (self.end - self.start or 1)
 
 
-def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+def set_learning_rate(
+    optimizer: Optimizer, learning_rate: float, reduced: Callable[[float], float] | None = None
+) -> None:
     """Set the learning rate of every group: `learning_rate` times the factors of the group.
 
-    One that is a tensor is set in place.
+    `reduced` returns what becomes of the product; None: it stays. A learning rate that is a tensor
+    is set in place.
     """
     for group in optimizer.param_groups:
         value = learning_rate * group.get(RATIO, 1.0) * group.get(SCALE, 1.0)
+        if reduced is not None:
+            value = reduced(value)
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(value)
         else:

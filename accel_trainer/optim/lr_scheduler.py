@@ -214,8 +214,8 @@ def checked_schedule(
     if isinstance(found, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ConfigError(
             "SCHEDULE",
-            "torch's ReduceLROnPlateau is no function of the step: a callback does the same, as in "
-            "docs/batches.md",
+            "torch's ReduceLROnPlateau is no function of the step: "
+            "give callbacks=[accel_trainer.ReduceLROnPlateau(...)]",
         )
     if isinstance(schedule, LRScheduler):
         raise ConfigError(

@@ -17,6 +17,7 @@ from ..callbacks.console import say
 from ..callbacks.evaluation_file import add_details
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.onnx import OnnxExport
+from ..callbacks.plateau import ReduceLROnPlateau
 from ..checkpoint.frozen import digests_of
 from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer, copy_metadata
@@ -69,6 +70,7 @@ from ..training.callback_runner import named
 from ..training.compile import compile_model
 from ..training.evaluation.evaluation import TEST, Evaluation
 from ..training.evaluation.evaluator import Evaluator
+from ..training.progress import EVALUATION, choose_monitor
 from ..training.strategy import choose_strategy
 from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
@@ -248,6 +250,7 @@ def build_trainer(
         states={**states, **_order_states(data)},
     )
     evaluations = _build_evaluations(run, data, task, metrics_of, strategy)
+    _prepare_plateaus(run, callbacks, evaluations, optimization)
     subject = Subject(
         model=model,
         optimizers=optimization.optimizers,
@@ -505,6 +508,24 @@ def _order_states(data: RunData) -> dict[str, Any]:
     """Return what checkpoints store of an order that does not follow from the settings."""
     state = getattr(getattr(data.train, "order", None), "state", None)
     return {} if state is None else {"sample_order": state}
+
+
+def _prepare_plateaus(
+    run: Run,
+    callbacks: Sequence[Callback],
+    evaluations: Mapping[str, Evaluation],
+    optimization: Optimization,
+) -> None:
+    """Tell the callbacks that follow a number which one it is. Raises ConfigError."""
+    monitors = choose_monitor(run.config.trainer, evaluations)
+    for each in callbacks:
+        if isinstance(each, ReduceLROnPlateau):
+            each.prepare(
+                monitors,
+                optimization.schedule,
+                num_steps=optimization.num_steps,
+                is_same_data=run.resume is None or EVALUATION not in run.resume.changes,
+            )
 
 
 def _inspect(

@@ -207,6 +207,14 @@ class Callback:
     def on_error(self, trainer: TrainerView, error: BaseException) -> None:
         """Called when an exception ends the run; the exception is raised again afterwards."""
 
+    def reduced_rate(self, rate: float) -> float:
+        """Return the learning rate of a parameter group in the next update, here `rate` itself.
+
+        `rate` is the schedule's times the factors of the group. The result may depend on what
+        `state_dict` returns, and is the same on every process.
+        """
+        return rate
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: plain values and tensors. May be **Collective**."""
         return {}

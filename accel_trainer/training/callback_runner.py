@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError, PartFailed, UserError
@@ -33,6 +34,14 @@ class CallbackRunner:
             for hook in dir(Callback)
             if hook.startswith(HOOKS)
         }
+
+    @property
+    def reduced_rate(self) -> Callable[[float], float] | None:
+        """What all callbacks make of a learning rate; None if none changes it."""
+        found = [each for each in self._callbacks.values() if _listens(each, "reduced_rate")]
+        if not found:
+            return None
+        return lambda rate: reduce(lambda value, each: each.reduced_rate(value), found, rate)
 
     def has_listeners(self, hook: str) -> bool:
         """Whether some callback overrides `hook`."""

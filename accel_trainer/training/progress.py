@@ -37,7 +37,7 @@ class Progress:
     def __init__(self, config: TrainerConfig, evaluations: Mapping[str, Evaluation]) -> None:
         limits = {name: getattr(config, name) for name in ("num_epochs", "num_steps", "max_steps")}
         self._limits = {name: limit for name, limit in limits.items() if limit is not None}
-        self.monitored = choose_monitor(config, evaluations)
+        self.monitored = next(iter(choose_monitor(config, evaluations).items()), None)
         self.position = TrainState()
         self.num_turns = Counter[str]()
         self.metrics: Mapping[str, Any] = {}
@@ -129,11 +129,11 @@ class Progress:
 
 def choose_monitor(
     config: TrainerConfig, evaluations: Mapping[str, Evaluation]
-) -> tuple[str, Literal["max", "min"]] | None:
-    """Return the number that decides which evaluation is best, and whether it should be high.
+) -> dict[str, Literal["max", "min"]]:
+    """Return the numbers that may decide which evaluation is best; the one that does comes first.
 
-    The first evaluation is preferred, with the averaged weights. None: no evaluation has a number
-    that may decide, and the config needs none.
+    The first evaluation is preferred, with the averaged weights. The result is empty if none has a
+    number that may decide, and the config needs none.
 
     Raises:
         ConfigError: the number that the config asks for is not in the `monitors`.
@@ -149,10 +149,11 @@ def choose_monitor(
     accuracy = f"{(first or '').partition('/')[0]}/accuracy"
     name = config.monitor or (accuracy if accuracy in known else first)
     if name is None and config.patience is None:
-        return None
+        return {}
     if name not in known:
         choices = "the metrics declare none"
         if known:
             choices = f"set --trainer.monitor to one of {', '.join(known)}"
         raise ConfigError("CONFIG", f"no metric {name or ''!r} to monitor: {choices}")
-    return name, config.monitor_mode or known[name]
+    mode = known.pop(name)
+    return {name: config.monitor_mode or mode, **known}

@@ -99,6 +99,7 @@ class Trainer:
         self._stop_flag = stop_flag
         self._activity = step.activity
         self._callback_runner = CallbackRunner(callbacks)
+        self._reduced_rate = self._callback_runner.reduced_rate
         self.log = Log(self._run_folder, step.activity, self.accelerator.is_main_process)
         loop = LoopState(self._progress, step.nonfinite, self._callback_runner, self.log)
         self._states = self._trained.extended({"trainer": loop})
@@ -300,8 +301,9 @@ class Trainer:
         self._inspector.update()
         self._notify("before_update", gradients)
         learning_rate = self.learning_rate_at(state.optimizer_step)
+        reduced = self._reduced_rate
         for optimizer in self.optimizers.values():
-            set_learning_rate(optimizer, learning_rate)
+            set_learning_rate(optimizer, learning_rate, reduced)
         grad_norm, was_skipped = self._step.apply_gradients(state, gradients)
         self._num_updates += 1
         is_last = self._num_updates >= len(self._updates)
@@ -317,7 +319,7 @@ class Trainer:
         return StepReport(
             optimizer_step=number,
             epoch=state.epoch,
-            learning_rate=learning_rate,
+            learning_rate=learning_rate if reduced is None else reduced(learning_rate),
             loss_sum=gradients.sums.loss,
             sums=gradients.sums.numbers,
             num_samples=step_batch.num_samples,

@@ -22,6 +22,7 @@ from accel_trainer import (
     MeanLoss,
     MeanNumber,
     Position,
+    ReduceLROnPlateau,
     RunResult,
     StepBatch,
     StepOutput,
@@ -694,26 +695,9 @@ def skips_nan(draft: Draft) -> None:
     draft.set("trainer", on_nonfinite="skip")
 
 
-class Halve(Callback):
-    """Halves the rates after each evaluation that is not a tenth better than the last one."""
-
-    last = math.inf
-
-    def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
-        loss = next(value for name, value in metrics.items() if name.endswith("/loss"))
-        for group in trainer.optimizer.param_groups if loss > 0.9 * self.last else ():
-            group["learning_rate_scale"] = group.get("learning_rate_scale", 1.0) / 2
-        self.last = loss
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"last": self.last}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.last = state["last"]
-
-
 def plateau(draft: Draft) -> None:
-    draft.callbacks.append(Halve())
+    draft.set("schedule", shape="constant")
+    draft.callbacks.append(ReduceLROnPlateau(factor=0.5, patience=0, threshold=0.1))
     draft.set("trainer", evaluate_every="2steps")
 
 

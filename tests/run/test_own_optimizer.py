@@ -16,16 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from accel_trainer import (
-    Callback,
     ConfigError,
-    Gradients,
     OptimizerConfig,
-    Position,
     ScheduleConfig,
-    Trainer,
     schedule_from_torch,
 )
 from accel_trainer.core.errors import CheckpointError
@@ -126,28 +122,6 @@ def test_a_scheduler_of_torch_gives_the_learning_rate_of_every_step() -> None:
     schedule = schedule_from_torch(one_cycle, learning_rate=0.1)
     assert schedule(13) == expected[13], "in any order, as after a resume"
     assert [schedule(step) for step in range(20)] == expected
-    with pytest.raises(ConfigError, match="SCHEDULE.*every= is 'epochs'"):
-        schedule_from_torch(one_cycle, learning_rate=0.1, every="epochs")  # type: ignore[arg-type]
-
-
-def test_functions_and_positions_know_the_steps_of_an_epoch(tmp_path: Path) -> None:
-    positions: list[Position] = []
-
-    class Note(Callback):
-        def before_update(self, trainer: Trainer, gradients: Gradients) -> None:
-            positions.append(gradients.step_batch.position)
-
-    def schedule(step: int, *, steps_per_epoch: int) -> float:
-        return 0.1 / (1 + step // steps_per_epoch)
-
-    config = workload.make_config(tmp_path, schedule=ScheduleConfig())
-    config = replace(
-        config, optimizer=OptimizerConfig(), trainer=replace(config.trainer, log_every_n_steps=1)
-    )
-    workload.train(config, schedule=schedule, callbacks=(Note(),))
-    expected = [(step % 5, 5) for step in range(NUM_STEPS)]
-    assert [(each.step_in_epoch, each.steps_per_epoch) for each in positions] == expected
-    assert learning_rates(tmp_path) == [0.1 / (1 + step // 5) for step in range(NUM_STEPS)]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +211,6 @@ def short_cycle(optimizer: Optimizer) -> OneCycleLR:
         (schedule_from_torch(short_cycle, learning_rate=0.1), r"fails at step 9 \(ValueError"),
         (lambda step: 0.1 - 0.02 * step, "returns -0.08 at step 9: return a learning rate of 0"),
         (StepLR(torch.optim.SGD([torch.zeros(1)], lr=0.1), 3), "schedule= is torch's StepLR"),
-        (schedule_from_torch(ReduceLROnPlateau, learning_rate=1), "is no function of the step"),
         (lambda step: math.nan, "returns nan at step 0: return"),
     ],
 )
