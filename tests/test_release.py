@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from accel_trainer.checks.preflight import TRIED_PYTHON
+from accel_trainer.cli.doctor.machine import TRIED_PYTHON
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -5,9 +5,6 @@ These are cheap and run at every start; `accel-trainer doctor` has more.
 
 from __future__ import annotations
 
-import os
-import platform
-
 import torch
 import torch.distributed as dist
 
@@ -20,10 +17,6 @@ from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig
 from ..training.config import TrainerConfig
 
-# The versions that the whole suite has run with; the tables are in docs/scope.md.
-TRIED_PYTHON = ("3.10", "3.11", "3.12", "3.13", "3.14")
-TRIED_TORCH = ("2.11", "2.13", "2.15")
-_HAS_TF32 = (8, 0)  # CUDA's compute capability
 _LARGE_BATCH = 4  # as a multiple of the batch size that the learning rate was tuned for
 
 
@@ -50,27 +43,11 @@ def refuse_launch(runtime: RuntimeConfig) -> None:
 def find_launch_warnings(runtime: RuntimeConfig, *, is_too_late_for_cublas: bool) -> dict[str, str]:
     """Return warnings by their codes: each says what is probably not meant, and the fix."""
     num_gpus = 0 if is_switched_on("ACCELERATE_USE_CPU") else torch.cuda.device_count()
-    found = {
-        f"{name.upper()}_UNTRIED": (
-            f"{name} {version} has not been tried: the tests ran with {', '.join(tried)}"
-        )
-        for name, version, tried in (
-            ("Python", platform.python_version(), TRIED_PYTHON),
-            ("torch", torch.__version__, TRIED_TORCH),
-        )
-        if not version.startswith(tuple(f"{minor}." for minor in tried))
-    }
+    found = {}
     if num_gpus and runtime.deterministic and is_too_late_for_cublas:
         found["CUBLAS_LATE"] = (
             "CUDA was in use before the run, so matrix products may differ in their last bits: "
             "set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts, or use no GPU before the run"
-        )
-    precision = runtime.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    is_float32 = precision == "no" and not runtime.tf32
-    if num_gpus and is_float32 and torch.cuda.get_device_capability() >= _HAS_TF32:
-        found["TENSOR_CORES"] = (
-            "float32 without TF32 does not use this GPU's tensor cores: "
-            "add --mixed-precision bf16, or --runtime.tf32"
         )
     num_used = count_local_processes()
     if num_gpus > num_used:

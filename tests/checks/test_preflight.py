@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -39,10 +38,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         is_mac: bool = False,
         has_nccl: bool = True,
         uses_cpu: bool = False,
-        precision: str = "no",
-        capability: tuple[int, int] = (7, 5),
-        version: str = "2.13.0",
-        python: str = "3.11.7",
     ) -> None:
         for name in ("RANK", "LOCAL_RANK"):
             monkeypatch.setenv(name, "0")
@@ -51,13 +46,9 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setenv("WORLD_SIZE", str(num_processes))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_processes))
         monkeypatch.setenv("ACCELERATE_USE_CPU", str(uses_cpu))
-        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: is_mac)
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: has_nccl)
-        monkeypatch.setattr(torch, "__version__", version)
-        monkeypatch.setattr(platform, "python_version", lambda: python)
 
     return pretend_it
 
@@ -87,7 +78,7 @@ def test_several_processes_on_the_one_gpu_of_a_mac_are_refused(
 def test_several_gpus_without_nccl_are_refused(pretend: Callable[..., None]) -> None:
     without = {"num_processes": 4, "num_gpus": 4, "has_nccl": False}
     pretend(**without)
-    with pytest.raises(ConfigError, match=r"this torch 2\.13\.0 has no NCCL"):
+    with pytest.raises(ConfigError, match="this torch .* has no NCCL"):
         refuse_launch(RuntimeConfig())
     refuse_launch(RuntimeConfig(backend="gloo"))
     for change in ({"has_nccl": True}, {"num_gpus": 0}, {"num_processes": 1}, {"uses_cpu": True}):
@@ -162,10 +153,7 @@ def test_a_start_warns_once_on_the_main_process(tmp_path: Path) -> None:
     job = processes.run(
         train_a_large_batch, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
     )
-    warning = (
-        "[LEARNING_RATE] the global batch 32 is 4 times --optimizer.base-batch-size 8 and --lr 0.05"
-    )
-    assert job.output(0).count(warning) == 1
+    assert job.output(0).count("[LEARNING_RATE] the global batch 32 is 4 times ") == 1
     assert job.output(1) == ""
 
 
@@ -193,28 +181,6 @@ def train_on_a_mac(folder: Path) -> None:
     assert not torch.distributed.is_initialized()
 
 
-def test_versions_that_the_tests_ran_with_are_no_surprise(pretend: Callable[..., None]) -> None:
-    for version in ("2.11.0+cu130", "2.13.1", "2.15.0+cu132"):
-        pretend(version=version)
-        assert warning("TORCH_UNTRIED") is None, version
-    for python in ("3.10.0", "3.11.7", "3.13.5", "3.14.8+"):
-        pretend(python=python)
-        assert warning("PYTHON_UNTRIED") is None, python
-
-
-def test_versions_that_were_never_tried_are_said(pretend: Callable[..., None]) -> None:
-    for version in ("2.8.0", "2.1.2", "2.80.0", "2.99.0", "3.0.0a0+git1"):
-        pretend(version=version)
-        assert str(warning("TORCH_UNTRIED")).startswith(
-            f"torch {version} has not been tried: the tests ran with 2.11, "
-        )
-    for python in ("3.15.0", "3.15.0rc1", "3.1.4", "3.141.0", "4.0.0"):
-        pretend(python=python)
-        assert str(warning("PYTHON_UNTRIED")).startswith(
-            f"Python {python} has not been tried: the tests ran with 3.10, "
-        )
-
-
 def test_cuda_in_use_before_the_run_without_a_workspace_of_cublas(
     pretend: Callable[..., None],
 ) -> None:
@@ -225,22 +191,6 @@ def test_cuda_in_use_before_the_run_without_a_workspace_of_cublas(
     assert warning("CUBLAS_LATE") is None
     careless = RecipeConfig(runtime=RuntimeConfig(deterministic=False))
     assert warning("CUBLAS_LATE", careless, is_too_late_for_cublas=True) is None
-
-
-def test_float32_without_tf32_on_a_gpu_with_tensor_cores(pretend: Callable[..., None]) -> None:
-    ampere = {"num_gpus": 1, "capability": (8, 0)}
-    pretend(**ampere)
-    assert "--mixed-precision bf16, or --runtime.tf32" in str(warning("TENSOR_CORES"))
-    for runtime in (RuntimeConfig(tf32=True), RuntimeConfig(mixed_precision="bf16")):
-        assert warning("TENSOR_CORES", RecipeConfig(runtime=runtime)) is None
-    for change in (
-        {"capability": (7, 5)},
-        {"num_gpus": 0},
-        {"uses_cpu": True},
-        {"precision": "fp16"},
-    ):
-        pretend(**{**ampere, **change})
-        assert warning("TENSOR_CORES") is None
 
 
 def test_a_run_that_trains_nothing_says_whose_weights_it_exports() -> None:

@@ -4,6 +4,7 @@ silent without it."""
 from __future__ import annotations
 
 import os
+import platform
 import re
 import resource
 import socket
@@ -152,3 +153,44 @@ def test_a_recipe_that_uses_cuda_as_it_is_imported(monkeypatch: pytest.MonkeyPat
     assert find("CUDA_TOUCHED") is None
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert "move that code (.cuda(), torch.cuda...) into train()" in str(find("CUDA_TOUCHED"))
+
+
+VERSIONS = {
+    "TORCH_UNTRIED": (torch, "__version__", ("2.11.0+cu130", "2.13.1", "2.15.0+cu132")),
+    "PYTHON_UNTRIED": (platform, "python_version", ("3.10.0", "3.11.7", "3.13.5", "3.14.8+")),
+}
+UNTRIED = {
+    "TORCH_UNTRIED": ("2.8.0", "2.1.2", "2.80.0", "2.99.0", "3.0.0a0+git1"),
+    "PYTHON_UNTRIED": ("3.15.0", "3.15.0rc1", "3.1.4", "3.141.0", "4.0.0"),
+}
+
+
+@pytest.mark.parametrize("code", VERSIONS)
+def test_versions_that_the_tests_never_ran_with(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name, tried = VERSIONS[code]
+    for version in (*tried, *UNTRIED[code]):
+        is_called = callable(getattr(owner, name))
+        monkeypatch.setattr(owner, name, (lambda v=version: v) if is_called else version)
+        found = find(code)
+        assert (found is None) == (version in tried), version
+        assert found is None or f" {version} has not been tried: the tests ran with " in found
+
+
+def test_float32_without_tf32_on_a_gpu_with_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(
+        num_gpus: int = 1, capability: tuple[int, int] = (8, 0), runtime: Any = None, **environ: str
+    ) -> str | None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        return find("TENSOR_CORES", RecipeConfig(runtime=runtime or RuntimeConfig()), **environ)
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
+    assert "--mixed-precision bf16, or --runtime.tf32" in str(found())
+    for runtime in (RuntimeConfig(tf32=True), RuntimeConfig(mixed_precision="bf16")):
+        assert found(runtime=runtime) is None
+    assert found(capability=(7, 5)) is None
+    assert found(num_gpus=0) is None
+    assert found(ACCELERATE_MIXED_PRECISION="fp16") is None
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert found() is None

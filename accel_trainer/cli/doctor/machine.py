@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from ...core.wording import counted
+from ...distributed.accelerator import uses_cpu
 from ...distributed.machine import available_cpus
 from .findings import Check, LaunchContext
 
@@ -16,6 +19,10 @@ _MIN_SHARED_BYTES = 1 << 30
 _MIN_FILES = 1024
 _ENOUGH_FILES = 65536  # where there is no limit, as on macOS
 _SHARED_MEMORY = Path("/dev/shm")
+# The versions that the whole suite has run with; the tables are in docs/scope.md.
+TRIED_PYTHON = ("3.10", "3.11", "3.12", "3.13", "3.14")
+TRIED_TORCH = ("2.11", "2.13", "2.15")
+_HAS_TF32 = (8, 0)  # CUDA's compute capability
 
 
 def find_small_shared_memory(now: LaunchContext) -> str | None:
@@ -70,7 +77,39 @@ def find_touched_cuda(now: LaunchContext) -> str | None:
     )
 
 
+def find_untried_python(now: LaunchContext) -> str | None:
+    """The tests have run with this version of Python."""
+    return _untried("Python", platform.python_version(), TRIED_PYTHON)
+
+
+def find_untried_torch(now: LaunchContext) -> str | None:
+    """The tests have run with this version of torch."""
+    return _untried("torch", torch.__version__, TRIED_TORCH)
+
+
+def _untried(name: str, version: str, tried: Sequence[str]) -> str | None:
+    if version.startswith(tuple(f"{minor}." for minor in tried)):
+        return None
+    return f"{name} {version} has not been tried: the tests ran with {', '.join(tried)}"
+
+
+def find_idle_tensor_cores(now: LaunchContext) -> str | None:
+    """A GPU with tensor cores uses them."""
+    runtime = now.config.runtime
+    precision = runtime.mixed_precision or now.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    has_gpu = not uses_cpu() and torch.cuda.device_count() > 0
+    if not has_gpu or precision != "no" or runtime.tf32:
+        return None
+    if torch.cuda.get_device_capability() < _HAS_TF32:
+        return None
+    fact = "float32 without TF32 does not use this GPU's tensor cores"
+    return f"{fact}: add --mixed-precision bf16, or --runtime.tf32"
+
+
 CHECKS = (
+    Check("PYTHON_UNTRIED", "warning", find_untried_python),
+    Check("TORCH_UNTRIED", "warning", find_untried_torch),
+    Check("TENSOR_CORES", "warning", find_idle_tensor_cores),
     Check("SHARED_MEMORY", "warning", find_small_shared_memory),
     Check("OPEN_FILES", "warning", find_few_files),
     Check("THREADS", "warning", find_threads),

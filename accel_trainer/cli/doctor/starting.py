@@ -9,10 +9,7 @@ from ...run.session import find_warnings
 from .findings import Finding, LaunchContext
 
 START_EXPECTATIONS = {
-    "PYTHON_UNTRIED": "The tests have run with this version of Python",
-    "TORCH_UNTRIED": "The tests have run with this version of torch",
     "CUBLAS_LATE": "Deterministic kernels of cuBLAS were requested before CUDA was used",
-    "TENSOR_CORES": "A GPU with tensor cores uses them",
     "MPS_PROCESSES": "The GPU of a Mac has one process",
     "NCCL_MISSING": "Several GPUs have NCCL to speak through",
     "UNTRAINED": "The run trains, or starts from weights",
