@@ -18,6 +18,7 @@ REMOVED = {
     "accel_trainer.vision.ImageEvalLoader": "accel_trainer.vision.ImageReader",
     "accel_trainer.vision.PhotoLoader": "accel_trainer.vision.AugmentedPhotoReader",
     "accel_trainer.vision.PhotoEvalLoader": "accel_trainer.vision.PhotoReader",
+    "accel_trainer.commands.LiveCell": "accel-trainer watch in an IFrame of IPython",
     "accel_trainer.commands.write_html": "an HTML template of your own",
     "accel_trainer.commands.write_table": "accel_trainer.commands.format_table",
     "accel_trainer.commands.write_own_file": "accel_trainer.commands.filesystem",

@@ -592,7 +592,6 @@ RULES = {
             "cli.recipe.exit",
             "cli.recipe.start",
             "cli.flags.parser",  # a flag that repeats a variable
-            "checks.preflight",
             "checks.boundaries",  # whether steps change it
             "run.provenance",  # records it
             "run.folder",  # which a command may replace

@@ -43,7 +43,6 @@ from ..cli.runs.difference import Difference
 from ..cli.runs.recorded_start import flags_with, recorded_starts
 from ..cli.runs.rows import Row, Rows, at_both, by_place, read_rows
 from ..cli.runs.run_reader import RunReader, read_run, reading
-from ..cli.watch.notebook import LiveCell
 from ..core import filesystem
 from ..core.config import config_values
 from ..core.digest import digest_of, flatten
@@ -67,7 +66,6 @@ __all__ = [
     "Change",
     "CommandParser",
     "Difference",
-    "LiveCell",
     "LoadedCheckpoint",
     "Measured",
     "Observer",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_trainer import ConfigError, OutputError
+from accel_trainer import OutputError
 from accel_trainer.cli.main import main as door
 from accel_trainer.cli.runs.run_reader import MetricsReader, read_run
 from accel_trainer.cli.watch.followed import Followed
@@ -30,7 +30,6 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
 from accel_trainer.cli.watch.live_page import LivePage  # noqa: E402
-from accel_trainer.cli.watch.notebook import LiveCell  # noqa: E402
 from accel_trainer.cli.watch.server import PageServer, serving  # noqa: E402
 
 
@@ -187,27 +186,6 @@ def test_a_browser_shows_new_numbers_and_keeps_what_was_chosen(
         page.wait_for("!window.isTheSame && document.querySelectorAll('#legend button').length > 1")
         assert page.value("document.querySelector('h3 button').ariaPressed") == "true"
         assert page.value("smoothing.value") == "0.5"
-
-
-def test_a_cell_of_a_notebook_shows_the_live_page_until_its_end(run: Path) -> None:
-    cell = LiveCell(str(run.parent), height=300)
-    (address,) = re.findall(r'<iframe src="(.*?)" width="100%" height="300">', cell._repr_html_())
-    assert "<title>one</title>" in urllib.request.urlopen(address).read().decode()
-    cell.end()
-    with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(address)
-
-
-def test_a_cell_of_a_missing_folder_or_without_the_extra_says_so(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ConfigError, match="none is no folder: check the path"):
-        LiveCell(run / "none")
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    for name in ("report.page", "watch.live_page"):
-        monkeypatch.delitem(sys.modules, f"accel_trainer.cli.{name}")
-    with pytest.raises(OutputError, match=r"needs jinja2: pip install 'accel-trainer\[report\]'"):
-        LiveCell(run)
 
 
 def test_an_unreadable_run_is_one_line_and_a_mistake_of_ours_is_shown(
