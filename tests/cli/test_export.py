@@ -333,8 +333,36 @@ def test_an_export_and_a_run_are_verified(
     for folder in (model, runs / "fast"):
         code, text = verify(folder, runs, capsys)
         assert code == 0, text
-        assert len(text.splitlines()) == 4, "the weights and three numbers"
-        assert all(line.endswith("  ok") for line in text.splitlines())
+        lines = text.splitlines()
+        assert all(line.endswith("  ok") for line in lines[:4]), "the weights and three numbers"
+        if folder == model:
+            assert len(lines) == 4
+            continue
+        kept = [*(folder / "checkpoints").glob("step-*")]
+        measured = [f"{weights} of {each.name}:" for each in kept for weights in ("model", "ema")]
+        assert {*measured} <= {*lines}
+        assert f"{len(measured)} of {len(measured)} evaluated" in lines[-1]
+
+
+@pytest.mark.usefixtures("python_is_forked")
+def test_a_checkpoint_with_another_row_or_another_bit_fails(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copy(runs, model)
+    rows = (folder / "metrics.jsonl").read_text()
+    first = read_run(folder).evaluations()[0]
+    better = rows.replace(str(first["eval/accuracy"]), str(first["eval/accuracy"] + 0.01))
+    (folder / "metrics.jsonl").write_text(better)
+    code, text = verify(folder, runs, capsys)
+    assert code == 1, text
+    (folder / "metrics.jsonl").write_text(rows)
+    path = min((folder / "checkpoints").glob("step-*/model.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-4] ^= 1
+    path.write_bytes(data)
+    code, text = verify(folder, runs, capsys)
+    assert code == 1
+    assert f"{path.parent.name}/{path.name}: its sha256" in text
 
 
 @pytest.mark.usefixtures("python_is_forked")

@@ -1,5 +1,7 @@
 """`accel-trainer verify EXPORT_OR_RUN`: check that an export reproduces its reported numbers.
 
+Of a run, each checkpoint has to measure what the row of its step says, too.
+
 It runs the export's `model.py` in a process that cannot import accel_trainer, so only verify code
 that you trust. If there is a `model.onnx`, it checks that it computes the same. For your own model,
 whose data only the recipe has, that means the stored outputs from the stored inputs.
@@ -11,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -21,6 +24,7 @@ import torch
 from safetensors.torch import save as save_safetensors
 
 from ...callbacks.onnx import ONNX_FILES
+from ...checkpoint.sharded import stream_tensors
 from ...core import filesystem
 from ...core.errors import CheckpointError, ConfigError, DataError, ExitCode
 from ...core.run_dir import expand_home
@@ -29,9 +33,10 @@ from ...vision.pretrained import find_export, read_export_config, read_export_co
 from ..common.output import format_number, is_fraction, tell
 from ..common.parser import CommandParser, at_least
 from ..common.threads import in_order
-from ..runs.run_reader import read_run
+from ..runs.checkpoints import checkpoints_in
+from ..runs.run_reader import RunReader, read_run
 from .evaluation_data import DataChoice, load_eval_data
-from .export import export
+from .export import export, reported_metrics
 from .onnx_model import OnnxModel, is_own_model
 
 _SCRIPT = Path(__file__).with_name("plain_evaluation.py")
@@ -87,10 +92,40 @@ def main(argv: Sequence[str]) -> int:
         )
         measured = evaluate_apart(place, data, python=options.python)
         are_files_intact = _check_hashes(place)
-    onnx = {name: measured.pop(name) for name in ONNX_FILES if name in measured}
-    are_equal = compare(reported["metrics"], measured, options.tolerance)
-    are_equal &= _compare_example(onnx, options.tolerance)
+        onnx = {name: measured.pop(name) for name in ONNX_FILES if name in measured}
+        are_equal = compare(reported["metrics"], measured, options.tolerance)
+        are_equal &= _compare_example(onnx, options.tolerance)
+        if folder != options.folder:
+            (place / "model.onnx").unlink(missing_ok=True)  # of other weights than the next ones
+            are_equal &= _compare_checkpoints(run, place, data, options)
     return ExitCode.DONE if are_equal and are_files_intact else _FAILED
+
+
+def _compare_checkpoints(run: RunReader, place: Path, data: Path, options: Namespace) -> bool:
+    """Print and return whether the weights of each checkpoint have the numbers of its step.
+
+    They are written to the export in `place`, whose model is evaluated with them.
+    """
+    verdicts = dict[str, bool]()
+    for checkpoint in checkpoints_in(run.folder):
+        try:
+            pieces = checkpoint.read().pieces
+        except CheckpointError as error:
+            tell(error.message)
+            verdicts[checkpoint.name] = False
+            continue
+        for weights in (each for each in ("model", "ema") if each in pieces):
+            chosen = f"{weights} of {checkpoint.name}"
+            if reported := reported_metrics(run, {"weights": chosen}):
+                tell(f"{chosen}:")
+                filesystem.replace_file(
+                    place / "model.safetensors", stream_tensors(pieces[weights])
+                )
+                measured = evaluate_apart(place, data, python=options.python)
+                verdicts[chosen] = compare(reported, measured, options.tolerance)
+    num_equal = sum(verdicts.values())
+    tell(f"{num_equal} of {len(verdicts)} evaluated weights in checkpoints agree with their rows")
+    return num_equal == len(verdicts)
 
 
 def read_reported(folder: Path) -> dict[str, Any]:
