@@ -71,7 +71,7 @@ class DistillationTask:
         self.eval_step = self._labels.eval_step
 
     def fingerprint(self) -> str:
-        """Return a hash of the teacher's weights and the options: a resume with others is refused.
+        """Return a hash of the teacher's weights and the options: a resume with others is an error.
 
         The hash is stored with the checkpoints, which do not contain the teacher.
         """

@@ -1,6 +1,6 @@
 """State as data, without objects or code: plain values as JSON, and tensors as safetensors files.
 
-The set of types is closed: anything else is refused when it is saved, with the path to it.
+The set of types is closed: anything else is an error when it is saved, with the path to it.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from torch.optim import SGD, Optimizer
 
 from ..core.errors import ConfigError, listed
 from ..core.parameters import Optimizers, parameters_of
+from ..core.wording import counted
 from ..optim.config import UNSUITABLE
 from ..optim.optimizers import why_not_fused
 
@@ -89,8 +90,8 @@ def _check_parameters(optimizers: Optimizers, model: nn.Module) -> None:
     ]:
         raise ConfigError(
             "CONFIG",
-            f"the recipe's optimizer{'s have' if len(optimizers) > 1 else ' has'} {len(theirs)} "
-            f"parameters, without {listed(left_out)}: "
+            f"the recipe's optimizer{'s have' if len(optimizers) > 1 else ' has'} "
+            f"{counted(len(theirs), 'parameter')}, without {listed(left_out)}: "
             "add them, or freeze them by --freeze or requires_grad_(False)",
         )
 

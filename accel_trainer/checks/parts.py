@@ -17,7 +17,7 @@ from ..core.batch_plan import BatchPlan
 from ..core.errors import ConfigError
 from ..core.parameters import parameters_of
 from ..core.types import START, Task
-from ..core.wording import describe_tensor
+from ..core.wording import counted, describe_tensor
 from ..training.callback import Callback
 from ..training.callback_runner import HOOKS
 from ..training.step.turns import updates_at
@@ -171,8 +171,8 @@ def check_trained(
         if unknown := [each for each in parameters_of(optimizer) if each not in known]:
             raise ConfigError(
                 "LOOP",
-                f"the optimizer {name} has {len(unknown)} parameters that no model= has: give all "
-                "models, as model={'generator': ..., 'critic': ...}",
+                f"the optimizer {name} has {counted(len(unknown), 'parameter')} that no model= "
+                "has: give all models, as model={'generator': ..., 'critic': ...}",
             )
 
 
@@ -223,7 +223,8 @@ def check_coupling(task: Task, plan: BatchPlan) -> None:
         raise ConfigError(
             "BATCH_SIZE",
             f"the loss of {name} couples the samples of a batch, and a step has "
-            f"{plan.num_processes} processes x {plan.accumulation_steps} micro-batches: "
+            f"{counted(plan.num_processes, 'process')} x "
+            f"{counted(plan.accumulation_steps, 'micro-batch')}: "
             f"set --accumulate 1 --batch-size {plan.global_batch_size // plan.num_processes}"
             + ", and gather_with_gradient (couples_batch = 'gathered')"
             * (num_processes > 1),

@@ -47,14 +47,15 @@ class BatchPlan:
         if num_samples < max(1, num_processes):
             raise DataError(
                 "DATA_TOO_SMALL",
-                f"{num_samples} training samples are too few for {num_processes} processes: "
-                "add data, or launch fewer processes",
+                f"{counted(num_samples, 'training sample')} for "
+                f"{counted(num_processes, 'process')}: add data, or launch fewer processes",
             )
         AT_LEAST_ONE.check(
             self, "batch", "global_batch_size", "per_device_batch_size", "num_processes"
         )
         if batch_size > num_samples:
-            fact = f"global batch {batch_size} is larger than the {num_samples} training samples"
+            data = counted(num_samples, "training sample")
+            fact = f"global batch {batch_size} is larger than the {data}"
             largest = num_samples - num_samples % num_processes
             each = largest // math.ceil(batch_size / self.per_device_batch_size)
             raise ConfigError(

@@ -313,9 +313,9 @@ class Task(Protocol):
 
     If the loss of a sample depends on the other samples of its micro-batch, as in contrastive
     learning, the attribute `couples_batch` of the task says so. True: each micro-batch sees only
-    its own pairs, and a run with several of them in a step is refused. "gathered": `step` gets the
-    samples of all processes from `gather_with_gradient`, and a run is refused only if a process has
-    several micro-batches in a step. Both need an `eval_step` whose losses do not depend on other
+    its own pairs, and several of them in a step are an error. "gathered": `step` gets the samples
+    of all processes from `gather_with_gradient`, and only several micro-batches of a process in a
+    step are an error. Both need an `eval_step` whose losses do not depend on other
     samples, since evaluation batches are split in another way. If "gathered", all processes call it
     equally often, perhaps with empty batches.
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 process`, `2 processes`."""
-    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    """Return a number with its noun: `1 process`, `2 batches`."""
+    plural = "" if number == 1 else "es" if noun.endswith(("s", "tch")) else "s"
     return f"{number} {noun}{plural}"
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..core.batch_plan import BatchConfig
 from ..core.errors import ConfigError
 from ..core.rng import epoch_permutation, fold_in
+from ..core.wording import counted
 from .fingerprint import hash_value
 
 GIVE_LABELS = "give the labels of the samples as labels=, a tensor or list of class numbers"
@@ -179,7 +180,7 @@ def _read_numbers(values: Any, num_samples: int, name: str, kinds: str, fix: str
     if array.shape != (num_samples,):
         raise ConfigError(
             "ORDER",
-            f"{name} has the shape {list(array.shape)} for {num_samples} samples: "
+            f"{name} has the shape {list(array.shape)} for {counted(num_samples, 'sample')}: "
             f"give one number for each sample, [{num_samples}]",
         )
     if array.dtype.kind not in kinds:

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..core.errors import ConfigError
+from ..core.wording import counted
 from ..distributed.collectives import differing_lines
 from .fingerprint import hash_value
 from .order import Ids, SampleOrder, number_repetitions, to_tensor
@@ -80,8 +81,8 @@ class OwnOrder:
         if num_samples not in (None, len(kept)):
             raise ConfigError(
                 "ORDER",
-                f"order= has {len(kept)} samples in epoch {epoch} and {num_samples} in epoch 0, "
-                "without those left out: return as many in each",
+                f"order= has {counted(len(kept), 'sample')} in epoch {epoch} and {num_samples} in "
+                "epoch 0, without those left out: return as many in each",
             )
         self._last = {"epoch": epoch, "digest": digest, "num_samples": len(kept)}
         return number_repetitions(kept, size)

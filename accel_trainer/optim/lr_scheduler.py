@@ -22,6 +22,7 @@ from ..core.config import FRACTION, INSIDE_ONE, NOT_NEGATIVE, Config
 from ..core.errors import ConfigError
 from ..core.learning_rate import Decay, Schedule
 from ..core.user_code import describe_error
+from ..core.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,15 +112,15 @@ def build_schedule(
     if warmup_steps > total_steps > 0:
         raise ConfigError(
             "CONFIG",
-            f"the warmup has {warmup_steps} steps, more than the {total_steps} of the run: shorten "
-            "schedule.warmup_epochs or schedule.warmup_steps",
+            f"the warmup has {counted(warmup_steps, 'step')}, more than the {total_steps} of the "
+            "run: shorten schedule.warmup_epochs or schedule.warmup_steps",
         )
     decay_at = config.decay_at
     if decay_at is not None and total_steps and not warmup_steps <= decay_at < total_steps:
         raise ConfigError(
             "CONFIG",
-            f"schedule.decay_at is {decay_at}, but the run has {total_steps} steps and a warmup of "
-            f"{warmup_steps}: set it from {warmup_steps} to {total_steps - 1}",
+            f"schedule.decay_at is {decay_at}, but the run has {counted(total_steps, 'step')} and "
+            f"a warmup of {warmup_steps}: set it from {warmup_steps} to {total_steps - 1}",
         )
     decay = decay or config.decay(total_steps=total_steps) or Decay(warmup_steps, total_steps)
     floor = config.min_fraction

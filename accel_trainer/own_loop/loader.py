@@ -144,7 +144,7 @@ class _Order(_Around):
         if self.places is None or getgeneratorstate(self.places) != GEN_CREATED:
             raise ConfigError(
                 "LOOP_LOADER",
-                "the loader was iterated outside of run.batches(): iterate run.batches(), or give "
+                "the loader was iterated outside run.batches(): iterate run.batches(), or give "
                 "exact_run a loader of its own",
             )
         return self.places

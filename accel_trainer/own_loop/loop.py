@@ -119,7 +119,7 @@ class ExactRun(Stateful):
     def batches(self) -> Iterator[Any]:
         """Return the batches of the epoch that are left, as the loader yields them.
 
-        Raises ConfigError outside of `epochs`, and Preempted after a signal, once all is saved.
+        Raises ConfigError outside `epochs`, and Preempted after a signal, once all is saved.
         """
         if not self._is_in_epoch:
             raise ConfigError("LOOP", "run.batches() belongs into a loop over run.epochs(n)")

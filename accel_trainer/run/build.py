@@ -59,6 +59,7 @@ from ..core.parameters import named_parts, unstepped_parameters
 from ..core.registry import Pieces
 from ..core.tensor_memory import copy_model
 from ..core.types import Loader, Metric, Samples, Task
+from ..core.wording import counted
 from ..data.loader import DEFAULT_OPTIONS, DatasetOptions
 from ..data.reader import Reader
 from ..distributed.accelerator import describe_machine, library_versions
@@ -312,7 +313,7 @@ def _with_batch_of(run: Run, plan: BatchPlan) -> Run:
         return run
     if run.accelerator.is_main_process and not run.config.run.quiet:
         fact = f"the default batch of {batch.global_batch_size} is larger than the data"
-        say(f"{fact}: {plan.global_batch_size} samples per step")
+        say(f"{fact}: {counted(plan.global_batch_size, 'sample')} per step")
     batch = replace(batch, global_batch_size=plan.global_batch_size)
     return replace(run, config=replace(run.config, batch=batch))
 

@@ -1,4 +1,4 @@
-"""Which recipe each run of this user was started with, in a list outside of the runs.
+"""Which recipe each run of this user was started with, in a list outside the runs.
 
 What a run's folder records of itself may be forged. Only the user can write this list, so commands
 that train a run again run the recipes in it without asking.

@@ -141,7 +141,7 @@ def describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
     stop = " (--max-steps)" * (num_steps < total_steps)
     if 2 * num_steps < total_steps:
         stop = (
-            f" (--max-steps, on the schedule of {total_steps} steps; "
+            f" (--max-steps, on the schedule of {counted(total_steps, 'step')}; "
             f"for a schedule of its own: --steps {num_steps})"
         )
     return f"{epochs}{counted(num_steps, 'step')}{stop}"

@@ -93,7 +93,7 @@ class SegmentationTask:
     """Cross-entropy per labelled pixel of logits [B, K, H, W] against class ids int64 [B, H, W].
 
     Pixels of the class `ignored` have no label. The loss is the mean over all labelled pixels of
-    the whole step. Any other pixel that is no class is refused.
+    the whole step. Any other pixel that is no class is an error.
     """
 
     def __init__(self, *, ignored: int = 255) -> None:

@@ -85,8 +85,8 @@ def test_a_step_that_keeps_the_pairs_of_a_loss_is_accepted(task: Any, step: Batc
 @pytest.mark.parametrize(
     ("task", "step", "said"),
     [
-        (EvaluatedPairs(True), plan(2, 8), "has 2 processes x 1 micro-batches: set --accumulate 1"),
-        (EvaluatedPairs(True), plan(1, 4), "has 1 processes x 4 micro-batches: set --accumulate 1"),
+        (EvaluatedPairs(True), plan(2, 8), "has 2 processes x 1 micro-batch: set --accumulate 1"),
+        (EvaluatedPairs(True), plan(1, 4), "has 1 process x 4 micro-batches: set --accumulate 1"),
         (EvaluatedPairs("gathered"), plan(2, 4), "has 2 processes x 2 micro-batches"),
         (EvaluatedPairs("gathered"), plan(2, 4, "exact"), "has 2 processes x 2 micro-batches"),
         (Pairs(True), plan(1, 16), "the loss of Pairs couples .*: add an eval_step whose losses"),

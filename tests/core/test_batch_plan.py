@@ -228,7 +228,7 @@ def test_fewer_samples_than_processes_are_refused_with_both_numbers(
     """
     with pytest.raises(
         DataError,
-        match=f"DATA_TOO_SMALL.*{num_samples} training samples .* {num_processes} processes: add",
+        match=f"DATA_TOO_SMALL.*{num_samples} training samples? for {num_processes} process.*: add",
     ) as caught:
         BatchConfig(per_device_batch_size=1).plan(num_samples, num_processes=num_processes)
     assert caught.value.exit_code == ExitCode.DATA

@@ -139,7 +139,7 @@ def test_a_folder_reached_by_a_symlink_is_resolved_once_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fault (Disk): output folder is reached through a symlink -> resolved once at the start and
-    printed; a symlink inside a checkpoint is refused
+    printed; a symlink inside a checkpoint is an error
     """
     (tmp_path / "real").mkdir()
     (tmp_path / "other").mkdir()

@@ -131,7 +131,7 @@ def test_a_scheduler_of_torch_gives_the_learning_rate_of_every_step() -> None:
         (lambda model: [torch.optim.SGD(model.parameters())], "optimizer= returns an object"),
         (lambda model: torch.optim.LBFGS(model.parameters()), "optimizer is LBFGS, but it needs"),
         (lambda model: torch.optim.SGD([torch.zeros(1)]), "has parameters that are not"),
-        (lambda model: torch.optim.SGD(list(model.parameters())[:1]), "optimizer has 1 parameters"),
+        (lambda model: torch.optim.SGD(list(model.parameters())[:1]), "optimizer has 1 parameter,"),
     ],
 )
 def test_an_optimizer_that_is_not_of_the_whole_model_is_refused(

@@ -20,6 +20,7 @@ from ...checks.subject import first_difference
 from ...core.errors import CheckpointError, ConfigError
 from ...core.json_files import read_json_object
 from ...core.logger import logger
+from ...core.wording import counted
 from ...distributed.accelerator import uses_cpu
 from ...run.config import RecipeConfig
 from ...run.extra_callbacks import START_VARIABLE
@@ -179,8 +180,8 @@ def _compare(whole: Path, parts: Path, num_before: int) -> str:
         )
     if path := difference_of_runs(whole, parts):
         fact = (
-            f"a run that is stopped after {num_before} steps and resumed in a new process "
-            f"differs in {path}"
+            f"a run that is stopped after {counted(num_before, 'step')} and resumed in a new "
+            f"process differs in {path}"
         )
         notes = (file_of(_notes_of(run), NUM_STEPS) for run in (whole, parts))
         cause = cause_of(path, lost_state(*notes))
@@ -189,14 +190,14 @@ def _compare(whole: Path, parts: Path, num_before: int) -> str:
     num_tensors = sum(len(piece) for name, piece in last.items() if name in ("model", "ema"))
     num_steps = last["trainer"]["position"]["optimizer_step"]
     return (
-        f"{num_steps} steps at once, and {num_before} steps and a resume in a new process, "
-        f"gave the same {num_tensors} tensors, optimizer state, rows and evaluation"
+        f"{counted(num_steps, 'step')} at once, and {counted(num_before, 'step')} and a resume in "
+        f"a new process, gave the same {num_tensors} tensors, optimizer state, rows and evaluation"
     )
 
 
 def _refuse_unrepeatable(path: str, num_steps: int, run: Path) -> None:
     """Raise CheckpointError on the CPU, where torch's kernels are deterministic; else warn."""
-    fact = f"two runs of {num_steps} steps from the same start differ in {path}"
+    fact = f"two runs of {counted(num_steps, 'step')} from the same start differ in {path}"
     if operations := read_json_object(run / "result.json").get("nondeterministic_operations"):
         fact += f"; torch has no deterministic kernel for {', '.join(operations)}"
     fix = "draw random numbers with torch's generator, in a forward or a sample, and read no clock"

@@ -180,9 +180,9 @@ def _announcement(recipe: Recipe, plan: Plan | None, num_runs: int) -> str:
     took = format_duration(_START_S * num_starts / recipe.at_once)
     processes = counted(recipe.num_processes, "process")
     return (
-        f"chaos: {recipe.path}, {recipe.num_steps} steps on {processes}; 2 runs without faults, "
-        f"{num_runs if plan is None else 1} with, {recipe.at_once} at a time: about {took} if it "
-        "is small"
+        f"chaos: {recipe.path}, {counted(recipe.num_steps, 'step')} on {processes}; "
+        f"2 runs without faults, {num_runs if plan is None else 1} with, {recipe.at_once} at a "
+        f"time: about {took} if it is small"
     )
 
 
@@ -252,8 +252,8 @@ def _survived(undisturbed: Undisturbed, verdicts: Sequence[Verdict]) -> Iterator
     equal = sum(each.outcome == "equal" for each in verdicts)
     yield (
         f"survived {counted(num_faults, 'fault')}: {counted(equal, 'run')} of "
-        f"{undisturbed.num_steps} steps ended with the same tensors, optimizer state, rows and "
-        "export"
+        f"{counted(undisturbed.num_steps, 'step')} ended with the same tensors, optimizer state, "
+        "rows and export"
     )
     if any(each.outcome == "resumed" for each in verdicts):
         yield (

@@ -130,7 +130,7 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
         means = ", which are means over several steps; --every-step checks each step"
         averaged = {name for row in rows if row["event"] in ("train", "log") for name in row}
         more = "" if is_every_step or not condition.names & averaged else means
-        say(f"{options.where} holds in none of {len(rows)} rows{more}")
+        say(f"{options.where} holds in none of {counted(len(rows), 'row')}{more}")
         return None
     say(f"{options.where} holds first at step {found.step}: {tell_numbers(found.values)}")
     if found.later:

@@ -12,6 +12,7 @@ from accel_trainer.commands import (
     CommandParser,
     Row,
     RunReader,
+    counted,
     filesystem,
     format_table,
     read_run,
@@ -79,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         tell(format_table(*_summary(names, rows)))
         show(str(found.proof))
-        show(f"{len(rows)} rows: {path}")
+        show(f"{counted(len(rows), 'row')}: {path}")
     return _DIFFERENT if found.proof.first_difference else 0
 
 

@@ -79,7 +79,7 @@ def train_again(
         missing = []
         for stretch in stretches:
             stored = store.get(stretch)
-            # A difference may come from outside of the run, and be gone this time.
+            # A difference may come from outside the run, and be gone this time.
             if stored is None or (stored.proof.first_difference and not is_approximate):
                 missing.append(stretch)
         jobs = jobs or default_jobs(replay, len(missing))

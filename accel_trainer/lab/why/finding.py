@@ -33,7 +33,7 @@ class Finding:
     phase: str | None = None
     """The part of the step: `data`, `forward`, `loss`, `backward`, `update`, and so on."""
     module: str | None = None
-    """The name of the module in the model; None outside of its modules."""
+    """The name of the module in the model; None outside its modules."""
     operator: str | None = None
     """The operator of torch, such as `aten.convolution.default`, or what else differs first."""
     inputs_equal: bool | None = None

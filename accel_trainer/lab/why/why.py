@@ -274,10 +274,10 @@ def _outside(story: Story, side: Side, again: Path) -> Finding:
         story("what differs from when it was trained:")
         _tell_changes(story, changes)
         names = ", ".join(name for name, _, _ in changes)
-        cause = Cause("outside of the run", f"outside of the run: {names}")
+        cause = Cause("outside the run", f"outside the run: {names}")
     else:
-        text = "outside of the run, and not recorded: files that it reads, or imported code"
-        cause = Cause("outside of the run", text)
+        text = "outside the run, and not recorded: files that it reads, or imported code"
+        cause = Cause("outside the run", text)
     return _conclude(story, Finding(is_equal=False), cause)
 
 
@@ -316,7 +316,7 @@ def _within(story: Story, pair: Pair, folder: Path, *, known: Cause | None = Non
         return _conclude(story, Finding(is_equal=False, step=step, parts=parts), known)
     for number in range(_MAX_TRACES):
         num_steps = sum(step - side.begin for side in pair.sides)
-        story(f"recording step {step} of both ({num_steps} steps, at most twice)")
+        story(f"recording step {step} of both ({counted(num_steps, 'step')}, at most twice)")
         traced = trace_step(pair.sides, step, folder / f"{pair.other.folder.name}-traces-{number}")
         if traced.difference is not None:
             break

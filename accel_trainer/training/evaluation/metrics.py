@@ -18,7 +18,7 @@ from torch import Tensor
 from ...core.config import AT_LEAST_ONE
 from ...core.errors import ConfigError
 from ...core.types import Batch, StepOutput, Task, eval_step_of
-from ...core.wording import describe_tensor
+from ...core.wording import counted, describe_tensor
 from ..step.targets import trust_labels
 
 _MAX_DENSE_CLASSES = 256
@@ -149,7 +149,7 @@ class ConfusionMatrix:
             raise ConfigError(
                 "SHAPES",
                 f"{output.outputs.shape[1]} logits per sample, the confusion matrix has "
-                f"{self.num_classes} classes: give both the same number",
+                f"{counted(self.num_classes, 'class')}: give both the same number",
             )
         cells = batch.targets.long() * self.num_classes + output.outputs.argmax(1) + 1
         sums.index_add_(0, batch.sample_ids, cells.double())

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...core.errors import ConfigError
 from ...core.history import check_name
 from ...core.types import StepOutput
-from ...core.wording import describe_tensor
+from ...core.wording import counted, describe_tensor
 
 
 def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:
@@ -35,7 +35,7 @@ def check_output(output: Any, num_samples: int, *, has_graph: bool) -> None:
             raise ConfigError(
                 "SHAPES",
                 f"the task returned {describe_tensor(value)} as the number {name!r} of "
-                f"{num_samples} samples: return a tensor with one for each, [B]",
+                f"{counted(num_samples, 'sample')}: return a tensor with one for each, [B]",
             )
 
 
@@ -58,14 +58,14 @@ def _check_sizes(output: StepOutput, num_samples: int) -> None:
     elif losses.shape != (num_samples,):
         raise ConfigError(
             "SHAPES",
-            f"the losses are {describe_tensor(losses)} for {num_samples} samples: return one for "
-            "each sample, [B], as reduction='none' does, or, if the model computes only their "
-            "mean, StepOutput.from_mean(loss, num_items=len(batch))",
+            f"the losses are {describe_tensor(losses)} for {counted(num_samples, 'sample')}: "
+            "return one for each sample, [B], as reduction='none' does, or, if the model computes "
+            "only their mean, StepOutput.from_mean(loss, num_items=len(batch))",
         )
     elif num_items is not None and not _has_shape(num_items, num_samples):
         raise ConfigError(
             "SHAPES",
-            f"num_items are {describe_tensor(num_items)} for {num_samples} samples: "
+            f"num_items are {describe_tensor(num_items)} for {counted(num_samples, 'sample')}: "
             "return a tensor with the number of items of each sample, [B]",
         )
 

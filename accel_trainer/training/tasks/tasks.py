@@ -50,7 +50,7 @@ class ClassificationTask:
     as in torch. The config may ask for balanced ones instead, which follow from `class_counts` [K],
     the number of training samples of each class; their mean over the samples is 1. Samples with the
     label `ignore_index` count in no loss and no metric. Any other target that is no class, negative
-    or NaN is refused.
+    or NaN is an error.
 
     Raises:
         ConfigError: the weights are negative, NaN, inf or all 0, the config needs `class_counts`,
@@ -182,7 +182,7 @@ class _ElementwiseTask:
 class RegressionTask(_ElementwiseTask):
     """Mean squared error of predictions [B, ...] against targets of the same shape, per sample.
 
-    A target that is NaN or inf is refused.
+    A target that is NaN or inf is an error.
     """
 
     _loss = staticmethod(F.mse_loss)
@@ -193,7 +193,7 @@ class RegressionTask(_ElementwiseTask):
 class MultiLabelTask(_ElementwiseTask):
     """Binary cross-entropy of logits [B, K] and targets [B, K] in 0..1, for multi-label data.
 
-    Any other target is refused, such as -1 for "unknown". `pos_weight` [K] weighs the classes that
+    Any other target is an error, such as -1 for "unknown". `pos_weight` [K] weighs the classes that
     are present, as in torch's `BCEWithLogitsLoss`.
 
     Raises:

@@ -310,7 +310,7 @@ def test_a_run_of_no_epochs_evaluates_and_saves_once(capsys: pytest.CaptureFixtu
             "leave --num-samples out",
         ),
         ([RECIPES / "minimal.py", "--seconds", "-1"], "--seconds is -1.0: set it to 0 or more"),
-        (["--num-samples", "0"], "0 training samples are too few for 1 processes: add data"),
+        (["--num-samples", "0"], "0 training samples for 1 process: add data"),
         (["--num-samples", "9", "--num-processes", "0"], "--num-processes is 0: set it to 1 or"),
         (
             ["--num-samples", "9", "--batch-size", "5", "--num-processes", "2"],

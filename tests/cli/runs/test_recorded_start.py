@@ -335,7 +335,7 @@ def plain(value: object) -> object:
 
 # --- settings ---
 
-# What a recorded config may decide although it is text. All other settings outside of `run` are
+# What a recorded config may decide although it is text. All other settings outside `run` are
 # numbers, choices and switches of the training itself.
 READ_AS_DATA = {
     "run.init_from": "weights, of which only numbers are read",

@@ -145,10 +145,10 @@ def check_refused(folder: Path, kind: type[SimClr], batch: BatchConfig, said: st
             Coupled,
             "float",
             2,
-            "Coupled .* has 2 processes x 1 micro-batches: .*, and gather_with",
+            "Coupled .* has 2 processes x 1 micro-batch: .*, and gather_with",
         ),
-        (Coupled, "exact", 1, "has 1 processes x 2 micro-batches: set accumulate=1"),
-        (SimClr, "exact", 1, "1 processes x 2 micro-batches: set accumulate=1 batch_size=16$"),
+        (Coupled, "exact", 1, "has 1 process x 2 micro-batches: set accumulate=1"),
+        (SimClr, "exact", 1, "1 process x 2 micro-batches: set accumulate=1 batch_size=16$"),
     ],
 )
 def test_a_step_that_splits_pairs_is_refused_before_any_work(

@@ -126,7 +126,7 @@ def test_an_output_that_no_step_can_use_is_one_line(output: Any, said: str) -> N
 
 def test_the_loss_of_one_sample_is_no_scalar() -> None:
     """A mean would else be found out only by a batch of two."""
-    with pytest.raises(ConfigError, match=rf"float32 \[\] for 1 samples: {PER_SAMPLE}"):
+    with pytest.raises(ConfigError, match=rf"float32 \[\] for 1 sample: {PER_SAMPLE}"):
         check_output(StepOutput(MEAN), 1, has_graph=True)
 
 
