@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Collection
 from difflib import get_close_matches
@@ -37,7 +38,7 @@ def refuse_unknown(package: str, name: str, known: Collection[str]) -> NoReturn:
     refuse_removed(f"{package}.{name}")
     lower = {each.lower(): each for each in known}
     near = [lower[each] for each in get_close_matches(name.lower(), lower)]
-    hint = f"did you mean {' or '.join(near)}? " * bool(near)
+    hint = _called_elsewhere(name) or f"did you mean {' or '.join(near)}? " * bool(near)
     fact = f"{package} has no public name {name}: {hint}{package}.__all__ lists them all"
     frame: Any = sys._getframe()
     while frame.f_globals.get("__name__") in (__name__, package):
@@ -46,6 +47,15 @@ def refuse_unknown(package: str, name: str, known: Collection[str]) -> NoReturn:
     if is_from_import and find_spec(f"{package}.{name}") is None:  # it imports modules as well
         raise ImportError(fact, name=package)
     raise AttributeError(fact)
+
+
+def _called_elsewhere(name: str) -> str:
+    """Return what a class of another toolkit is here, such as `EarlyStopping`; empty if none."""
+    from .names import everyday, unknown
+
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
+    rows = [ours for ours, names in unknown.familiar_names().items() if words in names.split()]
+    return f"instead: {everyday.in_python(rows[0])}. " if "-" in words and rows else ""
 
 
 @cache

@@ -29,6 +29,8 @@ def test_a_package_has_the_names_that_its_list_imports_and_no_others() -> None:
 def test_an_import_of_an_unknown_name_lists_the_close_ones() -> None:
     for package, name, facts in (
         ("accel_trainer", "train", ("Trainer", "accel_trainer.__all__")),
+        ("accel_trainer", "EarlyStopping", (r"TrainerConfig(patience=)",)),
+        ("accel_trainer", "LightningModule", ("a task",)),
         ("accel_trainer", "Zzz", ("accel_trainer has no", "accel_trainer.__all__")),
         ("accel_trainer.commands", "read_runs", ("read_run", "accel_trainer.commands.__all__")),
         ("accel_trainer.vision", "load_image", ("load_images", "accel_trainer.vision.__all__")),

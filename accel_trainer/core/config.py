@@ -25,7 +25,7 @@ from typing import (
 
 import tyro
 
-from .errors import ConfigError
+from .errors import ConfigError, told_in_python
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -76,7 +76,7 @@ def check_pattern(config: object, group: str, name: str) -> None:
     value = getattr(config, name)
     try:
         re.compile(value or "")
-    except re.error as error:
+    except (re.error, TypeError) as error:
         raise ConfigError(
             "CONFIG",
             f"{group}.{name} is {value!r}, which is not a regular expression ({error}): correct it",
@@ -100,6 +100,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return value in get_args(kind)
     if origin in (Union, UnionType):
         return any(_fits(value, each) for each in get_args(kind))
+    if origin is tuple:
+        return not isinstance(value, str)  # whose items are letters
     kind = {int: Integral, float: Real}.get(kind, kind)
     # In Python 3.10, `tuple[str, ...]` is a type, of which nothing can be an instance.
     return origin is not None or not isinstance(kind, type) or isinstance(value, kind)
@@ -124,6 +126,11 @@ def _alternatives(kind: Any) -> list[str]:
 class Config:
     """The base of config classes: a keyword that none has is answered as an unknown flag is."""
 
+    def __init_subclass__(cls) -> None:
+        """Let what the class refuses be told to a Python program."""
+        if check := vars(cls).get("__post_init__"):
+            setattr(cls, "__post_init__", told_in_python()(check))  # noqa: B010  # mypy
+
     def __new__(cls, *args: object, **given: object) -> Self:
         """Raise ConfigError for an unknown keyword."""
         _refuse_unknown(cls, args, given)
@@ -142,14 +149,18 @@ def answers_unknown(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _refuse_unknown(called: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+    signature = inspect.signature(called)
     try:
-        inspect.signature(called).bind_partial(*args, **given)
+        signature.bind_partial(*args, **given)
     except TypeError as error:
         from ..names import everyday, unknown  # which few programs need
 
         elsewhere = everyday.spelt_fields(Config.__subclasses__(), called)
-        known = inspect.signature(called).parameters
-        if said := unknown.describe_unknown(called.__name__, given, known, elsewhere):
+        owner = called.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+        said = unknown.describe_unknown(owner, given, signature.parameters, elsewhere)
+        if args and said is None:
+            said = f"{owner} was given {args[-1]!r:.40} without its name: see help({owner})"
+        if said is not None:
             raise ConfigError("CONFIG", said) from error
 
 

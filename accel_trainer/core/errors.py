@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from multiprocessing import parent_process
 from typing import Any
@@ -81,6 +82,16 @@ class OneLineError(BaseException):
         from ..names.everyday import in_python  # few programs fail
 
         return in_python(self.line) if self.is_of_python else self.line
+
+
+@contextmanager
+def told_in_python() -> Iterator[None]:
+    """Let errors inside name keywords; commands, which show their `line`, keep the flags."""
+    try:
+        yield
+    except OneLineError as error:
+        error.is_of_python = True
+        raise
 
 
 class UserError(OneLineError, Exception):

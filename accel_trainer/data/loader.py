@@ -19,6 +19,7 @@ from ..core.batch_plan import ENDLESS, BatchConfig, BatchPlan, split_evenly
 from ..core.config import ABOVE_ZERO, AT_LEAST_ONE, Config
 from ..core.errors import ConfigError
 from ..core.types import Batch, LazyBatches, StepBatch
+from ..core.wording import describe_tensor
 from ..distributed.streams import has_streams
 from .order import GIVE_LABELS, SampleOrder, choose_order, labels_of, to_tensor
 from .own_order import OwnOrder
@@ -187,6 +188,9 @@ class DatasetOptions(Config):
     timeout_s: float = WORKER_TIMEOUT_S
 
     def __post_init__(self) -> None:
+        if not callable(self.order or len):
+            fix = "give a function of the epoch that returns sample numbers"
+            raise ConfigError("ORDER", f"order= is {describe_tensor(self.order)}: {fix}")
         AT_LEAST_ONE.check(self, "DatasetOptions", "num_classes")
         ABOVE_ZERO.check(self, "DatasetOptions", "timeout_s")
 

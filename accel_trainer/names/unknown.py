@@ -24,14 +24,14 @@ def suggest(name: str, known: Collection[str]) -> str:
         table = {ours: names for ours, names in table.items() if not ours.startswith("--")}
     theirs = {plain, re.sub(r"^(trainer|model|data)\.", "", plain)}  # as LightningCLI writes them
     rows = [ours for ours, names in table.items() if theirs & set(names.split())]
-    if rows:
-        usable = [row for row in rows if not row.startswith("--") or row.split()[0] in known]
-        ours = [*usable, "see --help"][0]
-        return f"did you mean {ours}?" if ours.startswith("--") else ours
+    usable = [row for row in rows if not row.startswith("--") or row.split()[0] in known]
+    if usable:
+        return f"did you mean {usable[0]}?" if usable[0].startswith("--") else usable[0]
     # Compared by the whole name or its last part. A name that is less similar would mislead.
     spelt = {each.rpartition(".")[2].lstrip("-"): each for each in known}
     spelt |= {each.lstrip("-"): each for each in known}
-    nearest = difflib.get_close_matches(plain, spelt, n=1, cutoff=_MIN_SIMILARITY)
+    cutoff = 1.0 if rows else _MIN_SIMILARITY
+    nearest = difflib.get_close_matches(plain, spelt, n=1, cutoff=cutoff)
     return f"did you mean {spelt[nearest[0]]}?" if nearest else "see --help"
 
 

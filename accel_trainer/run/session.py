@@ -15,8 +15,8 @@ from ..checkpoint.format import LoadedCheckpoint
 from ..checks.agreement import check_same_everywhere, describe_identity
 from ..checks.explain import explain
 from ..checks.preflight import find_launch_warnings, find_setting_warnings, refuse_launch
-from ..core.config import check_types
-from ..core.errors import ConfigError, OneLineError
+from ..core.config import answers_unknown, check_types
+from ..core.errors import ConfigError, told_in_python
 from ..core.logger import logger
 from ..core.rng import seed_generators
 from ..distributed.accelerator import start_accelerator
@@ -64,6 +64,7 @@ class Run:
         return None if self.resume is None else self.resume.checkpoint
 
 
+@answers_unknown
 @contextmanager
 def start_run(
     config: RecipeConfig | None = None, *, recipe: str, **settings: Unpack[Everyday]
@@ -85,7 +86,7 @@ def start_run(
         Preempted: a signal came, and the block has ended without an error. Alone in a script it
             is a SystemExit, and in a notebook or a thread a KeyboardInterrupt.
     """
-    try:
+    with told_in_python():
         if config is None:
             config = everyday_config(settings)
         elif settings:
@@ -94,9 +95,6 @@ def start_run(
             raise ConfigError("CONFIG", f"{fact}: give one of them")
         with _started(config, recipe) as run:
             yield run
-    except OneLineError as error:
-        error.is_of_python = True  # commands, which show `line`, keep the flags
-        raise
 
 
 @contextmanager

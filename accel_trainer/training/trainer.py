@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ..core.config import answers_unknown
 from ..core.digest import digest_of
 from ..core.errors import CheckpointError, ConfigError, DataError, PartFailed
 from ..core.learning_rate import Decay, Schedule, set_learning_rate
@@ -128,6 +129,7 @@ class Trainer:
             )
         super().__setattr__(name, value)
 
+    @answers_unknown
     def fit(self) -> RunResult:
         """Train from `self.state` to the end; from a restored state this is an exact resume.
 

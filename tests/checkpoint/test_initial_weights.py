@@ -79,9 +79,9 @@ def test_a_file_of_torch_save_is_refused_with_the_way_out(tmp_path: Path, is_zip
 
 
 def test_options_of_the_initial_weights_that_have_no_effect_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--init-skip has no effect without --init-from"):
+    with pytest.raises(ConfigError, match="init_skip= has no effect without init_from="):
         RunConfig(init_skip="head")
-    with pytest.raises(ConfigError, match="--resume runs/a and --init-from runs/b both set"):
+    with pytest.raises(ConfigError, match="resume='runs/a' and init_from='runs/b' both set"):
         RunConfig(init_from=Path("runs/b"), resume="runs/a")
 
 

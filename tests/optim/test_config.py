@@ -57,7 +57,7 @@ def test_an_optimizer_is_found_by_name_here_or_in_torch() -> None:
     ],
 )
 def test_an_optimizer_that_cannot_be_used_is_refused_with_a_hint(name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"--optimizer.name is {name}, .*{said}"):
+    with pytest.raises(ConfigError, match=rf"OptimizerConfig\(name=\) is {name}, .*{said}"):
         OptimizerConfig(name=name)
 
 

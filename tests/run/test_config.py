@@ -127,8 +127,8 @@ def test_a_change_of_the_config_that_is_allowed_must_be_of_a_setting() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"init_skip": "head"}, "--init-skip has no effect without --init-from"),
-        ({"init_from": "a", "resume": "runs/b"}, "--resume runs/b and --init-from a both set"),
+        ({"init_skip": "head"}, "init_skip= has no effect without init_from="),
+        ({"init_from": "x/a", "resume": "runs/b"}, "resume='runs/b' and init_from='x/a' both set"),
         ({"init_from": "a", "init_skip": "("}, "run.init_skip is '.', which is not a regular"),
     ],
 )

@@ -36,8 +36,8 @@ from accel_trainer.core.yaml_files import read_yaml
 from .mistakes import DATA, INPUTS, LABELS, make_net
 
 
-def started(**settings: Any) -> RecipeConfig:
-    with start_run(recipe="keywords", **settings) as run:
+def started(*given: Any, **settings: Any) -> RecipeConfig:
+    with start_run(*given, recipe="keywords", **settings) as run:
         return run.config
 
 
@@ -50,6 +50,12 @@ def trained(**parts: Any) -> None:
     parts = {"task": ClassificationTask(), "train_set": DATA, "eval_sets": DATA} | parts
     with start_run(recipe="keywords", quiet=True) as run:
         build_trainer(run, model=make_net(), **parts).fit()
+
+
+def fitted(*given: Any, **settings: Any) -> None:
+    with start_run(recipe="keywords", quiet=True) as run:
+        parts = {"task": ClassificationTask(), "train_set": DATA, "eval_sets": DATA}
+        build_trainer(run, model=make_net(), **parts).fit(*given, **settings)
 
 
 class Indexes:
@@ -130,6 +136,20 @@ def test_keywords_train_what_a_config_trains(tmp_path: Path) -> None:
         (lambda: trained(task=Indexes(lambda batch: batch[0])), ("batch.inputs",)),
         (lambda: trained(task=Indexes(lambda batch: batch["x"])), ("batch.targets",)),
         (lambda: trained(task=Indexes(lambda batch: [*batch])), ("batch.inputs",)),
+        (lambda: RecipeConfig(3), ("RecipeConfig was given 3 without its name",)),  # type: ignore[call-arg]
+        (lambda: BatchConfig("32"), ("BatchConfig was given '32' without its name",)),  # type: ignore[call-arg]
+        (lambda: started("digits", 20), ("start_run was given 20 without its name",)),
+        (lambda: OptimizerConfig(name="adam"), ("OptimizerConfig(name=) is adam", "mean Adam?")),
+        (lambda: RunConfig(init_skip="x"), ("init_skip= has no effect without init_from=",)),
+        (lambda: started(freeze=["body"]), ("freeze= is ['body']", "regular expression")),
+        (lambda: started(track="wandb"), ("track is 'wandb'",)),
+        (lambda: DatasetOptions(order=[1, 2]), ("order= is an object of type list", "function")),  # type: ignore[arg-type]
+        (
+            lambda: ClassificationTask(label_smoothing=0.1),
+            ("ClassificationConfig(label_smoothing=",),
+        ),  # type: ignore[call-arg]
+        (lambda: fitted(epochs=3), ("fit has no epochs=", "start_run(epochs=)")),
+        (lambda: fitted(DATA), ("fit was given",)),
         (lambda: launch(len, "a", nprocs=2), ("launch has no nprocs=", "num_processes=")),
         (lambda: launch(len, "a", gpus=2), ("did you mean num_processes=",)),
         (lambda: Trainer(max_epochs=3), ("max_epochs=", "start_run(epochs=...)")),  # type: ignore[call-arg]

@@ -41,7 +41,7 @@ def test_a_run_evaluates_at_every_interval_and_at_its_end(
 
 @pytest.mark.parametrize("every", ["", "0steps", "0.0epochs", "1.5steps", "5", "-1epoch", "often"])
 def test_an_interval_that_cannot_be_is_refused(every: str) -> None:
-    with pytest.raises(ConfigError, match=f"--evaluate-every is '{every}': set it to some steps"):
+    with pytest.raises(ConfigError, match=f"evaluate_every= is '{every}': set it to some steps"):
         TrainerConfig(evaluate_every=every)
 
 

@@ -38,6 +38,9 @@ def parse_config(
     flags and files. `--help` prints all flags and exits. Raises ConfigError, with one line, if a
     name, a value or a file is wrong.
     """
+    if not isinstance(config_class, type):
+        name = type(config_class).__name__
+        raise ConfigError("CONFIG", f"main was given an object of type {name}: give the class")
     argv = sys.argv[1:] if argv is None else list(argv)
     if {"-h", "--help", "--help-all"} & set(argv):
         argv = ["--help"]

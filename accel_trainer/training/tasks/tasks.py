@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...core.config import BELOW_ONE, Config
+from ...core.config import BELOW_ONE, Config, answers_unknown
 from ...core.errors import ConfigError
 from ...core.types import Batch, StepOutput
 from ...core.wording import describe_tensor
@@ -59,6 +59,7 @@ class ClassificationTask:
 
     metrics = (MeanLoss(), TopKAccuracy())
 
+    @answers_unknown
     def __init__(
         self,
         config: ClassificationConfig | None = None,
