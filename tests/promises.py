@@ -336,7 +336,7 @@ PROMISES = [
     # --- a run that goes wrong stops, saves or says so ---
     Promise(
         STOPPED,
-        "NonfiniteCheck._is_bad",
+        "NonfiniteCheck._is_skipped",
         "return False",
         "tests/training/step/test_nonfinite_report.py",
     ),

@@ -179,11 +179,11 @@ class MetricLogger(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the sums, and note how many rows the history had at the checkpoint."""
+        """Restore the sums, and note how long the history was at the checkpoint."""
         self._meters.load_state_dict(state["meters"])
         self._samples.restore(state.get("samples"))  # not in older versions
         if self.history is not None:
-            self.history.num_kept = state["history_bytes"]
+            self.history.kept_bytes = state["history_bytes"]
 
 
 def _numbers(metrics: Mapping[str, Any], group: str = "") -> dict[str, float]:

@@ -29,7 +29,7 @@ class MetricsFile:
         # A power loss may leave half a line, which the next row must not continue.
         self._file.drop_half_line()
         self._unwritten = b""
-        self.num_kept = 0
+        self.kept_bytes = 0
         """How many bytes the checkpoint had that the run continues from."""
         # A row may be appended while the thread that saves a checkpoint calls `sync`.
         self._lock = threading.Lock()

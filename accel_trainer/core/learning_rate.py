@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 RATIO = "learning_rate_ratio"
-"""The key of a parameter group for its rate relative to the schedule's; the engine sets it."""
+"""The key of a parameter group for its rate relative to the schedule's, by config or optimizer."""
 SCALE = "learning_rate_scale"
-"""The key of a parameter group for a further factor, which only the user sets."""
+"""The key of a parameter group for a further factor, which only the user's hooks set."""
 
 Schedule = Callable[[int], float]
 """Maps the completed optimizer steps (0 before the first) to the learning rate of the next one."""

@@ -25,7 +25,7 @@ _MASK = 0xFFFFFFFF
 _CPU = torch.device("cpu")
 _python = random.seed.__self__  # type: ignore[attr-defined]  # the generator of Python's module
 _seed_python = super(random.Random, _python).seed
-# Larger than any process index, which is the key of training.
+# Keys larger than any process index, which is the key of a training forward.
 _EVALUATION = 0x6576616C
 UPDATE = 0x75706474
 

@@ -15,9 +15,9 @@ from ..core.train_state import TrainState
 class Activity:
     """What a process is doing, as read by the watchdog's thread and by error reports.
 
-    The trainer sets `position` and counts `num_forwards`. `phase_s` holds the seconds spent
-    in each phase so far, without the current stay in `phase`. `compilation` counts the seconds of
-    compiling the model. `couples_batch` is copied from the task. `result` is the
+    The trainer sets `position`, and its steps count `num_forwards`. `phase_s` holds the seconds
+    spent in each phase so far, without the current stay in `phase`. `compilation` counts the
+    seconds of compiling the model. `couples_batch` is copied from the task. `result` is the
     RunResult at the end.
     """
 

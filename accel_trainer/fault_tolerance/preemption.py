@@ -70,8 +70,8 @@ class StopFlag:
 
     `num_polls` counts the calls of `poll`: the watchdog sees in it that the process makes progress.
 
-    `is_starting` is set by `start_run` and cleared by the trainer when training begins. Until then
-    nothing needs to be saved: a signal raises `Preempted` at once.
+    `is_starting` is set when a run is joined and cleared when training begins. Until then nothing
+    needs to be saved: a signal raises `Preempted` at once.
     """
 
     def __init__(self, *, num_processes: int = 1, timeout_s: float = 1800.0) -> None:

@@ -181,7 +181,7 @@ class ExactRun(Stateful):
         self.is_stopped = state["is_stopped"]
         self.metrics = dict(state["metrics"])
         if self._history is not None:
-            self._history.num_kept = state["history_bytes"]
+            self._history.kept_bytes = state["history_bytes"]
 
     def check_order(self, orders: Sequence[int]) -> None:
         """Raise ConfigError if the orders of the epoch have other digests. **Collective.**"""

@@ -367,7 +367,7 @@ def begin_history(history: MetricsFile | None, folder: Path, resume: Resume | No
         history.truncate(0)
         with writes_to(folder):
             history.copy_rows(path)
-    history.truncate(history.num_kept)
+    history.truncate(history.kept_bytes)
 
 
 def _refused(changes: Sequence[Change], allowed: Collection[str]) -> list[Change]:

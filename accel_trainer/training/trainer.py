@@ -104,16 +104,16 @@ class Trainer:
         self.log = Log(self._run_folder, step.activity, self.accelerator.is_main_process)
         loop = LoopState(self._progress, step.nonfinite, self._callback_runner, self.log)
         self._states = self._trained.extended({"trainer": loop})
-        # Those of the step in progress, and how many of them it has made.
+        # The updates of the step in progress, and how many of them have been made.
         self._updates: list[Turn] = [""]
         self._num_updates = 0
-        # The one that was saved last; the one that a run begins with is never due.
+        # Where the last checkpoint was taken; where a run begins, none is due.
         self._saved_position = self.state
         self.metadata: dict[str, Any] = {}
         """Plain JSON values that every checkpoint stores; those of the main process count."""
         self.result: RunResult | None = None
         """How the run ended; None while it runs."""
-        # The last one: what is set later is of a subclass.
+        # Must be set last: attributes that are set later belong to a subclass.
         self._engine_attributes = {*vars(self), "_engine_attributes"}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -161,10 +161,10 @@ class Trainer:
 
     def _steps(self) -> Generator[StepReport]:
         """Train, evaluate and save until nothing is left or something stops the run."""
-        while self._at_boundary():
+        while self._do_what_is_due():
             yield from self._train_epoch()
 
-    def _at_boundary(self) -> bool:
+    def _do_what_is_due(self) -> bool:
         """Evaluate and save what is due between two steps; return whether another step follows."""
         if self._stop_flag.agreed.is_preemption:
             return False
@@ -185,7 +185,7 @@ class Trainer:
             yield self._take_step(step_batch)
             self._stop_flag.poll()
             # The end of an epoch comes once its batches have ended.
-            if not (self._is_epoch_end or self._at_boundary()):
+            if not (self._is_epoch_end or self._do_what_is_due()):
                 return
         if not self._is_epoch_end:
             self._save()
@@ -611,7 +611,7 @@ class Trainer:
         and a finished run that is started again evaluates the same.
         """
         self._stop_flag.drain()
-        self._save()  # a checkpoint that was already saved is not written again
+        self._save()  # the checkpointer does not write a position twice
         with self._activity.during("disk"):
             self._checkpointer.wait(must_succeed=True)
         progress = self._progress

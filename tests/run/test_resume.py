@@ -404,7 +404,7 @@ def test_a_run_begins_with_the_rows_of_what_it_continues(
     folder = tmp_path / "run"
     resume = source and replace(resume_with({}), source=Source(str(tmp_path / source)))
     with closing(MetricsFile(folder / "metrics.jsonl")) as history:
-        history.num_kept = len(rows)  # as the checkpoint has it
+        history.kept_bytes = len(rows)  # as the checkpoint has it
         begin_history(history, folder, resume or None)
     assert (folder / "metrics.jsonl").read_text() == rows
 

@@ -1,4 +1,4 @@
-"""Keeps an update by a gradient that is NaN or inf out of the weights."""
+"""Steps the optimizers, unless a gradient is NaN or inf."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class NonfiniteCheck:
 
         Raises DivergedError if a gradient is NaN or inf, and the run must end.
         """
-        is_bad = self._is_bad(update, grad_norm)
-        if not is_bad:
+        is_skipped = self._is_skipped(update, grad_norm)
+        if not is_skipped:
             for optimizer in in_turn(self.optimizers, update.step_batch.turn).values():
                 take_step(optimizer)
-        return is_bad
+        return is_skipped
 
     def settle(self) -> None:
         """Report an update that the host has not looked at yet, if it was bad. **Collective.**
@@ -59,7 +59,7 @@ class NonfiniteCheck:
         Raises DivergedError.
         """
 
-    def _is_bad(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
+    def _is_skipped(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
         if not self.find(grad_norm):
             return False
         self._found.zero_()
@@ -69,8 +69,8 @@ class NonfiniteCheck:
     def find(self, grad_norm: Tensor | None = None) -> Tensor:
         """Return a flag [] on the device: 1 if a gradient, or their norm, is NaN or inf.
 
-        All processes find the same without communication, since gradients were averaged over them.
-        The flag also stays 1 after a bad update that has not been reported yet.
+        **Collective** with shards; else all processes have the same gradients. The flag also stays
+        1 after a bad update that has not been reported yet.
         """
         # The norm is NaN or inf if any gradient is.
         if grad_norm is None:
@@ -103,7 +103,7 @@ class DeferredCheck(NonfiniteCheck):
         # Each update writes it once that of the update before has been read.
         self._flag = torch.empty((), dtype=self._found.dtype, pin_memory=True)
 
-    def _is_bad(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
+    def _is_skipped(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
         found = self.find(grad_norm)
         for optimizer in self.optimizers.values():
             optimizer.found_inf = found  # type: ignore[attr-defined]

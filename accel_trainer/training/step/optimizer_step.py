@@ -46,10 +46,10 @@ class OptimizerStep:
     """Takes the steps of a run: `compute_gradients`, perhaps more than once, `apply_gradients`.
 
     `wrapped_model` is what `strategy.prepare` returned for `model`. accelerate's wrapper of the
-    optimizer would only call torch's and the GradScaler's methods, as is done here, and takes
+    optimizer would only call torch's and the GradScaler's methods, as `check` does, and takes
     nearly as long as the step of a tiny model (accelerate 1.15).
 
-    `check` keeps an update by a gradient that is NaN or inf out of the weights.
+    `check` steps the optimizers, unless a gradient is NaN or inf.
     """
 
     strategy: Strategy

@@ -1,4 +1,4 @@
-"""A step of torch's optimizers without what only a profile and hooks need."""
+"""Steps torch's optimizers without what only profilers and hooks need."""
 
 from __future__ import annotations
 

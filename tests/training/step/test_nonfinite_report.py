@@ -251,7 +251,7 @@ def test_a_mask_of_minus_infinity_is_saved_and_resumed(tmp_path: Path) -> None:
 def test_weights_that_a_guard_let_pass_are_in_no_checkpoint_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NonfiniteCheck, "_is_bad", lambda *unused: False)
+    monkeypatch.setattr(NonfiniteCheck, "_is_skipped", lambda *unused: False)
     with pytest.raises(DivergedError, match="CKPT_NONFINITE"):
         run(tmp_path, policy="stop")
     assert newest_and_finite(tmp_path) < "step-0000000005"
