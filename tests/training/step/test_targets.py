@@ -222,8 +222,8 @@ def measure(logits: Tensor, labels: Tensor, batch_size: int = 7) -> dict[str, An
         accelerator=Accelerator(cpu=True),
     )
     found = run_evaluation(evaluator, Given(), Accelerator(cpu=True))
-    for mistake in found["worst_mistakes"]:
-        del mistake["id"]
+    for sample in found["worst_mistakes"] + found["predictions"]:
+        sample.pop("id", None)  # some are in both
     return found
 
 
