@@ -6,14 +6,11 @@ Shapes: B samples, K classes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_safetensors
 from torch import Tensor
 
 from ...callbacks.onnx import OnnxFiles, write_onnx
@@ -31,8 +28,6 @@ _DEFAULT_SIZE = (32, 32)  # of the traced images, if the export does not record 
 _MAX_BYTES = 1 << 36
 Classes = list[tuple[str, float]]
 """Names of classes with their probabilities, the likeliest first."""
-SUFFIXES = (".npy", ".safetensors")
-"""The suffixes of files with inputs of a model."""
 
 
 def convert(folder: Path, config: Mapping[str, Any]) -> OnnxFiles:
@@ -137,35 +132,6 @@ class OnnxModel:
 
 def _in_short(error: Exception) -> str:
     return " ".join(str(error).split())[:160]
-
-
-def predict_file(
-    model: OnnxModel, path: Path, class_names: Sequence[str], *, top: int
-) -> Iterator[dict[str, Any]]:
-    """Yield an object for JSON per sample of a `.npy` or `.safetensors` file.
-
-    It holds the outputs, or the `top` classes if the first output is logits of `class_names`.
-    """
-    try:
-        if path.suffix == ".npy":
-            inputs = {model.input_names[0]: np.load(path)}
-        else:
-            inputs = load_safetensors(filesystem.read_file(path, max_bytes=_MAX_BYTES))
-    except (OSError, ValueError, EOFError, SafetensorError) as error:
-        raise DataError("INPUT", f"{path} cannot be read ({error})") from error
-    outputs = model.run(inputs, str(path))
-    first = next(iter(outputs.values()))
-    if first.ndim == 2 and first.shape[1] == len(class_names):
-        predicted = top_classes(torch.from_numpy(first), class_names, top=top)
-        rows: list[dict[str, Any]] = [{"predictions": as_json(each)} for each in predicted]
-    else:
-        values = {name: output.tolist() for name, output in outputs.items()}
-        rows = [
-            {"outputs": {name: values[name][number] for name in values}}
-            for number in range(len(first))
-        ]
-    for number, row in enumerate(rows):
-        yield {"path": str(path), "sample": number, **row}
 
 
 def top_classes(logits: Tensor, class_names: Sequence[str], *, top: int) -> list[Classes]:

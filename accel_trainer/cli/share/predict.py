@@ -4,8 +4,7 @@ IMAGE may be a folder of images. Images of any size are prepared with the transf
 with the model, and their logits are averaged over the views of `--tta`, as in the run's evaluation.
 If an image cannot be read or has an unsupported format, it is reported, the others are predicted,
 and the exit code is 65.
-Your own model runs from the ONNX file that its recipe writes with `--onnx`, and also takes `.npy`
-and `.safetensors` files with its inputs.
+Your own model runs from the ONNX file that its recipe writes with `--onnx`.
 """
 
 from __future__ import annotations
@@ -39,15 +38,7 @@ from ..common.parser import CommandParser, refuse_below_one
 from ..common.threads import decoding_threads, in_order
 from .best_so_far import opened_export
 from .export import evaluation_of, run_of
-from .onnx_model import (
-    SUFFIXES,
-    Classes,
-    OnnxModel,
-    as_json,
-    is_own_model,
-    predict_file,
-    top_classes,
-)
+from .onnx_model import Classes, OnnxModel, as_json, is_own_model, top_classes
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]+:/", re.IGNORECASE)
 _EXAMPLE = "example: accel-trainer predict runs/first photos --top 2"
@@ -79,15 +70,9 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
     """Print the predictions of the export in `folder`, and return the exit code."""
     own_model = OnnxModel(folder) if is_own_model(folder) else None
     content = read_export_content(folder)
-    if own_model is not None and {path.suffix for path in options.image} <= set(SUFFIXES):
-        class_names = content.get("class_names", [])
-        for path in options.image:
-            for row in predict_file(own_model, path, class_names, top=options.top):
-                tell_json(row)
-        return ExitCode.DONE
     if own_model is not None and "normalization" not in content:
         fact = f"the run did not record how to turn {options.image[0]} into its input"
-        raise ConfigError("USAGE", f"{fact}: give a .npy or .safetensors file of inputs")
+        raise ConfigError("USAGE", f"{fact}: run export/model.onnx by onnxruntime")
     found_in = [find_images(given) for given in options.image]
     paths = [path for images, _ in found_in for path in images]
     left_out = [each for _, others in found_in for each in others if each.reason != LITTER]
