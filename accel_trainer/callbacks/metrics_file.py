@@ -93,6 +93,6 @@ def without_nan(value: Any) -> Any:
     """Return NaN and inf in nested values as texts: JSON has neither."""
     if isinstance(value, Mapping):
         return {key: without_nan(each) for key, each in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [*map(without_nan, value)]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -49,27 +49,6 @@ def test_the_lines_of_commands_fit_the_terminal(commands: list[str], columns: in
         assert terminal.too_long(text, columns) == [], command
 
 
-@pytest.mark.usefixtures("python_is_forked")
-def test_runs_leave_out_the_columns_that_have_no_room(runs: Path) -> None:
-    text = terminal.run_python(door("runs", runs, "--sort", "wall"), columns=60)
-    head, _, _, *said = text.splitlines()
-    assert head.split() == ["name", "state", "step", "metric", "best", "wall"]
-    assert " ".join(said).startswith("no room for data, epoch, last, samples/s: widen")
-
-
-@pytest.mark.usefixtures("python_is_forked")
-def test_the_data_of_each_star_is_shown_where_it_differs(runs: Path, tmp_path: Path) -> None:
-    for name, data in (("a", "cats"), ("b", "dogs")):
-        shutil.copytree(runs / "fast", tmp_path / name)
-        config = tmp_path / name / "config.yaml"
-        config.write_text(
-            re.sub("^dataset: .*$", f"dataset: {data}", config.read_text(), flags=re.M)
-        )
-    head, *lines = terminal.run_python(door("runs", tmp_path), columns=60).splitlines()
-    assert head.split()[:3] == ["name", "data", "state"]
-    assert [line.split()[1] for line in lines[:2]] == ["cats", "dogs"]
-
-
 def test_a_table_that_does_not_fit_continues_each_row_indented(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from ...callbacks import console
 from ...callbacks.console import terminal_columns, wrap_lines
+from ...callbacks.metrics_file import without_nan
 
 Say = Callable[[str], None]
 """Called with each line about the progress of a command."""
@@ -75,16 +75,8 @@ def tell_json(value: Any) -> None:
     try:
         line = json.dumps(value, allow_nan=False)
     except ValueError:
-        line = json.dumps(_without_nan(value), allow_nan=False)
+        line = json.dumps(without_nan(value), allow_nan=False)
     tell(line)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def printable(text: str) -> str:
@@ -108,21 +100,6 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
                 cells = "  ".join(f"{line[i]:{aligns[i]}{widths[i]}}" for i in group)
                 printed.append(_INDENT * (number > 0) + cells.rstrip())
     return "\n".join(printed)
-
-
-def columns_that_fit(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, droppable: Sequence[str]
-) -> list[int]:
-    """Return the numbers of the columns to print, all of them unless a terminal is too narrow.
-
-    The `droppable` ones are then left out, the first first.
-    """
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    kept = list(range(len(columns)))
-    for name in droppable:
-        if len(_groups([widths[i] for i in kept], terminal_columns())) > 1:
-            kept.remove(columns.index(name))
-    return kept
 
 
 def both_ends(rows: list[list[str]]) -> list[list[str]]:

@@ -1,6 +1,6 @@
 """`accel-trainer runs [DIR]`: list all runs in a folder as a table, and mark the best.
 
-A sweep is shown as one row, its best run. A narrow terminal shows fewer columns.
+A sweep is shown as one row, its best run.
 """
 
 from __future__ import annotations
@@ -12,20 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import OutputError
-from ..common.output import (
-    columns_that_fit,
-    format_duration,
-    format_number,
-    format_table,
-    show,
-    tell,
-)
+from ..common.output import format_duration, format_number, format_table, tell
 from ..common.parser import CommandParser
 from .run_reader import RunReader, is_run, read_run
 
 _COLUMNS = ("name", "data", "state", "step", "epoch", "metric", "best", "last", "samples/s", "wall")
-# What a narrow terminal has no room for, the least important first.
-_DROPPABLE = ("samples/s", "wall", "epoch", "last", "step", "metric")
 _EXAMPLE = "example: accel-trainer runs runs --sort best"
 
 
@@ -46,24 +37,13 @@ def main(argv: Sequence[str]) -> int:
         raise OutputError(
             "NO_RUNS", f"no runs in {options.folder}: give the folder that holds them"
         )
-    _print_table(sorted(rows, key=lambda row: _sort_key(row, options.sort)), sort=options.sort)
-    return 0
-
-
-def _print_table(rows: Sequence[Mapping[str, Any]], *, sort: str) -> None:
     winners = _winners(rows)
-    columns = [" ", *_COLUMNS]
     cells = [
         ["*" if row["name"] in winners else " ", *(_show(column, row) for column in _COLUMNS)]
-        for row in rows
+        for row in sorted(rows, key=lambda row: _sort_key(row, options.sort))
     ]
-    droppable = [column for column in _DROPPABLE if column != sort]
-    if len({row["data"] for row in rows}) == 1:  # otherwise each star is the best of its data
-        droppable.insert(0, "data")
-    kept = columns_that_fit(columns, cells, droppable=droppable)
-    tell(format_table([columns[i] for i in kept], [[line[i] for i in kept] for line in cells]))
-    if left_out := [column for i, column in enumerate(columns) if i not in kept]:
-        show(f"no room for {', '.join(left_out)}: widen the terminal, or pipe the table")
+    tell(format_table([" ", *_COLUMNS], cells))
+    return 0
 
 
 def find_runs(folder: Path) -> list[RunReader]:
