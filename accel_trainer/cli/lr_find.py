@@ -14,7 +14,7 @@ from ..core.errors import ConfigError, ExitCode, OutputError
 from ..run.config import RecipeConfig
 from .common.output import tell
 from .common.own_files import refuse_other_file
-from .common.parser import CommandParser, refuse_below_one
+from .common.parser import CommandParser
 from .common.processes import train_recipe
 from .common.recipes import find_config_class
 from .flags.fields import fields_by_flag
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
         default=Path("lr-find.png"),
         help="the chart to write; default: lr-find.png",
     )
-    parser.add_number("--num-processes", "default: 1", default=1)
+    parser.add_number("--num-processes", "default: 1", default=1, lowest=1)
     options, recipe, flags = parser.parse_recipe(argv)
     if recipe is None:
         raise ConfigError("LR_FIND", f"the recipe comes first; {_EXAMPLE}")
@@ -93,7 +93,6 @@ def main(argv: Sequence[str]) -> int:
             "LR_FIND",
             f"--from must be above 0 and below --to, and --steps between 10 and {_MAX_STEPS}",
         )
-    refuse_below_one("--num-processes", options.num_processes, code="LR_FIND")
     refuse_other_file(options.png, "--png")
     growth = (options.highest / options.lowest) ** (1 / (options.steps - 1))
     ramp = _ramp(options.lowest, growth, options.steps)

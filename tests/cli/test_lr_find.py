@@ -83,7 +83,7 @@ def test_a_recipe_is_ramped_without_a_trace_but_the_picture(
             [],
             "cannot be imported (NameError: name 'Nope' is not defined)",
         ),
-        (None, ["--num-processes", "0"], "--num-processes is 0: set it to 1 or more"),
+        (None, ["--num-processes", "0"], "--num-processes: it is 0, and must be 1 or more"),
         (None, ["--steps", "99999999999"], "and --steps between 10 and 100000"),
         (None, ["--to", "inf"], "--from must be above 0 and below --to"),
         (None, ["--png", "."], "--png . cannot be replaced (not a regular file)"),

@@ -146,12 +146,6 @@ def at_least(lowest: int, kind: Callable[[str], float] = int) -> Callable[[str],
     return convert
 
 
-def refuse_below_one(flag: str, value: int | None, *, code: str = "USAGE") -> None:
-    """Raise ConfigError if a flag has a value below 1. None is allowed."""
-    if value is not None and value < 1:
-        raise ConfigError(code, f"{flag} is {value}: set it to 1 or more")
-
-
 class _Paragraphs(argparse.HelpFormatter):
     """Keeps the paragraphs of a description, and no line ends within a flag such as `--dry-run`."""
 

@@ -10,7 +10,6 @@ after which it decays, and its last one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,7 @@ from ...distributed.machine import available_cpus
 from ...removed import refuse_removed_command
 from ...run.config import RecipeConfig
 from ..common.output import format_duration, show
-from ..common.parser import CommandParser, refuse_below_one
+from ..common.parser import CommandParser, at_least
 from ..common.recipes import find_config_class
 from ..flags.parser import parse_config
 from ..recipe.hours import DECAY, check_hours
@@ -42,21 +41,20 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser(
         __doc__, _EXAMPLE, prog="accel-trainer plan [RECIPE.py]", allow_abbrev=False
     )
-    parser.add_number("--num-processes", "processes to plan for; default: 1", default=1)
+    processes_help = "processes to plan for; default: 1"
+    parser.add_number("--num-processes", processes_help, default=1, lowest=1)
     samples_help = "plan for this many training samples, without measuring"
     parser.add_number("--num-samples", samples_help)
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=at_least(0, float),
         metavar="S",
         default=12,
         help="how long to measure, after the first steps; default: 12",
     )
     options, recipe, flags = parser.parse_recipe(argv)
-    _check(options)
     can_measure = options.num_processes <= _num_devices()
     config_class = RecipeConfig if recipe is None else find_config_class(recipe)
-    refuse_removed_command("plan", [flag for flag in flags if flag.partition("=")[0] != "--hours"])
     config = parse_config(config_class, flags, description=__doc__)
     hours = config.trainer.hours
     if hours is not None:
@@ -97,13 +95,6 @@ def main(argv: Sequence[str]) -> int:
         )
     show("\n".join(lines))
     return 0
-
-
-def _check(options: Any) -> None:
-    """Raise ConfigError for a value that cannot work."""
-    refuse_below_one("--num-processes", options.num_processes, code="PLAN")
-    if not 0 <= options.seconds < math.inf:
-        raise ConfigError("PLAN", f"--seconds is {options.seconds}: set it to 0 or more")
 
 
 def _check_hours(config: RecipeConfig, options: Any, *, can_measure: bool) -> None:

@@ -31,7 +31,7 @@ from ...vision.pretrained import (
 )
 from ...vision.tasks import ImageClassificationConfig, ImageClassificationTask
 from ..common.output import both_ends, format_number, format_table, tell, tell_json
-from ..common.parser import CommandParser, refuse_below_one
+from ..common.parser import CommandParser
 from ..runs.confusion import read_confusion
 from ..runs.metric_groups import Weights
 from ..runs.run_reader import RunReader
@@ -79,13 +79,12 @@ def main(argv: Sequence[str]) -> int:
         choices=("model", "ema"),
         help="which weights of a checkpoint; default: ema if it has them",
     )
-    parser.add_number("--batch-size", "default: the run's batch size")
+    parser.add_number("--batch-size", "default: the run's batch size", lowest=1)
     parser.add_data_options()
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object, with the confusion matrix"
     )
     options = parser.parse_args(argv)
-    refuse_below_one("--batch-size", options.batch_size)
     stored = load_model(options.model, weights=options.weights)
     settings = stored.run.config if stored.run is not None else {}
     dataset = options.dataset or settings.get("dataset")

@@ -34,7 +34,7 @@ from ...vision.pretrained import (
 from ...vision.sources.listing import LITTER, LeftOut, describe_left_out, list_photos
 from ...vision.tasks import AveragedOverViews
 from ..common.output import tell, tell_json
-from ..common.parser import CommandParser, refuse_below_one
+from ..common.parser import CommandParser
 from ..common.threads import decoding_threads, in_order
 from .best_so_far import opened_export
 from .export import evaluation_of, run_of
@@ -54,11 +54,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_model()
     parser.add_argument("image", type=Path, nargs="+", help="an image, or a folder of images")
     parser.add_number("--top", "classes to print per image; default: 1", default=1, lowest=1)
-    parser.add_number("--batch-size", "images per forward pass; default: 64", default=64)
+    parser.add_number("--batch-size", "images per forward pass; default: 64", default=64, lowest=1)
     parser.add_workers_option()
     parser.add_argument("--jsonl", action="store_true", help="print a JSON object per image")
     options = parser.parse_args(argv)
-    refuse_below_one("--batch-size", options.batch_size)
     image = options.image[0]
     if (image / "export").is_dir() and not (options.model / "export").is_dir():
         raise ConfigError("USAGE", f"{image} is a run: give it first, before the images")

@@ -25,7 +25,7 @@ from ...core.run_dir import prepare_directory
 from ...run.config import with_defaults
 from ...vision.rules import open_settings
 from ..common.output import format_number, format_table, tell
-from ..common.parser import CommandParser, refuse_below_one
+from ..common.parser import CommandParser
 from ..common.processes import command_of, forward_signals, start_recipe
 from ..common.recipes import find_config_class
 from ..recipe.start import Start
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         f"{__doc__} {swept}", _EXAMPLE, prog="accel-trainer sweep RECIPE.py", allow_abbrev=False
     )
     parser.add_path("--output-dir", "DIR", "the folder of the sweep; default: runs/sweep-RECIPE")
-    parser.add_number("--num-processes", "processes per run; default: 1", default=1)
+    parser.add_number("--num-processes", "processes per run; default: 1", default=1, lowest=1)
     parser.add_argument(
         "--print",
         action="store_true",
@@ -57,7 +57,6 @@ def main(argv: Sequence[str]) -> int:
     options, recipe, flags = parser.parse_recipe(argv)
     if recipe is None:
         raise ConfigError("SWEEP", f"the recipe comes first; {_EXAMPLE}")
-    refuse_below_one("--num-processes", options.num_processes, code="SWEEP")
     wanted = options.output_dir or Path("runs") / f"sweep-{recipe.stem}"
     folder = Path(os.path.realpath(wanted))
     trials = plan_trials(find_config_class(recipe), flags, folder=folder)

@@ -309,9 +309,9 @@ def test_a_run_of_no_epochs_evaluates_and_saves_once(capsys: pytest.CaptureFixtu
             ["--num-samples", "9", "--schedule.shape", "trunk", "--hours", "1"],
             "leave --num-samples out",
         ),
-        ([RECIPES / "minimal.py", "--seconds", "-1"], "--seconds is -1.0: set it to 0 or more"),
+        ([RECIPES / "minimal.py", "--seconds", "-1"], "--seconds: it is -1, and must be 0 or more"),
         (["--num-samples", "0"], "0 training samples for 1 process: add data"),
-        (["--num-samples", "9", "--num-processes", "0"], "--num-processes is 0: set it to 1 or"),
+        (["--num-samples", "9", "--num-processes", "0"], "it is 0, and must be 1 or more"),
         (
             ["--num-samples", "9", "--batch-size", "5", "--num-processes", "2"],
             "global batch 10 is larger",

@@ -145,7 +145,7 @@ def test_an_interrupt_ends_all_and_leaves_nothing(capsys: pytest.CaptureFixture[
     ("words", "named"),
     [
         (["none.py"], "none.py is not a file"),
-        ([RECIPE, "--runs", "0"], "--runs is 0: set it to 1 or more"),
+        ([RECIPE, "--runs", "0"], "--runs: it is 0, and must be 1 or more"),
         ([RECIPE, "--faults", "boom"], "--faults 'boom'"),
         ([RECIPE, "--batch-size", "3"], "unrecognized arguments: --batch-size 3"),
         ([RECIPE, "--keep", Path(__file__).parent], "is not empty: choose a new folder"),
