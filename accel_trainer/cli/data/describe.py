@@ -23,7 +23,6 @@ from tqdm import tqdm
 from ...core.errors import DataError, ExitCode, UserError
 from ...core.wording import counted
 from ...vision import EvalTransform, Photos, PhotoSplit, load_photos
-from ...vision.data.colour_profile import has_other_colours
 from ...vision.data.eval_transform import shrink_for
 from ...vision.data.photo_decode import decode_photo, format_of, opened_image, read_header
 from ...vision.data.pixel_range import range_of
@@ -47,8 +46,8 @@ class Photo:
     `height` and `width` are measured after the photo is turned upright, `kind` is its format and
     mode, and `sha256` the hash of its pixels after decoding. `is_plain` is true if
     these have one colour, `is_narrow` if they use less than an eighth of their range, and
-    `has_more` if there are frames or pages behind the one that is read. `has_profile` is true if
-    it has a colour profile that matters, and `can_shrink` if it may be decoded at a smaller size.
+    `has_more` if there are frames or pages behind the one that is read, and `can_shrink` if it may
+    be decoded at a smaller size.
     """
 
     name: str
@@ -61,7 +60,6 @@ class Photo:
     is_plain: bool = False
     is_narrow: bool = False
     has_more: bool = False
-    has_profile: bool = False
     can_shrink: bool = False
 
 
@@ -139,7 +137,6 @@ def examine_photo(split: PhotoSplit, index: int) -> Photo:
         kind = format_of(data, name)
         with opened_image(data, name) as image:
             # The second picture of an MPO, which cameras write, is a preview or a depth map.
-            has_profile = has_other_colours(image)
             has_more = getattr(image, "is_animated", False) and image.format != "MPO"
     except DataError as error:
         return Photo(name, 0, 0, "", b"", problem=error.message)
@@ -155,7 +152,6 @@ def examine_photo(split: PhotoSplit, index: int) -> Photo:
         is_narrow=range_of(pixels).is_narrow,
         is_plain=bool((pixels == pixels[0, 0]).all()),
         has_more=has_more,
-        has_profile=has_profile,
         can_shrink=header.is_plain_jpeg,
     )
 
@@ -229,10 +225,6 @@ def _describe_pixels(photos: Sequence[Photo], class_names: Sequence[str]) -> Ite
         (
             "several frames or pages, of which the first is read",
             [photo for photo in photos if photo.has_more],
-        ),
-        (
-            "other colours than sRGB, whose profiles are not applied",
-            [photo for photo in photos if photo.has_profile],
         ),
     ):
         if found:
