@@ -24,7 +24,7 @@ from .listing import METADATA, LeftOut, reason_to_skip, subfolders
 from .parquet_files import have_same_types, read_by_types
 from .raw import Opened, Split, Table
 from .stamps import cache_of
-from .tar_files import check_samples, has_class_folders, index_tar, read_class_tars
+from .tar_files import check_samples, index_tar
 
 READERS = {".parquet": "parquet", ".tar": "webdataset"}
 """The suffixes of tables, and the names of their readers in `datasets`."""
@@ -88,7 +88,7 @@ def read_table(path: Path, name: str, cache_dir: Path | None) -> Opened:
         return {"train": [Table(_load_files(reader, [path], cache_dir), name)]}
 
     if reader == "webdataset":
-        return _read_tars({"train": [path]}, path.parent, name, cache_dir, load=load)
+        return _read_tars([path], load)
     return Opened(splits=load())
 
 
@@ -125,7 +125,7 @@ def read_tables(root: Path, name: str, cache_dir: Path | None) -> Opened:
         return opened(builder.as_dataset(), name).splits
 
     if builder.name == "webdataset":
-        tars = _read_tars(files, root, name, cache_dir, load=partial(_checked, load, root))
+        tars = _read_tars(all_files, partial(_checked, load, root))
         return replace(tars, left_out=[*tars.left_out, *unread])
     if _checked(lambda: have_same_types(all_files, builder.info.features), root):
         return Opened(splits=_checked(load, root), left_out=unread)
@@ -136,19 +136,9 @@ def read_tables(root: Path, name: str, cache_dir: Path | None) -> Opened:
     return Opened(splits=splits, left_out=unread)
 
 
-def _read_tars(
-    files: Mapping[str, Sequence[Path]],
-    root: Path,
-    name: str,
-    cache_dir: Path | None,
-    *,
-    load: Callable[[], Mapping[str, Split]],
-) -> Opened:
-    """Return the samples of tars, or the photos of tars of class folders."""
-    indices = {split: [index_tar(path) for path in paths] for split, paths in files.items()}
-    tars = [tar for each in indices.values() for tar in each]
-    if has_class_folders(tars):
-        return read_class_tars(indices, root, name, cache_dir)
+def _read_tars(paths: Sequence[Path], load: Callable[[], Mapping[str, Split]]) -> Opened:
+    """Return the samples that `load` reads of tars, once these are checked."""
+    tars = [index_tar(path) for path in paths]
     for tar in tars:
         check_samples(tar)
     return Opened(splits=load(), left_out=[each for tar in tars for each in tar.left_out])

@@ -61,31 +61,17 @@ def write_classes(root: Path, version: int) -> Path:
     return root
 
 
-def write_tars(root: Path, version: int, *, sidecars: bool) -> Path:
+def write_tars(root: Path, version: int) -> Path:
     root.mkdir(exist_ok=True)
     for split in ("train", "val"):
         with tarfile.open(root / f"{split}.tar", "w") as tar:
             for number, (each, label, data) in enumerate(photos_of(version)):
-                folder = "ab"[number % 2]
-                name = f"{number:02}" if sidecars else f"{folder}/{number:02}"
-                if not sidecars and version:  # two photos exchange their places
-                    data = [data for *_, data in photos_of(0)][number ^ 1]
-                files = {f"{name}.bmp": data} | (
-                    {f"{name}.txt": label.encode()} if sidecars else {}
-                )
+                files = {f"{number:02}.bmp": data, f"{number:02}.txt": label.encode()}
                 for member, content in files.items() if each == split else ():
                     info = tarfile.TarInfo(member)
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
     return root
-
-
-def write_class_tars(root: Path, version: int) -> Path:
-    return write_tars(root, version, sidecars=False)
-
-
-def write_samples(root: Path, version: int) -> Path:
-    return write_tars(root, version, sidecars=True)
 
 
 def read_photos(source: Path, cache_dir: Path) -> object:
@@ -106,8 +92,7 @@ WRITERS = {
     "parquet in a folder": write_inner_table,
     "one parquet file": write_one_table,
     "class folders": write_classes,
-    "tars of class folders": write_class_tars,
-    "tars with labels": write_samples,
+    "tars": write_tars,
 }
 OF_IMAGES = ("parquet", "parquet in a folder", "class folders")
 

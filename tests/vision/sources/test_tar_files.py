@@ -41,40 +41,6 @@ def load(root: Path, val_fraction: float = 0.5) -> Photos:
     return load_photos(root, cache_dir=root.parent / "cache", val_fraction=val_fraction)
 
 
-FOLDERS = [
-    (f"{name}/{index}.jpg", PHOTO[index % len(PHOTO)])
-    for name in ("ant", "bee")
-    for index in range(4)
-]
-
-
-@pytest.mark.parametrize("prefix", ["", "./", "photos/", "a.b/"])
-def test_a_tar_of_class_folders_is_read_to_the_last_byte(prefix: str, tmp_path: Path) -> None:
-    members = [(prefix + name, data) for name, data in FOLDERS]
-    litter = [(f"{prefix}ant/._0.jpg", b"x"), (f"{prefix}__MACOSX/ant/0.jpg", b"x")]
-    write_tar(tmp_path / "tars" / "photos.tar", [*members, *litter])
-    for source in (tmp_path / "tars", tmp_path / "tars" / "photos.tar"):
-        photos = load(source)
-        assert photos.class_names == ("ant", "bee")
-        found = [
-            (photos.class_names[label], split.encoded_at(index))
-            for split in (photos.train, photos.val)
-            for index, label in enumerate(split.labels.tolist())
-        ]
-        assert sorted(found) == sorted((name.split("/")[0], data) for name, data in FOLDERS)
-
-
-def test_splits_of_class_folders_are_tars_or_folders_in_one(tmp_path: Path) -> None:
-    write_tar(tmp_path / "two" / "train.tar", FOLDERS)
-    write_tar(tmp_path / "two" / "val.tar", FOLDERS[:3])
-    inner = [(f"{split}/{name}", data) for split in ("train", "val") for name, data in FOLDERS]
-    write_tar(tmp_path / "one" / "photos.tar", inner)
-    for name, num_val in (("two", 3), ("one", 8)):
-        photos = load(tmp_path / name, 0.0)
-        assert (len(photos.train), len(photos.val)) == (8, num_val)
-        assert photos.class_names == ("ant", "bee")
-
-
 def test_a_tar_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
     whole = write_tar(tmp_path / "whole.tar", samples()).read_bytes()
     end = whole.rindex(b"0003.cls") + 1024
@@ -105,6 +71,7 @@ REFUSED = {
     "a sample without a label": ([*samples(), ("0009.jpg", PHOTO[0])], ("0009.jpg",)),
     "a member twice": ([*samples(), samples()[-1]], ("0003.cls twice",)),
     "photos alone": ([each for each in samples() if "jpg" in each[0]], ("no labels",)),
+    "class folders": ([(f"ant/{name}", each) for name, each in samples()[::2]], ("extract it",)),
 }
 
 
