@@ -49,6 +49,8 @@ def main(argv: Sequence[str]) -> int:
     os.environ["ACCEL_TRAINER_LAUNCHER"] = str(os.getpid())
     # The run itself reports a failure, in one line.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # It lists the defaults of flags.
+    logging.getLogger(launch_command.__module__).setLevel(logging.ERROR)
     with forward_signals() as received:
         try:
             launch_command(options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from pathlib import Path
 
 from ..core.errors import ConfigError
 
@@ -71,6 +72,12 @@ def find_launcher() -> int | None:
     not a launcher.
     """
     return os.getppid() if {*_LAUNCHERS, "ACCEL_TRAINER_LAUNCHER"} & os.environ.keys() else None
+
+
+def error_file() -> Path | None:
+    """Return the file whose message torchrun shows last for a failed process; None: it has none."""
+    name = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(name) if name else None
 
 
 def count_local_processes() -> int:

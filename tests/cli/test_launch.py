@@ -52,6 +52,21 @@ def test_the_help_lists_the_flags_of_its_example(capsys: pytest.CaptureFixture[s
     assert all(f"  {flag}" in listed for flag in flags)
 
 
+@pytest.mark.slow  # torchrun takes seconds to start
+def test_what_torchrun_shows_last_is_the_line_of_the_run(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("from accel_trainer import RecipeConfig, main\nmain(print, RecipeConfig)\n")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node", "2", str(program), "--learning-rate", "1"]
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 1, "torchrun's own"
+    assert re.findall(r"traceback : (error.*)", ended.stderr) == [
+        "error[CONFIG]: unknown flag --learning-rate: did you mean --lr?"
+    ]
+
+
 def test_several_processes_on_the_cpu_are_started(tmp_path: Path) -> None:
     """As accelerate's launcher says it does with these flags; it starts one."""
     program = tmp_path / "program.py"

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ...callbacks import console
 from ...core.errors import DivergedError, ExitCode, OneLineError, Preempted, ProcessError
+from ...core.json_files import write_json
 from ...core.user_code import (
     describe_error,
     exit_code_of,
@@ -22,6 +23,7 @@ from ...core.user_code import (
     print_error,
 )
 from ...data.signals import ignore_signals
+from ...distributed.launch_env import error_file
 from ...training.callback import RunResult
 from ...training.evaluation.evaluation import nonfinite_loss
 
@@ -113,3 +115,5 @@ def _report(error: BaseException, *, is_debug: bool) -> None:
         if isinstance(error, OneLineError):
             line = error.line
         print(f"accel_trainer: {f'process {rank}: ' * is_alone}{line}", file=sys.stderr)
+        if (file := error_file()) is not None:  # or the line would be lost above torchrun's own
+            write_json(file, {"message": line, "timestamp": int(time.time())})

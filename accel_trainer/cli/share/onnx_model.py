@@ -71,7 +71,8 @@ class OnnxModel:
             fact = f"{export} has no model.onnx, and the class of its model is in the recipe"
             raise CheckpointError(
                 "EXPORT",
-                f"{fact}: start the recipe again with --onnx, which only exports a finished run",
+                f"{fact}: start the recipe again with --onnx, which only exports a finished run, "
+                "or evaluate it there: model.load_state_dict(load_file('model.safetensors'))",
             )
         try:
             import onnxruntime
