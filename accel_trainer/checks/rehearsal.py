@@ -13,7 +13,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
-from functools import reduce
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +59,7 @@ from .subject import (
     refuse_changes,
 )
 from .unchanged import left_unchanged
-from .unsaved_state import is_of_user, mark_unsaved
+from .unsaved_state import Walk, is_of_user, mark_unsaved
 from .untrained import untrained_named
 from .used_before import noted_changes
 
@@ -231,15 +230,16 @@ class Rehearsal(Inspector):
         Or one of its hooks.
         """
         first, second = self._marks
-        owners = {**self.boundaries.parts(), "trainer": self._trainer}
-        for name, (kind, _) in second.items():
-            if first.get(name, (NoneType,))[0] is NoneType is not kind:
-                part, *path = name.split(".")
-                if part not in owners:  # of a class, or a file
-                    continue
-                with suppress(AttributeError, TypeError):  # what an optimizer or a hook holds
-                    owner = reduce(getattr, path[:-1], owners[part])
-                    self._reading.enter_context(watched_read(owner, path[-1], name, self._read))
+        late = [
+            name
+            for name, (kind, _) in second.items()
+            if first.get(name, (NoneType,))[0] is NoneType is not kind
+        ]
+        owners = Walk(self.boundaries.parts(), self.subject.model).owners if late else {}
+        for name in late:
+            owner, key = owners.get(name, (self._trainer, name.removeprefix("trainer.")))
+            with suppress(AttributeError, TypeError):  # of a class, a file or a function
+                self._reading.enter_context(watched_read(owner, key, name, self._read))
 
     # --- between steps ---
 
@@ -333,7 +333,9 @@ class Rehearsal(Inspector):
             )
         live = mark_unsaved({part: self._optimizers[part]}, model=model)
         loaded = mark_unsaved({part: fresh}, model=model)
-        self._restored |= {key for key, mark in live.items() if loaded.get(key) == mark}
+        # The copy shares classes, functions and files: they show nothing.
+        own = {key: mark for key, mark in live.items() if key.startswith(f"{part}.")}
+        self._restored |= {key for key, mark in own.items() if loaded.get(key) == mark}
 
     def _warn_of_unsaved(self) -> None:
         """Warn of values that both steps have changed.

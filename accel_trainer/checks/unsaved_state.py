@@ -103,29 +103,34 @@ def mark_unsaved(
     tensors that autograd has computed, arrays that are files, and names in the
     `unsaved_attributes` of an object, class or file, which no resume needs.
     """
-    walk = _Walk(model, parts, stored, has_defaults=has_defaults)
-    for name, part in parts.items():
-        walk.visit(name, part)
-    for function in walk.functions:  # a part that one closes over has its own name
-        walk.visit_code(function)
-    return walk.marks
+    return Walk(parts, model, stored, has_defaults=has_defaults).marks
 
 
-class _Walk:
+class Walk:
+    """Finds `marks`, as `mark_unsaved` returns them, and by the same names the `owners`.
+
+    That is whose attribute a value is, and what it is called there.
+    """
+
     def __init__(
         self,
-        model: nn.Module,
         parts: Mapping[str, object],
-        stored: Sequence[object],
+        model: nn.Module,
+        stored: Sequence[object] = (),
         *,
-        has_defaults: bool,
+        has_defaults: bool = False,
     ) -> None:
         self._parts = parts.values()
         self._has_defaults = has_defaults
         self.marks: dict[str, Mark] = {}
+        self.owners: dict[str, tuple[object, str]] = {}
         self.functions: list[FunctionType] = []
         known = itertools.chain(model.parameters(), model.buffers(), stored)
         self._seen = {id(each) for each in known}
+        for name, part in parts.items():
+            self.visit(name, part)
+        for function in self.functions:  # a part that one closes over has its own name
+            self.visit_code(function)
 
     def visit(self, name: str, value: Any) -> None:
         """Mark `value`, or the values in an object. What raises when it is read is left out."""
@@ -159,9 +164,9 @@ class _Walk:
             self.visit(name, value.__self__)
             value = value.__func__
         if isinstance(value, _CACHED):
-            if _draws(value.__wrapped__):
-                self.marks[f"{name}.cache_info"] = type(value), value.cache_info()
-            value = value.__wrapped__
+            cached, value = value, value.__wrapped__
+            if _draws(value):
+                self.marks[f"{value.__qualname__}.cache_info"] = type(cached), cached.cache_info()
         if isinstance(value, FunctionType):
             self.functions.append(value)
         elif isinstance(value, type):
@@ -203,6 +208,7 @@ class _Walk:
             if key.startswith("__") or key in unneeded:
                 continue
             if not _is_code(value) or isinstance(value, _CODE):
+                self.owners.setdefault(f"{name}.{key}", (owner, key))
                 self.visit(f"{name}.{key}", value)
 
     def visit_code(self, *found: type | FunctionType) -> None:
