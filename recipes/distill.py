@@ -39,7 +39,7 @@ class Config(RecipeConfig):
     """The settings of every recipe, of the student and of the teacher."""
 
     model: ModelConfig = field(default_factory=lambda: ModelConfig(name="resnet8"))
-    teacher: str
+    teacher: str = "runs/teacher/export/model.safetensors"
     """The exported weights of a run of `recipes/cifar.py` on the digits."""
     teacher_model: ModelConfig = field(default_factory=lambda: ModelConfig(name="resnet20"))
     weight: float = 0.5

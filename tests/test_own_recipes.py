@@ -26,6 +26,7 @@ from accel_trainer import (
     RunConfig,
     RuntimeConfig,
     TrainerConfig,
+    load_config,
     read_history,
 )
 from accel_trainer.vision import ModelConfig, PhotoConfig, build_model, from_pretrained
@@ -120,6 +121,12 @@ def weights(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_short(name: str) -> None:
     assert count_tokens((ROOT / "recipes" / f"{name}.py").read_text()) <= 770
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_flags_of_a_recipe_can_be_read(name: str) -> None:
+    config_class = getattr(recipe(name), "Config", RecipeConfig)
+    assert load_config(config_class, "seed: 3").seed == 3
 
 
 @pytest.mark.usefixtures("python_is_forked")
