@@ -1417,8 +1417,8 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             "the search for a NaN does not know where the training stands",
-            "StepBatch(micro_batches, step_batch.num_samples, position, self._turn)",
-            "StepBatch(micro_batches, step_batch.num_samples, turn=self._turn)",
+            "StepBatch(micro_batches, step_batch.num_samples, self.position, step.turn)",
+            "StepBatch(micro_batches, step_batch.num_samples, turn=step.turn)",
             "training/step/test_nonfinite_report.py::test_a_loss_that_depends_on_the_position_is_blamed_on_its_sample",
         ),
         Mutant(

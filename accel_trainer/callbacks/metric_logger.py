@@ -7,7 +7,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -232,11 +231,13 @@ class Meters:
 
         Raises ConfigError if a sum has a reserved name.
         """
-        for name in chain(report.sums, *(each.sums for each in report.updates)):
-            if name in _RESERVED:
-                raise ConfigError(
-                    "SUMS", f"the task returned a number named {name}, which is reserved: rename it"
-                )
+        for each in (report, *report.updates):
+            for name in each.sums:
+                if name in _RESERVED:
+                    raise ConfigError(
+                        "SUMS",
+                        f"the task returned a number named {name}, which is reserved: rename it",
+                    )
         self._pending.append(report)
         if len(self._pending) >= _MAX_PENDING:
             self._sum_pending()

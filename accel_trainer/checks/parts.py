@@ -20,7 +20,7 @@ from ..core.types import START, Task
 from ..core.wording import counted, describe_tensor
 from ..training.callback import Callback
 from ..training.callback_runner import HOOKS
-from ..training.step.turns import updates_at
+from ..training.step.turns import takes_turns, updates_at
 
 _NEEDED = {
     "run": ("config",),
@@ -138,7 +138,8 @@ def check_optimizers(optimizer: Any, task: Task, accelerator: Accelerator) -> No
             f"{type(task).__name__} has turn, for one update in a step, and updates, for several: "
             "remove one of them",
         )
-    updates_at(START, task, names, accelerator)
+    if takes_turns(task):
+        updates_at(START, task, names, accelerator)
 
 
 def check_trained(

@@ -202,7 +202,7 @@ class StepOutput(NamedTuple):
 
     def detached(self) -> StepOutput:
         """Return the same numbers without their graph."""
-        return StepOutput._make([*map(_detached, self[:-1]), self.is_per_sample])
+        return StepOutput._make([*map(_detached, self[:4]), *self[4:]])
 
 
 def _detached(value: Any) -> Any:

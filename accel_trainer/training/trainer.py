@@ -18,7 +18,7 @@ from ..core.logger import logger
 from ..core.parameters import preserved_weights, unstepped_parameters
 from ..core.registry import Pieces
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
-from ..core.types import Gradients, Loader, Position, StepBatch, StepReport, Turn
+from ..core.types import Gradients, Loader, Position, StepBatch, StepReport
 from ..core.wording import describe_tensor
 from ..fault_tolerance.preemption import EvaluationStopped, StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights
@@ -36,7 +36,7 @@ from .inspector import Inspector
 from .log import Log
 from .loop_state import LoopState
 from .progress import Progress
-from .step.turns import in_turn, joined, updates_at
+from .step.turns import in_turn, joined, takes_turns, updates_at
 
 if TYPE_CHECKING:
     from .assembly import Assembly
@@ -101,12 +101,12 @@ class Trainer:
         self._activity = step.activity
         self._callback_runner = CallbackRunner(callbacks)
         self._reduced_rate = self._callback_runner.reduced_rate
+        has_listeners = self._callback_runner.has_listeners
+        is_observed = has_listeners("before_micro_batch") or has_listeners("on_micro_batch")
+        self._notify_micro_batch = self._notify if is_observed else None
         self.log = Log(self._run_folder, step.activity, self.accelerator.is_main_process)
         loop = LoopState(self._progress, step.nonfinite, self._callback_runner, self.log)
         self._states = self._trained.extended({"trainer": loop})
-        # The updates of the step in progress, and how many of them have been made.
-        self._updates: list[Turn] = [""]
-        self._num_updates = 0
         # Where the last checkpoint was taken; where a run begins, none is due.
         self._saved_position = self.state
         self.metadata: dict[str, Any] = {}
@@ -201,14 +201,16 @@ class Trainer:
     def _take_step(self, step_batch: StepBatch) -> StepReport:
         """Take one step, and show it to the hooks. Raises ConfigError if `train_step` does not."""
         self._inspector.step()
-        self._updates = updates_at(self.position, self.task, self.optimizers, self.accelerator)
-        self._num_updates = 0
+        step = self._step
+        if takes_turns(self.task):
+            step.updates = updates_at(self.position, self.task, self.optimizers, self.accelerator)
+        step.num_updates = 0
         reports = []
         # What the task changes in place, such as by a normalization, is whole in the next update.
-        copies = [step_batch.copied() for _ in self._updates[1:]]
+        copies = [step_batch.copied() for _ in step.updates[1:]]
         for number, each in enumerate([*copies, step_batch]):
             reports.append(self.train_step(each))
-            self._check_update(reports[-1], self._num_updates - number)
+            self._check_update(reports[-1], step.num_updates - number)
         self._inspector.stepped()
         report = joined(reports) if hasattr(self.task, "updates") else reports[0]
         self._notify("on_step_end", report)
@@ -265,13 +267,10 @@ class Trainer:
                 f"compute_gradients got {describe_tensor(found)}: give it the step batch that "
                 "train_step got, or one with different micro-batches, in a list",
             )
-        has_listeners = self._callback_runner.has_listeners
-        is_observed = has_listeners("before_micro_batch") or has_listeners("on_micro_batch")
-        notify = self._notify if is_observed else None
-        position = self.position
-        step_batch = StepBatch(micro_batches, step_batch.num_samples, position, self._turn)
+        step = self._step
+        step_batch = StepBatch(micro_batches, step_batch.num_samples, self.position, step.turn)
         self._inspector.computing()
-        gradients = self._step.compute_gradients(step_batch, notify)
+        gradients = step.compute_gradients(step_batch, self._notify_micro_batch)
         self._inspector.computed()
         return gradients
 
@@ -292,12 +291,12 @@ class Trainer:
             )
         state = self.state
         number = state.optimizer_step + 1
-        step_batch = gradients.step_batch
-        if (place := (step_batch.position.step + 1, step_batch.turn)) != (number, self._turn):
+        step, step_batch = self._step, gradients.step_batch
+        if (place := (step_batch.position.step + 1, step_batch.turn)) != (number, step.turn):
             raise ConfigError(
                 "TRAINER",
                 f"apply_gradients got the gradients of step {place[0]} {place[1]}".rstrip()
-                + f" in step {number} {self._turn}".rstrip()
+                + f" in step {number} {step.turn}".rstrip()
                 + ": call it once in each step, with what compute_gradients returned",
             )
         self._inspector.update()
@@ -306,9 +305,8 @@ class Trainer:
         reduced = self._reduced_rate
         for optimizer in self.optimizers.values():
             set_learning_rate(optimizer, learning_rate, reduced)
-        grad_norm, was_skipped = self._step.apply_gradients(state, gradients)
-        self._num_updates += 1
-        is_last = self._num_updates >= len(self._updates)
+        grad_norm, was_skipped = step.apply_gradients(state, gradients)
+        is_last = step.num_updates >= len(step.updates)
         if is_last:
             self._move_to(state.after_step(step_batch.num_samples))
         num_steps = {"": number} if is_last else {}
@@ -493,11 +491,6 @@ class Trainer:
     def is_finished(self) -> bool:
         """Whether nothing is left to train."""
         return self._progress.end_reason is not None
-
-    @property
-    def _turn(self) -> Turn:
-        """Whose turn it is: that of the last update, once the step has made them all."""
-        return self._updates[min(self._num_updates, len(self._updates) - 1)]
 
     @property
     def _goes_on(self) -> bool:

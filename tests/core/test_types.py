@@ -60,3 +60,16 @@ def test_counts_that_are_integers_stay_exact() -> None:
     items = torch.tensor([2**24, 1])
     sums = StepSums.of(StepOutput(torch.zeros(2), None, items))
     assert int(sums.num_items) == 2**24 + 1
+
+
+def test_an_output_without_its_graph_has_the_same_fields() -> None:
+    numbers = torch.ones(2, requires_grad=True)
+    output = StepOutput(
+        numbers * 2, {"logits": numbers * 3}, None, {"hits": numbers * 4}, reduction="sum"
+    )
+    found = output.detached()
+    assert found[4:] == output[4:] == (True, "sum")
+    parts = (found.losses, found.outputs["logits"], found.numbers["hits"])
+    for factor, part in enumerate(parts, start=2):
+        assert torch.equal(part, numbers * factor)
+        assert not part.requires_grad

@@ -73,6 +73,9 @@ class OptimizerStep:
         self._position: Position | None = None
         """Where the step begins whose gradients have been computed; None after their update."""
         self._is_computing = False
+        # The updates of the step in progress, and how many of them have been made.
+        self.updates: list[Turn] = [""]
+        self.num_updates = 0
         # What the task returns besides losses; nothing before the first step.
         self._forms: set[Form] = set()
         check = choose_check(self.strategy, optimizers=self.optimizers, report=self.nonfinite)
@@ -83,6 +86,11 @@ class OptimizerStep:
             buffers=self._buffers,
             report=self.nonfinite,
         )
+
+    @property
+    def turn(self) -> Turn:
+        """Whose turn it is: that of the last update, once the step has made them all."""
+        return self.updates[min(self.num_updates, len(self.updates) - 1)]
 
     # --- the gradients ---
 
@@ -103,10 +111,12 @@ class OptimizerStep:
         self._is_computing = True
         is_first = step_batch.position != self._position
         self._position = step_batch.position
+        compute: Callable[[StepBatch], Gradients] = self._compute_again
         if is_first:
-            gradients = self._compute(step_batch, notify)
-        else:
-            gradients = self._compute_again(step_batch)
+            compute = partial(self._compute, notify=notify)
+        if step_batch.turn:
+            compute = others_frozen(self.optimizers, step_batch.turn)(compute)
+        gradients = compute(step_batch)
         self._is_computing = False
         return gradients
 
@@ -137,12 +147,10 @@ class OptimizerStep:
 
     def _collect(self, step_batch: StepBatch, run: Callable[[], Forwards]) -> Gradients:
         """Return the gradients that `run` leaves in the parameters that have the turn."""
-        turn = step_batch.turn
-        with others_frozen(self.optimizers, turn) if turn else _NO_CONTEXT:
-            micro_sums, sample_ids = run()
-            sums = self._reduce(micro_sums, step_batch)
+        micro_sums, sample_ids = run()
+        sums = self._reduce(micro_sums, step_batch)
         if self._accelerator.scaler is not None:
-            for optimizer in in_turn(self.optimizers, turn).values():
+            for optimizer in in_turn(self.optimizers, step_batch.turn).values():
                 # As accelerate's `unscale_gradients` does.
                 self._accelerator.scaler.unscale_(optimizer)
         gradients = self._take_gradients()
@@ -198,8 +206,10 @@ class OptimizerStep:
                 notify("before_micro_batch", batch)
             self.strategy.begin_forward(step_batch.position.step, len(micro_sums))
             factor = self.strategy.gradient_factor / step_batch.num_samples
-            with self._accelerator.no_sync(self.wrapped_model) if num_left else _NO_CONTEXT:
-                micro_sums.append(self._run_micro_batch(batch, factor, notify))
+            run = self._run_micro_batch
+            if num_left:
+                run = self._accelerator.no_sync(self.wrapped_model)(run)
+            micro_sums.append(run(batch, factor, notify))
             self.strategy.end_backward(len(batch))
             sample_ids.append(batch.sample_ids)
         return micro_sums, sample_ids
@@ -225,9 +235,9 @@ class OptimizerStep:
         del output  # so that the backward can use the memory of what only metrics read
         # Not kept for the next step: a hook on the losses may change it in place.
         gradient = torch.full_like(losses, factor)
-        recomputation = self._recomputation
-        with recomputation.undone() if recomputation.copies else _NO_CONTEXT:
-            backward(losses, gradient, accelerator)
+        self._recomputation.begin_backward()
+        backward(losses, gradient, accelerator)
+        self._recomputation.end_backward()
         return sums
 
     def _reduce(self, micro_sums: list[StepSums], step_batch: StepBatch) -> StepSums:
@@ -335,6 +345,7 @@ class OptimizerStep:
         update = PendingUpdate(position, gradients.step_batch, gradients.losses)
         was_skipped = self.check.apply(update, grad_norm)
         self._clear_gradients()
+        self.num_updates += 1
         return grad_norm, was_skipped
 
     def _refuse_out_of_turn(self, turn: Turn) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 from ...core.buffers import BufferCopy, StepBuffers
@@ -22,15 +19,13 @@ class Recomputation:
         self._is_unknown = True
         self.copies = [BufferCopy([place]) for place in buffers.places]
 
-    @contextmanager
-    def undone(self) -> Iterator[None]:
-        """Run the backward of a micro-batch in the block.
-
-        **Host sync** the first time.
-        """
+    def begin_backward(self) -> None:
+        """Copy the buffers before the backward of a micro-batch."""
         for copied in self.copies:
             copied.take()
-        yield
+
+    def end_backward(self) -> None:
+        """Put them back. **Host sync** the first time."""
         if self._is_unknown:
             rows = zip(self._buffers.saved, self.copies, self._buffers.current, strict=True)
             self.copies = [

@@ -23,16 +23,14 @@ def takes_turns(task: Task) -> bool:
 def updates_at(
     position: Position, task: Task, names: Collection[str], accelerator: Accelerator
 ) -> list[Turn]:
-    """Return whose turn is each update of the step after `position`; [""] if `task` does not say.
+    """Return whose turn is each update of the step after `position`, for a task that takes turns.
 
-    **Collective. Host sync** if it does: gradients of different parameters would be averaged, or,
-    of different sizes, waited for.
+    **Collective. Host sync**: gradients of different parameters would be averaged, or, of different
+    sizes, waited for.
 
     Raises ConfigError for a turn that is not one or several of the optimizers' `names`, or that is
     not the same on all processes.
     """
-    if not takes_turns(task):
-        return [""]
     has_several = hasattr(task, "updates")
     method = "updates" if has_several else "turn"
     found = getattr(task, method)(position)
