@@ -24,6 +24,9 @@ import torch
 from datasets import Dataset
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from accel_trainer.callbacks.metrics_file import MetricsFile
+from accel_trainer.cli.runs import run_reader
+from accel_trainer.cli.runs.run_reader import MetricsReader
 from accel_trainer.core.batch_plan import BatchConfig
 from accel_trainer.data.order import choose_order
 from accel_trainer.data.samples import datasets_in
@@ -241,3 +244,23 @@ def test_photos_are_listed_without_a_look_at_each(tmp_path: Path) -> None:
         looks.append([name for name in names if name in ("stat", "lstat", "islink", "isfile")])
         assert "scandir" in names
     assert len(looks[0]) == len(looks[1])
+
+
+def test_rows_that_a_long_run_leaves_out_are_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_reader, "_MAX_ROWS", 50)
+    path = tmp_path / "metrics.jsonl"
+    rows = MetricsFile(path)
+    for step in range(1, 3201):
+        event = "eval" if step % 800 == 0 else "train"
+        picture = {"train/picture": {"step": step}} if step == 777 else {}
+        rows.append({"event": event, "optimizer_step": step, "epoch": 1, "loss": 1.0, **picture})
+    rows.close()
+    reader = MetricsReader(path)
+    parsed = [name for name in calls_of(reader.read) if name == "parse_json"]
+    assert len(parsed) < 3200 // 8
+    assert [row["optimizer_step"] for row in reader.read() if row["event"] == "eval"] == [
+        *range(800, 3201, 800)
+    ]
+    assert reader.logged == {"train/picture": {"step": 777}}

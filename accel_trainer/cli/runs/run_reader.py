@@ -25,6 +25,8 @@ from .status import read_status
 _RECORDS = ("environment.json", "status.json", "metrics.jsonl", "checkpoints")
 _MAX_RECORD_BYTES = 1 << 26
 _MAX_ROWS = 20_000
+_TRAINING = b'{"event": "train"'  # a row of training begins so
+_Parse = Callable[[], dict[str, Any]]
 # The expected types of some entries of a run's files; None is always allowed.
 _CONFIG = {
     **dict.fromkeys(
@@ -297,7 +299,7 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunReader:
             metrics or MetricsReader(folder / "metrics.jsonl"),
             result,
             _checked("environment.json", _read_json(folder / "environment.json"), {}),
-            [row for _, row in _read_rows(folder / "attempts.jsonl", _is_attempt)],
+            [parse() for _, parse in _read_rows(folder / "attempts.jsonl", _is_attempt)],
         )
     if metrics is not None:
         _ = run.logged
@@ -355,27 +357,32 @@ def _read(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
 
 def _read_rows(
     path: Path, is_valid: Callable[[Any], bool], *, start: int = 0
-) -> Iterator[tuple[bytes, dict[str, Any]]]:
+) -> Iterator[tuple[bytes, _Parse]]:
     """Yield the lines of a JSON-lines file from byte `start` on, if it exists, and their rows.
 
-    Raises ValueError for an invalid row.
+    A row is parsed by a call, which raises ValueError for an invalid one.
     """
+
+    def parse(number: int, line: bytes) -> Any:
+        row: Any = None
+        with suppress(ValueError):
+            row = parse_json(line)
+        if not is_valid(row):
+            after = f" after byte {start}" if start else ""
+            raise ValueError(f"line {number}{after} of {path.name} is not a row")
+        return row
+
     if os.path.lexists(path):
         for number, line in enumerate(read_lines(path, start=start), start=1):
-            row: Any = None
-            with suppress(ValueError):
-                row = parse_json(line)
-            if not is_valid(row):
-                after = f" after byte {start}" if start else ""
-                raise ValueError(f"line {number}{after} of {path.name} is not a row")
-            yield line, row
+            yield line, partial(parse, number, line)
 
 
 class MetricsReader:
     """Reads the rows of `metrics.jsonl`, and later the rows that were added since.
 
-    Rows of training are thinned out evenly if there are very many, all but the last. `logged` has
-    the last value of each name that is no number but an object.
+    Rows of training are thinned out evenly if there are very many, all but the last, and those that
+    are left out are not parsed. `logged` has the last value of each name that is no number but an
+    object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -393,20 +400,27 @@ class MetricsReader:
         """Return the rows of numbers in order of steps. Raises OSError or ValueError."""
         if not self._is_continued():
             self._start_again()
-        for line, row in _read_rows(self._path, _is_metrics, start=self._end):
-            if row["event"] == "train":
-                self._training.add(row)
+        for line, parse in _read_rows(self._path, _is_metrics, start=self._end):
+            has_only_numbers = line.count(b"{") == 1
+            if line.startswith(_TRAINING) and has_only_numbers:
+                self._training.add(parse)
             else:
-                self._others.append(_with_numbers(row))
-            self.logged |= {
-                name: value
-                for name, value in row.items()
-                if isinstance(value, dict) and name.isprintable()
-            }
+                self._add(parse())
             self._end += len(line)
             self._last_line = line
         rows = [*self._training.kept, *self._others]
         return sorted(rows, key=lambda row: int(row["optimizer_step"]))
+
+    def _add(self, row: dict[str, Any]) -> None:
+        if row["event"] == "train":
+            self._training.add(lambda: row)
+        else:
+            self._others.append(_with_numbers(row))
+        self.logged |= {
+            name: value
+            for name, value in row.items()
+            if isinstance(value, dict) and name.isprintable()
+        }
 
     def _is_continued(self) -> bool:
         """Whether the last line is where it was: a resume removes rows, and writes others."""
@@ -421,20 +435,20 @@ class _ThinnedRows:
 
     def __init__(self) -> None:
         self._every_nth: list[dict[str, Any]] = []
-        self._last: list[Mapping[str, Any]] = []
+        self._last: list[_Parse] = []
         self._num_seen = 0
         self._every = 1
 
     @property
     def kept(self) -> list[dict[str, Any]]:
         """The numbers of the rows, in their order."""
-        return [*self._every_nth, *map(_with_numbers, self._last)]
+        return [*self._every_nth, *(_with_numbers(parse()) for parse in self._last)]
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Keep `row`, perhaps until the next one."""
-        self._last = [row]
+    def add(self, parse: _Parse) -> None:
+        """Keep the row that `parse` returns, perhaps until the next one."""
+        self._last = [parse]
         if self._num_seen % self._every == 0:
-            self._every_nth.append(_with_numbers(row))
+            self._every_nth.append(_with_numbers(parse()))
             self._last = []
         self._num_seen += 1
         if len(self._every_nth) > _MAX_ROWS:
