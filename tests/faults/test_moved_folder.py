@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from accel_trainer import (
     Callback,
     CheckpointConfig,
     CheckpointError,
+    ConfigError,
     OutputError,
     StepReport,
     Trainer,
@@ -201,7 +203,7 @@ def test_two_runs_whose_lock_was_deleted_do_not_share_a_folder(tmp_path: Path) -
     assert (folder / "result.json").exists()
 
 
-@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("step", [0, 1, 3])
 def test_a_run_that_has_begun_removes_nothing_when_it_ends_with_an_error(
     tmp_path: Path, step: int
 ) -> None:
@@ -215,13 +217,16 @@ def test_a_run_that_has_begun_removes_nothing_when_it_ends_with_an_error(
 
 
 def test_a_start_that_is_refused_takes_back_only_what_it_has_written(tmp_path: Path) -> None:
-    def fail() -> None:
+    def refuse() -> nn.Module:
         (tmp_path / "run" / "notes.txt").write_text("of others")
-        raise DataError("PHOTO", "a photo is damaged: repair it")
+        raise ConfigError("MODEL", "the model does not fit the data: correct it")
+
+    def run(_: RecipeConfig) -> object:
+        return workload.train(workload.make_config(tmp_path / "run"), net=refuse)
 
     with pytest.raises(SystemExit) as raised:
-        train(tmp_path / "run", 0, fail)
-    assert raised.value.code == ExitCode.DATA
+        main(run, RecipeConfig, description="a run", argv=[])
+    assert raised.value.code == ExitCode.USAGE
     assert content(tmp_path / "run") == {"notes.txt": b"of others"}
 
 

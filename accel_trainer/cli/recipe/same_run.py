@@ -72,8 +72,7 @@ def cause_of(path: str, lost: list[str] | None) -> str:
             "keep it in a buffer of the model, or in the state_dict of the optimizer or of a "
             "callback; compute a learning rate from the step; draw with torch's generator"
         )
-        fact = "the state was not the same before the first update after the resume"
-        return f"{fact} (the checkpoint): it started with a different {listed(lost)}: {fix}"
+        return f"the checkpoint did not bring back {listed(lost)}: {fix}"
     if path.startswith(ROWS):
         return (
             "the usual cause is an evaluation that draws random numbers, "

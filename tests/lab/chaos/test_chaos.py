@@ -61,7 +61,7 @@ def test_a_plain_recipe_survives_kills_damage_and_a_full_disk(
 
 
 NAMED = {
-    "callback": ("term@1", "(the checkpoint): it started with a different Shrinks.count"),
+    "callback": ("term@1", "the checkpoint did not bring back Shrinks.count"),
     "metric": ("term@1", "an evaluation that draws random numbers, or depends on an earlier one"),
     "worker": ("workers@1:2", "a sample that depends on its data worker"),
     "file": ("", "a run changes tally.txt in the current folder"),
