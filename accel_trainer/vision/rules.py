@@ -331,6 +331,8 @@ _RULES: dict[str, Callable[[Any, PhotoFacts], Choice]] = {
     "optimizer.weight_decay": _weight_decay,
     "schedule.warmup_epochs": _warmup,
 }
+RULED = frozenset(_RULES)
+"""The dotted names of the settings that a rule chooses if they are open."""
 _WORDS = {
     "photos.image_size": "image size",
     "batch.per_device_batch_size": "batch size",

@@ -45,6 +45,7 @@ from accel_trainer.cli.runs.confusion import Confusion, read_confusion
 from accel_trainer.cli.runs.run_reader import RunReader, read_run
 from accel_trainer.cli.share.evaluate import load_model
 from accel_trainer.vision import load_images
+from accel_trainer.vision.rules import RULED
 from tests.browser import browser, needs_chromium
 from tests.cli.conftest import run_command
 
@@ -235,6 +236,7 @@ def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
         "Classes",
         "Confusion",
         "Accuracy by class",
+        "Predictions",
         "Most confident mistakes",
         "Settings",
         "Settings that differ from the defaults",
@@ -334,6 +336,13 @@ def test_a_report_on_photos_shows_mistakes_by_name(photo_run: Path) -> None:
     assert f"<span>{stored[0]['label']}/" in captions
     assert str(photo_run.parent) not in captions, "a folder of this machine"
     assert Page(text).counts["img"] == min(16, len(stored)) + len(read_predictions(run))
+
+
+def test_a_report_says_which_settings_a_rule_chose(photo_run: Path, runs: Path) -> None:
+    text, _ = render([with_few_charts(read_run(photo_run))])
+    rows = re.findall(r'row">([\w.]+)</th><td>.*?by rule, unless given', text)
+    assert {"optimizer.learning_rate", "schedule.warmup_epochs"} <= {*rows} <= RULED
+    assert "by rule" not in render([with_few_charts(read_run(runs / "fast"))])[0], "it has no rules"
 
 
 def test_a_stored_picture_that_is_not_an_image_is_kept_out_of_the_page(

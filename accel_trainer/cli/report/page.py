@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 
+from ...vision.rules import RULED
 from ..runs.run_reader import RunReader
 from ..runs.settings import changed_settings, differing_settings, flatten
 from .by_itself import Fault
@@ -129,14 +130,19 @@ def _describe(run: RunReader, number: int) -> dict[str, Any]:
     }
 
 
-def _chosen_settings(run: RunReader) -> list[tuple[str, Any, Any]]:
-    """Return the settings that differ from the defaults: of the recipe, if the run knows them."""
-    recipe = flatten(run.environment.get("recipe_defaults", {}))
+def _chosen_settings(run: RunReader) -> list[tuple[str, Any, Any, bool]]:
+    """Return the settings that differ from the defaults: of the recipe, if the run knows them.
+
+    The last value tells whether a rule chooses the setting where nobody has given it.
+    """
+    defaults = run.environment.get("recipe_defaults", {})
+    recipe = flatten(defaults)
+    ruled = RULED if "photos" in defaults else frozenset()
     rows = [
-        (name, recipe.get(name, of_library), value)
+        (name, recipe.get(name, of_library), value, name in ruled)
         for name, of_library, value in changed_settings(run)
     ]
-    return [(name, default, value) for name, default, value in rows if default != value]
+    return [row for row in rows if row[1] != row[2]]
 
 
 def _subtitle(run: RunReader) -> str:
