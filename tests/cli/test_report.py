@@ -269,7 +269,7 @@ def test_the_colours_of_charts_are_those_of_the_page(page: str) -> None:
 def test_each_chart_lies_beside_the_page_as_a_picture(runs: Path, report: tuple[Path, str]) -> None:
     path, printed = report
     charts = path.with_suffix("")
-    assert printed.splitlines() == [f"{path}", f"{charts}/  12 charts"]
+    assert printed.splitlines() == [f"{path}", f"{charts}/  10 charts"]
     for picture in charts.iterdir():
         with Image.open(picture) as image:
             assert image.size[0] == 920, picture.name
@@ -469,7 +469,7 @@ def test_several_runs_share_their_charts_and_the_table_names_what_differs(
     page_of_both: Path,
 ) -> None:
     text, files = page_of_both.read_text(), list(page_of_both.with_suffix("").iterdir())
-    assert Page(text).counts["svg"] == len(files) == 9 + 3 * 2
+    assert Page(text).counts["svg"] == len(files) == 8 + 2 * 2
     header = re.search(r"<thead>.*?</thead>", text, re.DOTALL)
     assert header is not None
     assert "optimizer.learning_rate" in header[0]
@@ -518,7 +518,7 @@ def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()) | {"dataset": "/gone"}
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
     page = Page(render([read_run(tmp_path / "run")])[0])
-    assert page.counts["svg"] == 9 + 3, "the curves, and the classes of the last evaluation"
+    assert page.counts["svg"] == 8 + 2, "the curves, and the classes of the last evaluation"
     assert "img" not in page.counts
 
 
