@@ -45,8 +45,13 @@ def write_data(folder: Path) -> None:
     """Write what the recipes train on: noise like CIFAR-10, and a folder of photos."""
     (folder / "cifar").mkdir()
     write_noise(folder / "cifar", num_train=8000, num_test=4000)
+    write_photos(folder / "photos")
+
+
+def write_photos(folder: Path) -> None:
+    """Write a folder of 600 photos in two classes."""
     for index, photo in enumerate(10 * cut_photos(500, 375)):
-        path = folder / "photos" / "ab"[index % 2] / f"{index:03}.jpg"
+        path = folder / "ab"[index % 2] / f"{index:03}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(photo)
 

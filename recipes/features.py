@@ -125,7 +125,11 @@ def train(config: Config) -> RunResult:
         if config.trunk is not None:
             weights = load_file(config.trunk)
             kept = {key: each for key, each in weights.items() if not key.startswith(f"{head}.")}
-            missing = model.load_state_dict(kept, strict=False).missing_keys
+            try:
+                missing = model.load_state_dict(kept, strict=False).missing_keys
+            except RuntimeError as error:  # other shapes
+                fact = f"--trunk {config.trunk} does not fit {config.model.name}"
+                raise ConfigError("MODEL_PRETRAINED", f"{fact} ({error}): give its own") from error
             if random := [key for key in missing if not key.startswith(f"{head}.")]:
                 fact = f"--trunk {config.trunk} has no {random[0]}"
                 raise ConfigError(

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 LONG = (
     "startup",
     "plan",
+    "features",
     "digests",
     "input_pipeline",
     "photos",

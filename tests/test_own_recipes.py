@@ -236,6 +236,9 @@ def test_a_head_is_not_trained_on_a_trunk_of_random_weights(tmp_path: Path) -> N
     trunk = make_trunk(tmp_path / "trunk.safetensors", without="layer3.0.bn2.bias")
     with pytest.raises(ConfigError, match=r"--trunk .* has no layer3"):
         train_on_features(tmp_path / "some", trunk=trunk)
+    save_file({**load_file(trunk), "layer3.0.bn2.bias": torch.zeros(3)}, trunk)
+    with pytest.raises(ConfigError, match="--trunk .* does not fit resnet8 .*layer3.0.bn2.bias"):
+        train_on_features(tmp_path / "other", trunk=trunk)
 
 
 def test_features_are_computed_once_and_the_whole_net_is_exported(tmp_path: Path) -> None:
