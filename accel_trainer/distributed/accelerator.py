@@ -58,8 +58,9 @@ class RuntimeConfig(Config):
     channels_last: bool = True
     """Lay out images and filters with channels innermost: usually faster on CPUs, and on GPUs in
     half precision."""
-    compile: Annotated[bool, short_flag("--compile")] = False
-    """Compile the model with torch.compile."""
+    compile: Annotated[bool | Literal["reduce-overhead"], short_flag("--compile")] = False
+    """Compile the model with torch.compile; `reduce-overhead`: in that mode, for small networks on
+    GPUs. Its other modes choose kernels by their time, which no resume repeats."""
     deterministic: bool | Literal["strict"] = True
     """Use deterministic CUDA kernels; without them a resumed run is close, but not identical. An
     operation without one is a warning; `strict`: it ends the run."""

@@ -18,7 +18,7 @@ class Everyday(TypedDict, total=False):
     cache_dir: str | Path
     check_every: int | None
     checkpoint_every_n_steps: int | None
-    compile: bool
+    compile: bool | Literal["reduce-overhead"]
     debug: bool
     dry_run: bool
     ema: float | None

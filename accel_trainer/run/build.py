@@ -199,8 +199,8 @@ def build_trainer(
     model = strategy.place(model, run.config.runtime)
     kept = kept_in_evaluation(model, run.config.optimizer.freeze, switched)
     refuse_older_rule(run.checkpoint, model, kept)
-    if run.config.runtime.compile:
-        compile_model(model, run.activity.compilation)
+    if mode := run.config.runtime.compile:
+        compile_model(model, run.activity.compilation, None if mode is True else mode)
 
     # 4. The optimizers have these parameters, and the learning rate of every step is known.
     optimization = plan_optimization(run.config, model, data.plan, optimizer, schedule)
@@ -327,7 +327,7 @@ def _choose_strategy(run: Run, plan: BatchPlan, optimizer: object, task: Task) -
     is_in_use = {
         "a dict of optimizers": isinstance(optimizer, Mapping),
         "--reduce exact": plan.reduce == "exact",
-        "--compile": run.config.runtime.compile,
+        "--compile": bool(run.config.runtime.compile),
         "--optimizer.name muon": run.config.optimizer.name == "muon",
         "--mixed-precision fp16": run.accelerator.scaler is not None,
         "--check-every": run.config.trainer.check_every_n_steps is not None,

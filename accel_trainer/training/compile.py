@@ -16,7 +16,7 @@ from ..core.timing import Stopwatch
 MAX_VARIANTS = 128
 
 
-def compile_model(model: nn.Module, preparation: Stopwatch) -> None:
+def compile_model(model: nn.Module, preparation: Stopwatch, mode: str | None = None) -> None:
     """Make `model` compile with torch's inductor, separately for each shape of its inputs.
 
     By default, torch generates kernels for any shape when it meets a second one, and runs eagerly
@@ -24,7 +24,7 @@ def compile_model(model: nn.Module, preparation: Stopwatch) -> None:
     resumed (torch 2.13).
 
     It compiles when it first runs; its class and parameter names do not change. `preparation`
-    counts the time spent compiling for training.
+    counts the time spent compiling for training. `mode` is one of torch's.
     """
     import torch._dynamo
 
@@ -32,15 +32,17 @@ def compile_model(model: nn.Module, preparation: Stopwatch) -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     torch._dynamo.config.recompile_limit = MAX_VARIANTS
     torch._dynamo.config.accumulated_recompile_limit = 8 * MAX_VARIANTS
-    model.compile(backend=partial(compile_graph, preparation), dynamic=False)
+    model.compile(backend=partial(compile_graph, preparation), mode=mode, dynamic=False)
 
 
 def compile_graph(
-    preparation: Stopwatch, graph: fx.GraphModule, inputs: list[Tensor]
+    preparation: Stopwatch, graph: fx.GraphModule, inputs: list[Tensor], mode: str = "default"
 ) -> Callable[..., Any]:
     """Return `graph` as a compiled function, as torch.compile asks for it."""
     from torch._dynamo import lookup_backend
+    from torch._inductor import list_mode_options
 
     # An evaluation, which has no gradients, is counted as a whole.
     with preparation.running() if torch.is_grad_enabled() else nullcontext():
-        return lookup_backend("inductor")(graph, inputs)
+        compiler: Callable[..., Callable[..., Any]] = lookup_backend("inductor")
+        return compiler(graph, inputs, config_patches=list_mode_options(mode))

@@ -19,10 +19,12 @@ from accel_trainer import (
     BatchConfig,
     ClassificationTask,
     ConfigError,
+    RecipeConfig,
     RuntimeConfig,
     StepOutput,
 )
 from accel_trainer.checks.explain import explain
+from accel_trainer.cli.flags.parser import parse_config
 from accel_trainer.core.timing import Stopwatch
 from accel_trainer.fault_tolerance.activity import Activity
 from accel_trainer.training import compile as compile_module
@@ -75,6 +77,47 @@ def train_refused(folder: Path) -> None:
         train(folder, None, True, "/no/compiler")
 
 
+def compile_in_each_mode() -> None:
+    given = []
+
+    def record(graph: Any, inputs: list[Tensor], config_patches: object) -> Any:
+        given.append(config_patches)
+        return graph.forward
+
+    from torch._inductor import compile_fx
+
+    compile_fx.compile_fx = record
+    for mode in (None, "reduce-overhead"):
+        model = Doubled()
+        compile_model(model, Stopwatch(), mode)
+        model(torch.zeros(1, 2))
+    assert given == [{}, {"triton.cudagraphs": True}]
+
+
+def test_a_mode_reaches_torchs_compiler(tmp_path: Path) -> None:
+    processes.run(compile_in_each_mode, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--compile", "fastest"], "--compile fastest: expected bool or reduce-overhead"),
+        (["--no-compile", "reduce-overhead"], "only --compile or --no-compile"),
+    ],
+)
+def test_a_mode_that_is_none_is_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(RecipeConfig, words, description="")
+
+
+def test_compile_is_a_switch_that_may_name_a_mode() -> None:
+    found = [
+        parse_config(RecipeConfig, words, description="").runtime.compile
+        for words in ([], ["--compile"], ["--compile", "reduce-overhead"], ["--no-compile"])
+    ]
+    assert found == [False, True, "reduce-overhead", False]
+
+
 # --- more variants than torch compiles by default ---
 
 
@@ -110,7 +153,7 @@ def test_more_shapes_than_torchs_recompile_limit_are_all_compiled(tmp_path: Path
 
 
 def compile_for_both() -> None:
-    torch._dynamo.lookup_backend = lambda _: lambda graph, inputs: graph.forward
+    torch._dynamo.lookup_backend = lambda _: lambda graph, inputs, config_patches: graph.forward
     model, preparation = Doubled(), Stopwatch()
     compile_model(model, preparation)
     with torch.no_grad():

@@ -33,8 +33,13 @@ class ConfigField:
     @property
     def negations(self) -> list[str]:
         """The flags that turn a switch off, as in tyro's help: `--no-ema`, `--trainer.no-ema`."""
-        flags = self.flags if self.type is bool else ()
+        flags = self.flags if self.is_switch else ()
         return [re.sub(r"([^.-][^.]*)$", r"no-\1", flag) for flag in flags]
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether its flag needs no value."""
+        return bool in (self.type, *get_args(self.type))
 
     @property
     def holds_dict(self) -> bool:

@@ -114,13 +114,14 @@ def split_at_flags(argv: Sequence[str]) -> list[list[str]]:
 
 
 def _read_flag(field: ConfigField, flag: str, words: Sequence[str]) -> Any:
-    if field.type is not bool:
+    is_off = flag.replace("_", "-") in field.negations
+    if field.type is not bool and not is_off and (words or not field.is_switch):
         return field.convert(words, flag)
     if words:
         given = " ".join([flag, *words])
         switches = f"{field.flags[-1]} or {field.negations[-1]}"
         raise ConfigError("CONFIG", f"{given}: expected no value, only {switches}")
-    return flag.replace("_", "-") in field.flags
+    return not is_off
 
 
 def _read_file(config_class: Any, paths: Sequence[str]) -> dict[str, Any]:
