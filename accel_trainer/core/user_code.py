@@ -51,6 +51,10 @@ def describe_error(error: BaseException) -> str:
         return error.message
     text = str(error) if isinstance(error, PartFailed) else f"{type(error).__name__}: {error}"
     text = textwrap.shorten(text, _MAX_LENGTH, placeholder=" ...")
+    if isinstance(error, AttributeError) and _THIS_PACKAGE in type(error.obj).__module__:
+        from ..names.unknown import attribute_here  # few programs fail
+
+        text += attribute_here(error.name)
     place = find_user_code(error)
     return text if place is None else f"{text}, {place}"
 

@@ -35,6 +35,13 @@ def suggest(name: str, known: Collection[str]) -> str:
     return f"did you mean {spelt[nearest[0]]}?" if nearest else "see --help"
 
 
+def attribute_here(name: str | None) -> str:
+    """Return what a trainer's, run's or result's attribute elsewhere is here, empty if unknown."""
+    name = f".{name}".replace("_", "-")
+    rows = [ours for ours, names in familiar_names().items() if name in names.split()]
+    return f" ({rows[0]})" if rows else ""
+
+
 def familiar_names() -> dict[str, str]:
     """Return the names elsewhere of each of our flags, and of what we have no flag for."""
     found: dict[str, Any] = yaml.safe_load(FAMILIAR_NAMES.read_text(encoding="utf-8"))

@@ -31,6 +31,7 @@ from accel_trainer import (
     start_run,
 )
 from accel_trainer.core.config import Config
+from accel_trainer.core.user_code import describe_error
 from accel_trainer.core.yaml_files import read_yaml
 
 from .mistakes import DATA, INPUTS, LABELS, make_net
@@ -161,6 +162,22 @@ def test_an_unknown_or_wrong_keyword_says_what_it_is_called(
     with pytest.raises(ConfigError) as caught:
         guess()
     assert [fact for fact in facts if fact not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("train", "trainer.fit()"),
+        ("predict", "accel-trainer predict RUN"),
+        ("save_model", "RUN/export"),
+        ("whatever", "no attribute 'whatever'"),
+    ],
+)
+def test_an_attribute_of_other_trainers_says_what_it_is_here(name: str, said: str) -> None:
+    trainer = built(task=ClassificationTask(), train_set=DATA, eval_sets=DATA)
+    with pytest.raises(AttributeError) as caught:
+        getattr(trainer, name)()
+    assert said in describe_error(caught.value)
 
 
 def test_the_dotted_name_of_a_setting_follows_from_its_class() -> None:
