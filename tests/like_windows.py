@@ -27,6 +27,8 @@ import torch.distributed.fsdp  # noqa: F401
 import torch.utils.data  # noqa: F401
 import tyro  # noqa: F401
 
+from .digits import ON_DIGITS
+
 MODULES = ("fcntl", "grp", "pwd", "resource", "termios")
 OF_OS = (
     "O_CLOEXEC",
@@ -125,16 +127,9 @@ def main() -> None:
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     flags = [
-        "--dataset",
-        "digits",
-        "--model",
-        "resnet8",
-        "--augment.crop-padding",
-        "1",
+        *ON_DIGITS,
         "--runtime.num-threads",
         "1",
-    ]
-    flags += [
         "--output-dir",
         str(folder / "run"),
         "--cache-dir",

@@ -11,22 +11,14 @@ import torch
 
 from accel_trainer import main
 from recipes import cifar, images
+from tests.digits import ON_DIGITS
 from tests.vision.make_photos import write_photos
 
 
 def train(runs: Path, name: str, *extra: str) -> Path:
     """Train a small group-norm net on digits for two epochs and return the run folder."""
-    flags = [
-        "--dataset",
-        "digits",
-        "--model",
-        "resnet8",
-        "--model.norm",
-        "group",
-        "--model.width",
-        "8",
-    ]
-    flags += ["--augment.crop-padding", "1", "--epochs", "2", "--ema", "0.8", "--batch-size", "64"]
+    flags = [*ON_DIGITS, "--model.norm", "group", "--model.width", "8"]
+    flags += ["--epochs", "2", "--ema", "0.8", "--batch-size", "64"]
     flags += [
         "--trainer.log-every-n-steps",
         "10",

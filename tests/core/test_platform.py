@@ -12,6 +12,7 @@ from accel_trainer import parse_config
 from recipes import cifar
 
 from .. import processes
+from ..digits import ON_DIGITS
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,16 +35,9 @@ def test_a_platform_without_posix_names_trains_saves_resumes_and_locks(tmp_path:
 
 def train(folder: Path) -> None:
     flags = [
-        "--dataset",
-        "digits",
-        "--model",
-        "resnet8",
-        "--augment.crop-padding",
-        "1",
+        *ON_DIGITS,
         "--runtime.num-threads",
         "1",
-    ]
-    flags += [
         "--output-dir",
         str(folder / "posix"),
         "--cache-dir",

@@ -25,6 +25,8 @@ import pytest
 import yaml
 from PIL import Image
 
+from ..digits import ON_DIGITS
+
 ROOT = Path(__file__).parents[2]
 SMALL = [
     "--image-size",
@@ -47,16 +49,16 @@ SMALL += [
     "1",
 ]
 DIGITS = [
-    "--dataset",
-    "digits",
-    "--model",
-    "resnet8",
-    "--augment.crop-padding",
-    "1",
+    *ON_DIGITS,
     "--epochs",
     "1",
+    "--max-steps",
+    "40",
+    "--checkpoint-every-n-steps",
+    "1",
+    "--runtime.num-threads",
+    "1",
 ]
-DIGITS += ["--max-steps", "40", "--checkpoint-every-n-steps", "1", "--runtime.num-threads", "1"]
 
 Disturbance = Callable[[subprocess.Popen[Any]], None]
 

@@ -13,6 +13,7 @@ import pytest
 
 from accel_trainer import Callback, main
 from tests import processes, workload
+from tests.digits import ON_DIGITS
 
 pytest.importorskip("sklearn")  # the digits
 
@@ -34,25 +35,9 @@ def train(folder: Path, harm: Callable[[Path], object]) -> None:
 
     cache = folder / "cache"
     workload.add_callback(cifar, Harm(cache, harm))
-    flags = [
-        "--dataset",
-        "digits",
-        "--model",
-        "resnet8",
-        "--model.width",
-        "4",
-        "--epochs",
-        "2",
-        "--batch-size",
-        "128",
-    ]
+    flags = [*ON_DIGITS, "--model.width", "4", "--epochs", "2", "--batch-size", "128"]
     places = ["--cache-dir", str(cache), "--output-dir", str(folder / "run")]
-    main(
-        cifar.train,
-        cifar.Config,
-        description="",
-        argv=[*flags, "--augment.crop-padding", "1", *places],
-    )
+    main(cifar.train, cifar.Config, description="", argv=[*flags, *places])
 
 
 def truncate(path: Path) -> None:

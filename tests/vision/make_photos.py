@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tarfile
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -49,6 +50,16 @@ def write_photos(folder: Path, names: Iterable[str], *, size: tuple[int, int] = 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded(photo(size[0] + place % 3, size[1], seed=place)))
     return folder
+
+
+def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
 
 
 def write_classes(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 import zipfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from PIL import Image as PILImage
 from accel_trainer.core.errors import UserError
 from accel_trainer.vision import EvalTransform, Photos, load_photos
 
-from .make_photos import encoded, photo, write_classes, write_photos
+from .make_photos import encoded, photo, write_classes, write_photos, write_tar
 
 ANTS_AND_BEES = ("ant", "bee")
 Write = Callable[[Path], object]
@@ -152,13 +151,11 @@ def plain_parquet(labels: list[Any], kind: pa.DataType | None = None) -> Write:
 def tars(*names: str, **members: Callable[[int], bytes]) -> Write:
     def write(root: Path) -> None:
         for name in names:
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(root / name, "w") as tar:
-                for index in range(4):
-                    for suffix, content in members.items():
-                        member = tarfile.TarInfo(f"{index:04}.{suffix}")
-                        member.size = len(content(index))
-                        tar.addfile(member, io.BytesIO(content(index)))
+            each = product(range(4), members.items())
+            write_tar(
+                root / name,
+                [(f"{index:04}.{suffix}", content(index)) for index, (suffix, content) in each],
+            )
 
     return write
 

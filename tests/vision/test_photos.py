@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import io
 import logging
 import pickle
 import re
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from accel_trainer.vision.sources.photo_splits import load_splits
 from accel_trainer.vision.sources.photos import Photos, PhotoSplit, load_photos
 
 from .loader_run import loader_run
-from .make_photos import encoded, photo, write_classes, write_photos
+from .make_photos import encoded, photo, write_classes, write_photos, write_tar
 
 
 def load(source: Any, tmp_path: Path, **options: Any) -> Photos:
@@ -256,17 +254,16 @@ def test_a_selection_of_a_dataset_keeps_its_order(tmp_path: Path) -> None:
 
 
 def test_tars_of_webdataset(tmp_path: Path) -> None:
-    (tmp_path / "tars").mkdir()
     for split, count in (("train", 5), ("val", 3)):
-        with tarfile.open(tmp_path / "tars" / f"{split}-0000.tar", "w") as tar:
-            for index in range(count):
-                for suffix, data in (
-                    ("jpg", encoded(photo(20, 20, seed=index))),
-                    ("cls", b"%d" % (index % 2)),
-                ):
-                    member = tarfile.TarInfo(f"{index:05}.{suffix}")
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
+        members = [
+            member
+            for index in range(count)
+            for member in (
+                (f"{index:05}.jpg", encoded(photo(20, 20, seed=index))),
+                (f"{index:05}.cls", b"%d" % (index % 2)),
+            )
+        ]
+        write_tar(tmp_path / "tars" / f"{split}-0000.tar", members)
     photos = load(tmp_path / "tars", tmp_path)
     assert photos.class_names == ("0", "1")
     assert contents(photos.train) == [(i % 2, encoded(photo(20, 20, seed=i))) for i in range(5)]

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from accel_trainer.vision import EvalTransform, Photos, load_images, load_photos
 from accel_trainer.vision.data.photo_decode import FORMATS, decode_photo, photo_suffixes
 from accel_trainer.vision.sources.photo_files import open_dataset
 
-from .make_photos import encoded, photo, write_classes, write_photos
+from .make_photos import encoded, photo, write_classes, write_photos, write_tar
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n{} loop\n"
 LABELS = [0, 1, 0, 1, 0, 1]
@@ -62,28 +61,19 @@ def arrow(root: Path, data: bytes) -> None:
     a_table(data, with_paths=True).save_to_disk(str(root))
 
 
-def write_tar(path: Path, members: dict[str, bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-
-
 def tar(root: Path, data: bytes) -> None:
     others = {f"{index}.jpg": encoded(photo(9, 9, seed=index)) for index in range(1, len(LABELS))}
     members = {"0.jpg": data, **others}
     write_tar(
         root / "train.tar",
-        {
-            name: content
+        [
+            (name, content)
             for jpg in members
             for name, content in (
                 (jpg, members[jpg]),
                 (jpg.replace("jpg", "cls"), b"%d" % LABELS[int(jpg[0])]),
             )
-        },
+        ],
     )
 
 
@@ -341,7 +331,7 @@ def test_a_member_of_a_tar_is_not_loaded_by_torch(
             f"{index}.pth": b"any bytes",
             f"{index}.npz": b"more of them",
         }
-    write_tar(tmp_path / "photos" / "train.tar", members)
+    write_tar(tmp_path / "photos" / "train.tar", members.items())
     decode_all(load_photos(tmp_path / "photos", val_fraction=0.5, cache_dir=tmp_path / "cache"))
 
 

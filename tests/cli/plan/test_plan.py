@@ -19,21 +19,17 @@ from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.run.config import RecipeConfig
 from recipes import cifar
 from tests.cli.conftest import run_command
+from tests.digits import ON_DIGITS
 from tests.processes import run
 from tests.variants import slow
 
 RECIPES = Path(cifar.__file__).parent
 FLAGS = [
-    "--dataset",
-    "digits",
-    "--model",
-    "resnet8",
+    *ON_DIGITS,
     "--model.norm",
     "group",
     "--model.width",
     "4",
-    "--augment.crop-padding",
-    "1",
     "--global-batch-size",
     "256",
     "--accumulate",

@@ -37,6 +37,7 @@ from tests import processes, workload
 
 from ...checks.hidden import PLACES, USERS
 from ...checks.honest import HONEST
+from ...digits import ON_DIGITS
 from ...training import planted
 from ...variants import slow
 
@@ -66,21 +67,12 @@ def test_a_dry_run_of_a_recipe_says_what_it_compared_and_leaves_nothing(
 ) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
-    flags = [
-        "--dataset",
-        "digits",
-        "--model",
-        "resnet8",
-        "--augment.crop-padding",
-        "1",
-        "--dry-run",
-    ]
     with pytest.raises(SystemExit) as ended:
         main(
             cifar.train,
             cifar.Config,
             description="",
-            argv=[*flags, "--cache-dir", str(tmp_path / "cache")],
+            argv=[*ON_DIGITS, "--dry-run", "--cache-dir", str(tmp_path / "cache")],
         )
     assert ended.value.code == 0
     (line,) = capsys.readouterr().out.splitlines()

@@ -176,8 +176,7 @@ def train(
     return trainer
 
 
-def train_in_parts(folder: Path, name: str, **options: Any) -> None:
-    options = {**PROGRAMS[name], **options}
+def train_in_parts(folder: Path, options: dict[str, Any]) -> None:
     train(folder / "whole", **options)
     for max_steps in (1, 9, 14):
         train(folder / "parts", max_steps=max_steps, **options)
@@ -189,7 +188,7 @@ def test_networks_in_turn_resume_to_the_same_bytes(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        train_in_parts(tmp_path, name)
+        train_in_parts(tmp_path, PROGRAMS[name])
     assert not caplog.records, "nothing is said of honest parts"
 
 

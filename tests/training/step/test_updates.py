@@ -38,6 +38,7 @@ from .test_turns import (
     skipping,
     tensors_of,
     train,
+    train_in_parts,
 )
 
 CRITIC, GENERATOR = {"critic"}, {"generator"}
@@ -160,26 +161,18 @@ def test_a_gan_trains_the_same_on_two_processes(tmp_path: Path, name: str) -> No
     assert largest_difference(tmp_path / "one", tmp_path / "two") <= 1e-12
 
 
-def train_in_parts(folder: Path, name: str, **options: Any) -> None:
-    options = {**PROGRAMS[name], **options}
-    train(folder / "whole", **options)
-    for max_steps in (1, 9, 14):
-        train(folder / "parts", max_steps=max_steps, **options)
-    assert final_files(folder / "parts") == final_files(folder / "whole")
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_updates_on_one_batch_resume_to_the_same_bytes(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        train_in_parts(tmp_path, name)
+        train_in_parts(tmp_path, PROGRAMS[name])
     assert not caplog.records, "nothing is said of honest parts"
 
 
 def train_all_in_parts(folder: Path) -> None:
     for name in PROGRAMS:
-        train_in_parts(folder / name, name)
+        train_in_parts(folder / name, PROGRAMS[name])
 
 
 def test_updates_on_one_batch_resume_to_the_same_bytes_on_two_processes(tmp_path: Path) -> None:

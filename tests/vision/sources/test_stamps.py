@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from accel_trainer.vision import load_images, load_photos
-from tests.vision.make_photos import encoded, photo
+from tests.vision.make_photos import encoded, photo, write_tar
 
 TIME = 1_700_000_000
 NUM_PHOTOS = 4
@@ -64,13 +62,13 @@ def write_classes(root: Path, version: int) -> Path:
 def write_tars(root: Path, version: int) -> Path:
     root.mkdir(exist_ok=True)
     for split in ("train", "val"):
-        with tarfile.open(root / f"{split}.tar", "w") as tar:
-            for number, (each, label, data) in enumerate(photos_of(version)):
-                files = {f"{number:02}.bmp": data, f"{number:02}.txt": label.encode()}
-                for member, content in files.items() if each == split else ():
-                    info = tarfile.TarInfo(member)
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
+        members = [
+            member
+            for number, (each, label, data) in enumerate(photos_of(version))
+            for member in ((f"{number:02}.bmp", data), (f"{number:02}.txt", label.encode()))
+            if each == split
+        ]
+        write_tar(root / f"{split}.tar", members)
     return root
 
 

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import random
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from accel_trainer.core.errors import DataError
 from accel_trainer.vision import Photos, load_photos
-from tests.vision.make_photos import encoded, photo
+from tests.vision.make_photos import encoded, photo, write_tar
 
 PHOTO = [encoded(photo(10, 10, seed=index)) for index in range(4)]
-
-
-def write_tar(path: Path, members: list[tuple[str, bytes]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, data in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return path
 
 
 def samples(count: int = 4) -> list[tuple[str, bytes]]:
