@@ -19,6 +19,7 @@ from ..checkpoint.format import is_committed, list_checkpoints, step_of
 from ..core.batch_plan import ENDLESS
 from ..core.errors import UserError
 from ..core.history import is_number
+from ..core.timing import is_long_wait
 from ..core.train_state import checkpoint_name
 from ..core.types import StepReport
 from ..core.wording import counted
@@ -34,8 +35,6 @@ from .metrics_file import Row
 _FORMAT = "{desc} |{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}  {rate_fmt}"
 _NUM_FIRST = 3  # steps, which allocate, compile and are checked
 _MEASURED_S = 10.0
-_WAIT_FRACTION = 0.3  # of the time; and of a step, what is more than workers take to send a batch
-_WAIT_S = 0.01
 _MIN_LEFT_S = 120.0  # of what is worth a line
 _MIN_WIDTH = 10  # of a column, for a number such as -1.234e-05
 
@@ -138,7 +137,7 @@ class ProgressBar(Callback):
         cpus = available_cpus() // count_local_processes()
         num_workers: int = getattr(getattr(trainer.loader, "reader", None), "num_workers", cpus)
         more = min(cpus, max(2, 2 * num_workers))
-        if wait_s > max(_WAIT_FRACTION * spent_s, _WAIT_S * num_steps) and more > num_workers:
+        if is_long_wait(wait_s, spent_s, num_steps) and more > num_workers:
             fact = f"{wait_s:.1f} of {spent_s:.1f} s of training wait for samples"
             self.write(f"{fact}: --num-workers {more}")
 

@@ -1,4 +1,4 @@
-"""A clock for the time spent waiting for items, or on one-time work."""
+"""The time spent waiting for items, or on one-time work."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
+
+_WAIT_FRACTION = 0.3  # of the time; and of a step, what is more than workers take to send a batch
+_WAIT_S = 0.01
+
+
+def is_long_wait(wait_s: float, spent_s: float, num_steps: int) -> bool:
+    """Return whether so many steps wait for samples long enough for more data workers to help."""
+    return wait_s > max(_WAIT_FRACTION * spent_s, _WAIT_S * num_steps)
 
 
 class Stopwatch:

@@ -37,6 +37,7 @@ from accel_trainer.cli.report.charts import (
     draw_curves,
     top_of,
 )
+from accel_trainer.cli.report.facts import facts_of
 from accel_trainer.cli.report.figures import draw_chart
 from accel_trainer.cli.report.page_data import page_data
 from accel_trainer.cli.report.pictures import read_mistakes, read_predictions
@@ -506,6 +507,33 @@ def test_a_report_shows_what_the_run_has(
         "only its predictions and mistakes"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report", "report.html", "run"]
+
+
+@pytest.mark.parametrize(
+    ("speed", "waited", "share"),
+    [
+        (100.0, [0.2, 0.9, 0.9, 0.8], "70%"),
+        (100.0, [0.2, 0.2, 0.3, 0.3], None),
+        (1e6, [0.8] * 4, None),  # less than workers take to send a batch
+    ],
+)
+def test_a_report_tells_of_a_long_wait_for_samples(
+    runs: Path, speed: float, waited: list[float], share: str | None
+) -> None:
+    run = read_run(runs / "fast")
+    rows = [
+        {
+            "event": "train",
+            "optimizer_step": step,
+            "epoch": 1,
+            "perf/samples_per_s": speed,
+            "perf/data_wait_fraction": fraction,
+        }
+        for step, fraction in enumerate(waited, start=1)
+    ]
+    for result in ({}, {**run.result, "metrics": {}}):
+        facts = {each["name"]: each for each in facts_of(with_rows(run, rows, result=result))}
+        assert facts.get("waiting for samples", {}).get("value") == share
 
 
 def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
+from ...core.timing import is_long_wait
 from ..common.output import format_duration, format_number
 from ..runs.metric_groups import metric_in_words
 from ..runs.run_reader import RunReader
@@ -48,6 +50,7 @@ def _end(run: RunReader) -> Iterator[Fact]:
     if samples_per_s := result.get("samples_per_s"):
         note = f"{result.get('samples_seen') or 0:,} in all"
         yield _fact("samples per second", f"{samples_per_s:,.0f}", note)
+    yield from _wait(run)
     if run.wall_s is not None:
         yield _fact("time", format_duration(run.wall_s), "in all attempts")
     if peak_bytes := result.get("peak_memory_bytes"):
@@ -65,12 +68,24 @@ def _progress(run: RunReader) -> Iterator[Fact]:
         yield _fact("training loss", format_number("loss", loss))
     for samples_per_s in run.series("perf/samples_per_s")[1][-1:]:
         yield _fact("samples per second", f"{samples_per_s:,.0f}")
+    yield from _wait(run)
     if memory_gib := run.series("perf/peak_memory_gib")[1]:
         yield _fact("memory", f"{max(memory_gib):.1f} GiB", "at the peak")
     clock = run.training_clock
     if clock is not None and num_steps is not None and run.state == "running":
         left_s = clock[1][-1] / clock[0][-1] * max(0, num_steps - step)
         yield _fact("time left", format_duration(left_s), "without evaluations")
+
+
+def _wait(run: RunReader) -> Iterator[Fact]:
+    """Tell of a long wait for samples."""
+    steps, seconds = run.training_clock or ([0], [0.0])
+    waits = dict(zip(*run.series("perf/data_wait_fraction"), strict=True))
+    pairs = zip(steps[1:], pairwise(seconds), strict=True)
+    wait_s = sum(waits.get(step, 0.0) * (end - begin) for step, (begin, end) in pairs)
+    if is_long_wait(wait_s, seconds[-1], steps[-1]):
+        note = f"of training; --num-workers is {run.settings.get('batch.num_workers')}"
+        yield _fact("waiting for samples", f"{wait_s / seconds[-1]:.0%}", note)
 
 
 def _num_steps(run: RunReader) -> int | None:
