@@ -59,7 +59,14 @@ _HOLDING = (SynchronizedBase, ContextVar, SimpleNamespace, argparse.Namespace, t
 _INSTALLED = {"site-packages", "dist-packages"}
 _FOLDERS = (f"{sysconfig.get_path('stdlib')}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
 _CACHED = type(cache(int))
-_CODE = (FunctionType, MethodType, ModuleType, type, _CACHED)
+_CODE = (
+    FunctionType,
+    MethodType,
+    ModuleType,
+    type,
+    _CACHED,
+    partial,
+)  # a routine since Python 3.14
 
 Mark = tuple[Any, object]
 """Shows whether a value has changed: its type (of a tensor with dtype and shape), and its
