@@ -22,6 +22,7 @@ from ..core.run_dir import free_bytes
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.wording import counted
 from ..distributed.collectives import SINGLE_PROCESS, Peers
+from ..distributed.machine import return_freed_memory
 from . import retention
 from .config import CheckpointConfig
 from .format import FROZEN, commit_mark, is_committed, list_checkpoints, write_checkpoint
@@ -203,6 +204,9 @@ class Checkpointer:
             self._count_failure(error, must_succeed=must_succeed)
         else:
             self.num_failed_saves = 0
+        if must_succeed:  # the end, which reads a checkpoint in the memory of the copy
+            self._snapshot = Snapshot()
+            return_freed_memory()
 
     def _count_failure(self, error: OSError, *, must_succeed: bool) -> None:
         self.num_failed_saves += 1

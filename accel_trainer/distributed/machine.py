@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +43,12 @@ def peak_memory_bytes(accelerator: Accelerator) -> int:
         return int(getattr(memory, "peak_wset", memory.rss))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def return_freed_memory() -> None:
+    """Return to the system the freed memory that glibc keeps for the next step."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def free_memory_bytes() -> int:

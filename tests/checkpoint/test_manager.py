@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import platform
 import stat
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import safetensors.torch
 import torch
@@ -18,6 +20,7 @@ from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.core.errors import CheckpointError, DivergedError
 from accel_trainer.core.train_state import TrainState, checkpoint_name
+from accel_trainer.distributed.accelerator import _keep_freed_memory
 from tests import processes
 from tests.faults.disks import InterceptedDisk, installed
 from tests.faults.tiny_run import (
@@ -270,3 +273,23 @@ def check_threads_of_a_save(folder: Path) -> None:
         "the writer computes on one core, its own"
     )
     assert torch.get_num_threads() == 3
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked to free memory")
+def test_the_end_of_a_run_holds_no_copy_of_its_state(tmp_path: Path) -> None:
+    processes.run(check_memory_at_the_end, tmp_path / "checkpoints", folder=tmp_path / "logs")
+
+
+def check_memory_at_the_end(folder: Path) -> None:
+    _keep_freed_memory()
+    weights = {f"{number}": torch.ones(1 << 20) for number in range(16)}  # 64 MiB
+    checkpointer = Checkpointer(folder, config=CheckpointConfig(), header={})
+    checkpointer.prepare({"model": weights})
+    before = psutil.Process().memory_info().rss
+    taken = []
+    for step in (1, 2):
+        checkpointer.save(TrainState(optimizer_step=step), {"model": weights})
+        checkpointer.wait(must_succeed=step == 2)
+        taken.append(psutil.Process().memory_info().rss - before)
+    assert taken[0] > 60 * 2**20, "the next save reuses the memory of the copy"
+    assert taken[1] < 20 * 2**20
