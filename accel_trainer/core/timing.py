@@ -9,13 +9,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_WAIT_FRACTION = 0.3  # of the time; and of a step, what is more than workers take to send a batch
-_WAIT_S = 0.01
-
 
 def is_long_wait(wait_s: float, spent_s: float, num_steps: int) -> bool:
     """Return whether so many steps wait for samples long enough for more data workers to help."""
-    return wait_s > max(_WAIT_FRACTION * spent_s, _WAIT_S * num_steps)
+    # Workers take less than 10 ms to send a batch.
+    return wait_s > max(0.3 * spent_s, 0.01 * num_steps)
 
 
 class Stopwatch:
