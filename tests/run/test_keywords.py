@@ -113,6 +113,8 @@ def test_keywords_train_what_a_config_trains(tmp_path: Path) -> None:
         (lambda: RuntimeConfig(amp=True), ("mixed_precision='bf16'",)),
         (lambda: CheckpointConfig(save_steps=9), ("did you mean every_n_steps=",)),
         (lambda: ScheduleConfig(milestone=3), ("did you mean milestones=",)),
+        (lambda: DatasetOptions(sampler=3), ("DatasetOptions(order=f)",)),
+        (lambda: built(batch_sampler=3), ("DatasetOptions(order=f)",)),
         (lambda: DatasetOptions(batch_size=3), ("start_run(batch_size=)",)),
         (lambda: started(max_epochs=3), ("start_run has no max_epochs=", "mean epochs=")),
         (lambda: started(weight_decay=0.1), ("OptimizerConfig(weight_decay=)",)),

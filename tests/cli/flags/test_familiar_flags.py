@@ -76,8 +76,12 @@ TO_THE_LAUNCHER = (
             "--include-optimizer",
             "every checkpoint has the optimizer's state, and the export only weights",
         ),
-        ("--sampler", "training samples are in a new order in each epoch, which --seed decides"),
         ("--shuffle", "training samples are in a new order in each epoch, which --seed decides"),
+        (
+            "--sampler",
+            "a recipe gives build_trainer an order: options=DatasetOptions(order=f), in "
+            "docs/data.md",
+        ),
         ("--quantize", "there is no quantization: --onnx exports a file for other tools"),
         (
             "--model-parallel",
