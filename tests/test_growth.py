@@ -6,9 +6,7 @@ photos" costs sixteen times as many. Both are counted, and no time is taken.
 
 from __future__ import annotations
 
-import io
 import sys
-import tarfile
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -38,7 +36,7 @@ from accel_trainer.vision.sources.layouts import refuse_inner_splits, refuse_tab
 from accel_trainer.vision.sources.listing import describe_left_out, list_photos
 from accel_trainer.vision.sources.photo_files import open_dataset
 from accel_trainer.vision.sources.raw import Table
-from tests.vision.make_photos import encoded, photo
+from tests.vision.make_photos import encoded, photo, write_tar
 
 JPEG = encoded(photo(8, 8))
 GROWTH = 4
@@ -189,12 +187,15 @@ def load_table(num_samples: int, num_classes: int, folder: Path) -> Function:
 
 
 def load_tars(num_samples: int, num_classes: int, folder: Path) -> Function:
-    folder.mkdir()
-    with tarfile.open(folder / "photos.tar", "w") as tar:
-        for number in range(num_samples):
-            member = tarfile.TarInfo(f"class {number % num_classes}/{number}.jpg")
-            member.size = len(JPEG)
-            tar.addfile(member, io.BytesIO(JPEG))
+    members = [
+        member
+        for number in range(num_samples)
+        for member in (
+            (f"{number:06}.jpg", JPEG),
+            (f"{number:06}.cls", str(number % num_classes).encode()),
+        )
+    ]
+    write_tar(folder / "photos.tar", members)
     return load(folder)
 
 

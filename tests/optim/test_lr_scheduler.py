@@ -136,7 +136,7 @@ def test_the_learning_rate_is_the_same_for_any_processes_and_accumulation(shape:
         ({"shape": "triangular", "warmup_steps": 1}, "schedule.peak_fraction each set"),
         ({"warmup_epochs": 1.0, "warmup_steps": 1}, "schedule.warmup_steps .* use one of them"),
         ({"warmup_steps": -1}, "schedule.warmup_steps is -1: set it"),
-        ({"shape": "cosine", "decay_at": 60}, "with cosine: set --schedule.shape trunk"),
+        ({"shape": "cosine", "decay_at": 60}, r"with cosine: set ScheduleConfig\(shape=.trunk.\)"),
         ({"shape": "trunk", "decay_at": -1}, "schedule.decay_at is -1: set it"),
     ],
 )

@@ -107,7 +107,7 @@ BAD_FLAGS = [
         64,
         "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no",
     ),
-    ("--compile yes", 64, "--compile yes: expected no value"),
+    ("--compile yes", 64, "--compile yes: expected bool or reduce-overhead"),
     ("--runtime.num-threads 1000000", 64, "--runtime.num-threads is 1000000: set it to 1 to 1024"),
     ("--runtime.timeout-s nan", 64, "--runtime.timeout-s is nan"),
     ("--runtime.loss-scale 0", 64, "--runtime.loss-scale is 0.0: set it above 0"),

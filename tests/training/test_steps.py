@@ -75,8 +75,8 @@ def test_a_resume_changes_the_steps_only_on_purpose(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_steps": 5, "num_epochs": 3}, "--epochs 3 and --steps 5 both set the length"),
-        ({"num_steps": 5, "num_epochs": 0}, "--epochs 0 and --steps 5 both set the length"),
+        ({"num_steps": 5, "num_epochs": 3}, "epochs=3 and steps=5 both set the length"),
+        ({"num_steps": 5, "num_epochs": 0}, "epochs=0 and steps=5 both set the length"),
         ({"num_steps": -1}, "trainer.num_steps is -1: set it to at least 0"),
     ],
 )
