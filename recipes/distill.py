@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from accel_trainer import (
     Batch,
     ClassificationTask,
+    ConfigError,
     RecipeConfig,
     RunResult,
     StepOutput,
@@ -98,6 +100,8 @@ class DistillationTask:
 
 def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
+    if not Path(config.teacher).is_file():
+        raise ConfigError("CONFIG", f"--teacher {config.teacher} is no file: train a teacher first")
     with start_run(config, recipe="distill") as run:
         images = load_images("digits", cache_dir=config.run.cache_dir)
         augment = AugmentConfig(crop_padding=1, flip="none")

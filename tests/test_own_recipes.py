@@ -129,6 +129,12 @@ def test_the_flags_of_a_recipe_can_be_read(name: str) -> None:
     assert load_config(config_class, "seed: 3").seed == 3
 
 
+def test_a_teacher_that_is_missing_is_named_before_the_run() -> None:
+    distill = recipe("distill")
+    with pytest.raises(ConfigError, match="--teacher nowhere"):
+        distill.train(distill.Config(teacher="nowhere"))
+
+
 @pytest.mark.usefixtures("python_is_forked")
 def test_a_recipe_without_its_library_says_what_to_install() -> None:
     pytest.importorskip("sklearn")
