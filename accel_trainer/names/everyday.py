@@ -50,7 +50,7 @@ _VALUES = (
     r"\d[\w.]*\b",
     r"'[^']*'",
     r"[^\s,:;)]*/[^\s,:;)]*",  # a path
-    r"(?:adamw|balanced|exact|float|gloo|linear|nccl|never|skip|sqrt|strict|trunk|[bf]p?f?16)\b",
+    r"(?:adamw|balanced|exact|float|gloo|linear|muon|nccl|never|skip|sqrt|strict|trunk|[bf]p?f?16)\b",
 )
 _FLAG = re.compile(
     r"(?P<flag>--(?P<group>[a-z]*\.)?(?P<name>[a-z][a-z0-9-]*))(?![\w.])"

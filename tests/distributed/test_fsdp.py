@@ -196,24 +196,21 @@ def _diverge(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "flag"),
+    ("changes", "setting"),
     [
-        ({"runtime": RuntimeConfig(num_threads=1, compile=True)}, "--compile"),
-        ({"optimizer": OptimizerConfig(name="muon")}, "--optimizer.name muon"),
+        ({"runtime": RuntimeConfig(num_threads=1, compile=True)}, "compile="),
+        ({"optimizer": OptimizerConfig(name="muon")}, "OptimizerConfig(name='muon')"),
     ],
     ids=["compile", "muon"],
 )
 def test_what_needs_whole_weights_is_refused_in_one_line(
-    tmp_path: Path, changes: dict[str, object], flag: str
+    tmp_path: Path, changes: dict[str, object], setting: str
 ) -> None:
     job = processes.start(
         _train_with, tmp_path / "run", changes, num_processes=2, folder=tmp_path / "logs"
     )
     assert job.wait() == [1, 1]
-    line = (
-        f"error[FSDP]: {flag} does not work with FSDP: leave it out, or launch with multi_gpu.yaml"
-    )
-    assert line in job.output()
+    assert f"error[FSDP]: {setting} does not work with FSDP: leave it out" in job.output()
 
 
 def _train_with(folder: Path, changes: dict[str, object]) -> None:

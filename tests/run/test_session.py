@@ -122,7 +122,7 @@ def test_initial_weights_that_a_run_did_not_start_from_are_not_ignored(tmp_path:
 
 def test_allow_change_of_an_unknown_setting_is_one_line_with_the_names(tmp_path: Path) -> None:
     said = (
-        r"--allow-change nothing.like.it: there is no such setting: "
+        r"allow_change=\[.nothing.like.it.\]: there is no such setting: "
         r"choose from data, seed, batch\.global_batch"
     )
     with pytest.raises(ConfigError, match=said) as caught:
