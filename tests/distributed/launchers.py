@@ -84,15 +84,18 @@ class StepResult:
         )
 
     def has_metrics_of(self, other: StepResult) -> bool:
-        """Return whether counts are equal, and up to rounding also loss and mistakes."""
+        """Return whether counts are equal, and up to rounding also loss and probabilities."""
         mine, theirs = ({**outcome.metrics} for outcome in (self, other))
         has_same_loss = abs(mine.pop("eval/loss") - theirs.pop("eval/loss")) <= 1e-6
-        pairs = zip(mine.pop("eval/worst_mistakes"), theirs.pop("eval/worst_mistakes"), strict=True)
-        has_same_mistakes = all(
+        has_same_samples = all(
             abs(one.pop("probability") - two.pop("probability")) <= 1e-6 and one == two
-            for one, two in (({**one}, {**two}) for one, two in pairs)
+            for name in ("eval/worst_mistakes", "eval/predictions")
+            for one, two in (
+                ({**one}, {**two})
+                for one, two in zip(mine.pop(name), theirs.pop(name), strict=True)
+            )
         )
-        return has_same_loss and has_same_mistakes and mine == theirs
+        return has_same_loss and has_same_samples and mine == theirs
 
 
 def start(command: str, flags: str, log: Path) -> subprocess.Popen[bytes]:

@@ -203,5 +203,5 @@ def test_a_trainer_that_is_made_by_hand_is_one_line_with_the_right_way() -> None
 
     for make in (Trainer, Mine):
         for arguments in ((), (nn.Linear(1, 1),)):
-            with pytest.raises(ConfigError, match=r"trainers come from build_trainer\(run"):
+            with pytest.raises(ConfigError, match=r"TRAINER.*build_trainer\(run"):
                 make(*arguments)  # type: ignore[arg-type, call-arg]
