@@ -73,7 +73,7 @@ def test_without_a_compiler_the_first_step_ends_the_run_in_one_line(tmp_path: Pa
 
 
 def train_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--compile cannot compile this model \(.*compiler"):
+    with pytest.raises(ConfigError, match=r"compile= cannot compile this model \(.*compiler"):
         train(folder, None, True, "/no/compiler")
 
 

@@ -207,7 +207,7 @@ NAMED: dict[str, tuple[Any, str]] = {
         hidden("task", "environment"),
         r"CKPT_INEXACT.* state was the same before .* \(the kernels\)",
     ),
-    "closure": (hidden("task", "closure"), "CKPT_INEXACT.* a different .*count.calls"),
+    "closure": (hidden("task", "closure"), "CKPT_INEXACT.* did not bring back .*count.calls"),
     "clock": (
         task(Clock),
         "NOT_REPEATABLE.* two runs of 3 steps from the same start differ in model.linear",
