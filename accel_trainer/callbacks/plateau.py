@@ -127,7 +127,7 @@ class ReduceLROnPlateau(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; another number, or of other data, is judged anew."""
+        """Restore what `state_dict` returned; a new number or new data is judged from the start."""
         self.num_reductions = state["num_reductions"]
         if self._is_same_data and state["judged"] == self._number:
             self._best = state["best"]

@@ -72,7 +72,7 @@ def _check_piece(folder: Path, piece: str, written: Encoded, process_index: int)
             if each.process_index == process_index:
                 each.read()
         if written.places is None and _identity(encode(value, name=piece)) != _identity(written):
-            raise ValueError("it has other names, values or bits")
+            raise ValueError("its names, values or bits differ")
     except _UNREADABLE:
         read_files(folder)  # whose hashes tell whether it is the disk's fault
         raise

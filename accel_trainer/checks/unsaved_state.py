@@ -59,14 +59,8 @@ _HOLDING = (SynchronizedBase, ContextVar, SimpleNamespace, argparse.Namespace, t
 _INSTALLED = {"site-packages", "dist-packages"}
 _FOLDERS = (f"{sysconfig.get_path('stdlib')}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
 _CACHED = type(cache(int))
-_CODE = (
-    FunctionType,
-    MethodType,
-    ModuleType,
-    type,
-    _CACHED,
-    partial,
-)  # a routine since Python 3.14
+# `inspect.isroutine` is true for a partial since Python 3.14.
+_CODE = (FunctionType, MethodType, ModuleType, type, _CACHED, partial)
 
 Mark = tuple[Any, object]
 """Shows whether a value has changed: its type (of a tensor with dtype and shape), and its

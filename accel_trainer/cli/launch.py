@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     parser.prog = "accel-trainer launch"
     parser.usage = "accel-trainer launch [accelerate's flags] RECIPE.py [its flags]"
     parser.epilog = _EXAMPLE
-    # Accelerate's own one lists few flags to a program that has another name.
+    # Under any other program name, accelerate's own lists only a few flags.
     parser.formatter_class = argparse.HelpFormatter
     vars(parser)["error"] = _refuse
     options = parser.parse_args(argv)

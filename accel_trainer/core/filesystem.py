@@ -276,8 +276,8 @@ def read_file(path: Path, *, max_bytes: int) -> bytes:
 def read_large_file(path: Path, *, max_bytes: int) -> memoryview:
     """Return the bytes of a regular file, which may be changed. Raises OSError, as `read_file`.
 
-    Their memory, unlike that of a bytearray, is not cleared before and has large pages, which
-    halves the time.
+    Unlike a bytearray, their memory is not cleared first and has large pages, which halves the
+    time.
     """
     import numpy as np  # late: commands that read no checkpoint start without it
 

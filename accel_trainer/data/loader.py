@@ -188,9 +188,12 @@ class DatasetOptions(Config):
     timeout_s: float = WORKER_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        if not callable(self.order or len):
-            fix = "give a function of the epoch that returns sample numbers"
-            raise ConfigError("ORDER", f"order= is {describe_tensor(self.order)}: {fix}")
+        if not (self.order is None or callable(self.order)):
+            raise ConfigError(
+                "ORDER",
+                f"order= is {describe_tensor(self.order)}: give a function of the epoch that "
+                "returns sample numbers",
+            )
         AT_LEAST_ONE.check(self, "DatasetOptions", "num_classes")
         ABOVE_ZERO.check(self, "DatasetOptions", "timeout_s")
 

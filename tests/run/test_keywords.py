@@ -147,6 +147,7 @@ def test_keywords_train_what_a_config_trains(tmp_path: Path) -> None:
         (lambda: started(freeze=["body"]), ("freeze= is ['body']", "regular expression")),
         (lambda: started(track="wandb"), ("track is 'wandb'",)),
         (lambda: DatasetOptions(order=[1, 2]), ("order= is an object of type list", "function")),  # type: ignore[arg-type]
+        (lambda: DatasetOptions(order=[]), ("order= is an object of type list", "function")),  # type: ignore[arg-type]
         (
             lambda: ClassificationTask(label_smoothing=0.1),
             ("ClassificationConfig(label_smoothing=",),

@@ -22,7 +22,7 @@ from .followed import Followed
 _INTERVAL_S = 1.0
 _MAX_INTERVAL_S = 15.0
 _REST = 10
-_MAX_DRAWN = 3  # runs whose classes are drawn: those of 20 take half a minute
+_MAX_DRAWN = 3  # with more runs, no classes are drawn: those of 20 take half a minute
 _EMPTY = '<svg role="img"></svg>'  # the page's script draws the curves
 
 
