@@ -65,7 +65,8 @@ def _acknowledged_by(folder: Path) -> Path:
 def lost(folder: Path) -> str | None:
     """Return the newest acknowledged checkpoint, if neither it nor a newer one is whole."""
     notes = _acknowledged_by(folder)
-    newest = max(notes.read_text().split()) if notes.exists() else ""
+    # A kill can fall between the file's creation and its first line.
+    newest = max(notes.read_text().split() if notes.exists() else (), default="")
     names = sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
     found = (path for name in names if _is_whole(path := folder / "checkpoints" / name))
     return None if max((path.name for path in found), default="") >= newest else newest
