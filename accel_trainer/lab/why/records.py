@@ -22,7 +22,7 @@ from accel_trainer.commands import (
     read_rows,
 )
 
-from ..rows import of_the_step, shared
+from ..rows import of_the_step
 
 _WEIGHTS = "digest/model"
 CHECKPOINT = "checkpoint"
@@ -80,16 +80,6 @@ def differences(first: RunReader, second: RunReader) -> Differences:
 
 def _decides(name: str) -> bool:
     return not name.startswith((*MUTABLE_ON_RESUME, *_LOGGING))
-
-
-def first_difference(first: Rows, second: Rows) -> Difference | None:
-    """Return the first difference of numbers that both have; None if there is none."""
-    return Difference.of(*(dict(sorted(rows.items())) for rows in shared(first, second)))
-
-
-def names_by_weight(found: Difference) -> list[str]:
-    """Return what differs, digests first."""
-    return sorted(found.names, key=lambda name: (not name.startswith("digest/"), name))
 
 
 def last_equal(first: Rows, second: Rows, *, before: int) -> int:

@@ -9,7 +9,7 @@ from accel_trainer.commands import Difference, Rows, by_place
 
 from ..replay.replay import STEP_DIGESTS, STOP, Callbacks, Replay, Trained
 from ..rows import read_digests, shared
-from .records import compare_checkpoints, first_difference, of_checkpoints
+from .records import compare_checkpoints, of_checkpoints
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Retrained:
 def retrain(side: Side, folder: Path, *, until: int) -> Retrained:
     """Train a side up to step `until`, and compare it with what its run has recorded."""
     trained = side.train(folder, until=until, callbacks=STEP_DIGESTS)
-    found = first_difference(*map(by_place, trained.rows()))
+    found = Difference.of(*shared(*map(by_place, trained.rows())))
     for step, is_equal in compare_checkpoints(trained.run, folder):
         if found is None and not is_equal:
             found = of_checkpoints(step)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.modules.module import (
@@ -29,7 +28,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import get_worker_info
 
 from accel_trainer import Batch, Gradients, Reader, StepOutput, StepReport, TrainerView
-from accel_trainer.commands import Observer, filesystem, flatten, mark_unsaved, named_parts
+from accel_trainer.commands import (
+    Observer,
+    digest_of,
+    filesystem,
+    flatten,
+    mark_unsaved,
+    named_parts,
+)
 
 UNINITIALISED = "uninitialised"
 _ENGINE = str(Path(__file__).parents[2])
@@ -399,22 +405,16 @@ def _plain(value: Any) -> Any:
 
 def hash_of(value: Any) -> str:
     """Return the hash of a tensor's dtype, shape and bytes in logical order, or of a value."""
-    hasher = xxhash.xxh3_64()
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, Tensor):
-        try:
-            whole = _local(value.detach()).cpu().resolve_conj().resolve_neg()
-            content = whole.reshape(-1).view(torch.uint8).numpy().tobytes()
-        except (RuntimeError, NotImplementedError, TypeError):
-            return type(value).__name__
-        hasher.update(f"{whole.dtype} {[*whole.shape]}\n".encode())
-        hasher.update(content)
+        value = _local(value)
     elif hasattr(value, "tobytes"):  # a picture, a number of numpy
-        hasher.update(value.tobytes())
-    else:
-        hasher.update(repr(value).encode())
-    return hasher.hexdigest()
+        value = value.tobytes()
+    try:
+        return digest_of(value)
+    except (RuntimeError, NotImplementedError, TypeError):  # such as a sparse tensor
+        return type(value).__name__
 
 
 def _line_of_user() -> str | None:

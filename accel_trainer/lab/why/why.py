@@ -32,9 +32,7 @@ from .records import (
     compare_checkpoints,
     count_tensors,
     differences,
-    first_difference,
     last_equal,
-    names_by_weight,
     of_checkpoints,
     rows_of_both,
     steps_with_digests,
@@ -148,7 +146,8 @@ def _from_files(
     The third value is False if nothing can be compared, and they may be equal. None: they are.
     """
     rows = rows_of_both(first, second, until=limit)
-    found = first_difference(*rows)
+    compared = shared(*rows)
+    found = Difference.of(*compared)
     equal = {0}
     for step, is_equal in compare_checkpoints(first.folder, second.folder):
         if step > limit or (found is not None and step > found.step):
@@ -158,7 +157,7 @@ def _from_files(
         elif found is None or step < found.step:
             found = of_checkpoints(step)
             break
-    if found is None and (any(shared(*rows)[0].values()) or equal != {0}):
+    if found is None and (any(compared[0].values()) or equal != {0}):
         story(_tell_equal(first, second, limit, max(equal)))
         return None
     if found is None:
@@ -175,7 +174,7 @@ def _from_files(
 def _tell_row(found: Difference) -> str:
     if found.event == CHECKPOINT:
         return f"different tensors in the checkpoints of step {found.step}"
-    by_weight = names_by_weight(found)
+    by_weight = sorted(found.names, key=lambda name: (not name.startswith("digest/"), name))
     names = shortened(by_weight, most=_MAX_NAMES)
     first, second = found.values(by_weight[0])
     values = "" if isinstance(first, str) else f" ({first} and {second})"
