@@ -39,7 +39,7 @@ def build_config(
     Raises ConfigError, which starts with how the setting was `given`, such as `--epochs`.
     """
     try:
-        return _with_values(unchecked_defaults(config_class), values)
+        return with_values(unchecked_defaults(config_class), values)
     except ConfigError as error:
         name, _, rest = error.message.partition(" ")
         if name not in given:
@@ -49,13 +49,14 @@ def build_config(
         raise ConfigError("CONFIG", str(error)) from None
 
 
-def _with_values(config: C, values: Mapping[str, Any], prefix: str = "") -> C:
+def with_values(config: C, values: Mapping[str, Any], prefix: str = "") -> C:
+    """Return the config with `values`, by their dotted names behind `prefix`."""
     changes = {}
     for field in fields(config):  # type: ignore[arg-type]
         name = prefix + field.name
         default = getattr(config, field.name)
         if is_dataclass(default):
-            changes[field.name] = _with_values(default, values, f"{name}.")
+            changes[field.name] = with_values(default, values, f"{name}.")
         elif name in values:
             changes[field.name] = values[name]
     return replace(config, **changes)  # type: ignore[type-var]

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from statistics import median_low
@@ -28,6 +28,7 @@ from ..distributed.launch_env import setup_launch_env
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig
 from ..run.config import RecipeConfig, with_defaults
+from ..run.keywords import with_values
 from ..run.resume import Source, find_source, folders_of, is_unfinished, stored_settings
 from ..training.config import TrainerConfig
 from .data.photo_decode import read_header
@@ -173,7 +174,7 @@ def choose_settings(
         choice = Choice(stored[name], "") if name in stored else rule(config, facts)
         if choice.value is not None:
             chosen[name] = choice
-            config = _with_value(config, name, choice.value)
+            config = with_values(config, {name: choice.value})
     return config, _describe(chosen)
 
 
@@ -188,12 +189,6 @@ def _describe(chosen: Mapping[str, Choice]) -> str:
     if not parts:
         return "by rule: nothing, as all settings are given"
     return f"{'as the run began' if is_stored else 'by rule'}: {', '.join(parts)}"
-
-
-def _with_value(config: C, name: str, value: Any) -> C:
-    group, _, field = name.partition(".")
-    part: Any = getattr(config, group)
-    return replace(config, **{group: replace(part, **{field: value})})
 
 
 # --- a run that continues ---
@@ -225,11 +220,9 @@ def _settings_of_unfinished(config: PhotoRecipeConfig, recipe: str) -> dict[str,
     for folder in folders_of(recipe, config.run.runs_dir):
         with suppress(CheckpointError, ConfigError, OSError, ValueError):
             stored = _read_settings(Source(str(folder)))
-            filled = config
-            for name, value in stored.items():
-                if attrgetter(name)(config) is None:
-                    filled = _with_value(filled, name, value)
-            if is_unfinished(folder, with_defaults(filled)):
+            left_open = open_settings(config)
+            filled = {name: value for name, value in stored.items() if name in left_open}
+            if is_unfinished(folder, with_defaults(with_values(config, filled))):
                 return stored
     return {}
 

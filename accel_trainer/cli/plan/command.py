@@ -11,7 +11,6 @@ after which it decays, and its last one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from ...distributed.accelerator import uses_cpu
 from ...distributed.machine import available_cpus
 from ...removed import refuse_removed_command
 from ...run.config import RecipeConfig
+from ...run.keywords import with_values
 from ..common.output import format_duration, show
 from ..common.parser import CommandParser, at_least
 from ..common.recipes import find_config_class
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     hours = config.trainer.hours
     if hours is not None:
         _check_hours(config, options, can_measure=can_measure)
-        config = replace(config, trainer=replace(config.trainer, hours=None))
+        config = with_values(config, {"trainer.hours": None})
     if options.num_samples is not None:
         config = without_open_settings(config, options.num_samples, options.num_processes)
         batch = config.batch.plan(options.num_samples, num_processes=options.num_processes)
@@ -146,11 +146,9 @@ def _decided(measured: Measured, plan: RunPlan, hours: float) -> RecipeConfig:
     """
     left_s = hours * _HOUR_S - measured.once_s
     num_steps = max(2, int(left_s / measured.repeated_s(plan)))
-    return replace(
-        plan.config,
-        trainer=replace(plan.config.trainer, num_epochs=None, num_steps=num_steps),
-        schedule=replace(plan.config.schedule, decay_at=int(num_steps / (1 + DECAY))),
-    )
+    length = {"trainer.num_epochs": None, "trainer.num_steps": num_steps}
+    decay = {"schedule.decay_at": int(num_steps / (1 + DECAY))}
+    return with_values(plan.config, {**length, **decay})
 
 
 def _seconds(seconds: float) -> str:

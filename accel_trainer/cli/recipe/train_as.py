@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from operator import attrgetter
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from ...core import filesystem
 from ...run.config import RecipeConfig
+from ...run.keywords import with_values
 from ...training.callback import RunResult
 from .start import Start
 
@@ -19,25 +19,13 @@ C = TypeVar("C", bound=RecipeConfig)
 
 def train_as(start: Start, train: Callable[[C], RunResult], config: C) -> RunResult:
     """Return the result of `train` with the config as it is changed by the start."""
-    config = with_changes(config, _changes(start, config))
+    config = with_values(config, _changes(start, config))
     if start.disk is None:
         return train(config)
     assert config.run.output_dir is not None
     name, arguments = start.disk
     with _disk(resolve_name(name)(config.run.output_dir, **arguments)):
         return train(config)
-
-
-def with_changes(config: C, changes: Mapping[str, Any]) -> C:
-    """Return a copy of the config with these settings changed, by dotted name."""
-    groups: dict[str, dict[str, Any]] = {}
-    for name, value in changes.items():
-        group, _, setting = name.partition(".")
-        groups.setdefault(group, {})[setting] = tuple(value) if isinstance(value, list) else value
-    return replace(
-        config,
-        **{group: replace(getattr(config, group), **values) for group, values in groups.items()},
-    )
 
 
 def at_most(until: int, config: RecipeConfig) -> int:
@@ -47,7 +35,10 @@ def at_most(until: int, config: RecipeConfig) -> int:
 
 
 def _changes(start: Start, config: RecipeConfig) -> dict[str, Any]:
-    changes = {**start.changes}
+    changes = {
+        name: tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+        for name, value in start.changes.items()
+    }
     for name, value in start.defaults.items():
         if attrgetter(name)(config) is None:
             changes[name] = value

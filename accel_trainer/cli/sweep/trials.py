@@ -6,12 +6,13 @@ import itertools
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError
 from ...run.config import RecipeConfig
+from ...run.keywords import with_values
 from ..common.output import tell
 from ..flags.fields import fields_by_flag
 from ..flags.parser import parse_config, split_at_flags
@@ -75,8 +76,8 @@ def plan_trials(
 
 def _has_same_settings(one: Trial, other: Trial) -> bool:
     """Whether two runs differ only in their folder, such as with `--lr 0.1` and `--lr 0.10`."""
-    runs = [replace(each.config.run, output_dir=None) for each in (one, other)]
-    return replace(one.config, run=runs[0]) == replace(other.config, run=runs[1])
+    first, second = (with_values(each.config, {"run.output_dir": None}) for each in (one, other))
+    return first == second
 
 
 def _read_flags(config_class: Any, flags: Sequence[str]) -> tuple[list[str], list[list[Choice]]]:
