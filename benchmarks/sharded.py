@@ -91,7 +91,6 @@ class Savers:
         start_s = time.perf_counter()
         if self.name == "accel_trainer":
             loaded = load_for_all(Source(str(self.folder)), self.accelerator, timeout_s=600)
-            assert loaded is not None
             self.state.load_state_dict(loaded.pieces)
         else:
             self.accelerator.load_state(str(self.folder / "accelerate"))

@@ -32,18 +32,16 @@ class PretrainedExport(Callback):
         """Save the best weights, unless the run was preempted and will continue. **Collective.**"""
         if result.state == "preempted":
             return
-        is_main = trainer.accelerator.is_main_process
         if any(map(is_shard, trainer.model.parameters())):
-            if is_main:
-                logger.warning(
-                    "[PRETRAINED] no %s: save_pretrained needs whole weights, and these are in "
-                    "shards: load export/model.safetensors into the model, and call it there",
-                    self._folder,
-                )
+            logger.warning(
+                "[PRETRAINED] no %s: save_pretrained needs whole weights, and these are in "
+                "shards: load export/model.safetensors into the model, and call it there",
+                self._folder,
+            )
             return
         with preserved_weights(trainer.model):
             trainer.load_best()
-            if is_main:
+            if trainer.accelerator.is_main_process:
                 self._save()
 
     def _save(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -50,9 +49,7 @@ def split_frozen(pieces: Mapping[str, Encoded], frozen: Mapping[str, str]) -> di
     return split
 
 
-def complete_frozen(
-    checkpoint: LoadedCheckpoint, model: nn.Module | None, *, level: int = logging.WARNING
-) -> None:
+def complete_frozen(checkpoint: LoadedCheckpoint, model: nn.Module | None) -> None:
     """Take frozen parameters that could not be read from `model`, if it has the same.
 
     Raises DamagedError if it has not, or if there is no model.
@@ -64,6 +61,6 @@ def complete_frozen(
     path = Path(checkpoint.name, FROZEN_FILE)
     if entry_of(pack_tensors(found)) != checkpoint.manifest["files"][FROZEN_FILE]:
         raise damaged(path, "the model has other values than its frozen parameters had")
-    logger.log(level, "%s is damaged: using the frozen parameters of the model", path)
+    logger.warning("%s is damaged: using the frozen parameters of the model", path)
     for piece in checkpoint.pieces.values():
         piece |= {name: found[name] for name in found if piece.get(name, "") is None}

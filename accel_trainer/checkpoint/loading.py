@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -69,13 +68,11 @@ def first_valid(
     name: str | None,
     names: Sequence[str],
     load: Callable[..., LoadedCheckpoint],
-    *,
-    level: int = logging.WARNING,
 ) -> LoadedCheckpoint:
     """Return what `load` returns for the first checkpoint that is not damaged.
 
     If all are, it is the first that `load` accepts `without` FROZEN_FILE, which they may share. A
-    damaged one is reported at `level` and passed over; the next save quarantines it. `name` is the
+    damaged one is reported and passed over; the next save quarantines it. `name` is the
     one that was asked for, None for any.
 
     Raises CheckpointError if there is none.
@@ -86,7 +83,7 @@ def first_valid(
                 return load(each, without=without)
             except DamagedError as error:
                 if not (without or name):
-                    logger.log(level, "%s is passed over: %s", each, error)
+                    logger.warning("%s is passed over: %s", each, error)
     if name is not None:
         return load(name)  # raises what is damaged
     raise CheckpointError(

@@ -182,8 +182,8 @@ class Checkpointer:
                 self.frozen.items() & digests_of(copies["model"].tensors, unstepped).items()
             )
             self._commit(name, copies, self.frozen, header)
+            logger.info("checkpoint %s saved", name)
             if index == 0:
-                logger.info("checkpoint %s saved", name)
                 self.record_best(best, saved=name)
 
         self._pending = self._executor.submit(commit)
@@ -219,13 +219,12 @@ class Checkpointer:
             raise CheckpointError(
                 code, f"{reason}, {count}: free or repair the disk and resume"
             ) from error
-        if self.peers.process_index == 0:
-            logger.warning(
-                "error[%s]: %s; older checkpoints are intact and training continues, %s",
-                code,
-                reason,
-                count,
-            )
+        logger.warning(
+            "error[%s]: %s; older checkpoints are intact and training continues, %s",
+            code,
+            reason,
+            count,
+        )
 
     def _commit(
         self,

@@ -19,17 +19,16 @@ _MAX_SAMPLES = 6
 _TOLERANCE = 1e-3  # of the largest loss
 
 
-def warn_if_coupled(task: Task, model: nn.Module, batches: Iterable[Batch], level: int) -> None:
+def warn_if_coupled(task: Task, model: nn.Module, batches: Iterable[Batch]) -> None:
     """Warn if the loss that a user's task returns for a sample depends on the others of its batch.
 
-    **Host sync.** The warning is logged at `level`.
+    **Host sync.**
     """
     if getattr(task, "couples_batch", False) or not is_of_user(type(task)):
         return
     with suppress(Exception):  # of a task that cannot be tried before training, or in float32
         if any(is_coupled(task, model, batch) for batch in batches):
-            logger.log(
-                level,
+            logger.warning(
                 "[TASK] the loss that %s returns for a sample depends on the other samples of "
                 "the batch, so it changes with the number of processes: compute each loss from "
                 "its own sample, without a mean over the batch and without broadcasting [B, 1] "

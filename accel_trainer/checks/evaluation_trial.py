@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,7 +54,6 @@ class EvaluationTrial:
         """
         evaluator = self.evaluator
         task = trial_copy(evaluator.task)
-        level = logging.WARNING if evaluator.accelerator.is_main_process else logging.DEBUG
         batches = [*islice(evaluator.loader.batches(), limit)]
         sums_of = evaluator.empty_sums()
         try:
@@ -64,8 +62,8 @@ class EvaluationTrial:
             # Training calls `step` before anything else, so it needs nothing that training leaves.
             if isinstance(error, UserError) or not hasattr(task, "eval_step"):
                 raise
-            logger.log(
-                level, "the evaluation cannot be tried before training (%s)", describe_error(error)
+            logger.warning(
+                "the evaluation cannot be tried before training (%s)", describe_error(error)
             )
             return dict.fromkeys(self.monitors)
         if measured.failure:
@@ -75,8 +73,7 @@ class EvaluationTrial:
         results: dict[str, Any] = {}
         for metric, sums in zip(evaluator.metrics, measured.sums, strict=True):
             if measured.num_counted and sums._version == 0:  # it writes `sums = sums + x`
-                logger.log(
-                    level,
+                logger.warning(
                     "[METRIC] the update of metric %s has not changed its sums: "
                     "add to them in place, as sums.add_(x) does",
                     type(metric).__name__,
@@ -87,7 +84,7 @@ class EvaluationTrial:
             for loader in (self.train_loader, evaluator.loader):
                 _check_extremes(loader, task, measured.output.outputs)
         if self.train_loader is not None and not evaluator.has_collective_forward:
-            warn_if_coupled(task, model, batches, level)
+            warn_if_coupled(task, model, batches)
         return results
 
 

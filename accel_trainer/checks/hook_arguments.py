@@ -30,9 +30,8 @@ _AFTER_BACKWARD = (".before_update", ".on_step_end")
 class HookArguments:
     """Watches the hooks of a step: they are to read what they get, and to change nothing of it."""
 
-    def __init__(self, model: nn.Module, *, is_main: bool) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._is_main = is_main
         self._named: set[tuple[str, str]] = set()
 
     @contextmanager
@@ -67,7 +66,7 @@ class HookArguments:
         }
 
     def _warn(self, name: str, fact: str) -> None:
-        if self._is_main and (name, fact) not in self._named:
+        if (name, fact) not in self._named:
             self._named.add((name, fact))
             logger.warning("[CALLBACK] %s %s", name, fact)
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ..checkpoint.format import LoadedCheckpoint
@@ -27,7 +26,7 @@ def describe_switched(given: Collection[str], kept: Mapping[str, nn.Module]) -> 
     )
 
 
-def warn_of_untrained_norms(kept: Mapping[str, nn.Module], accelerator: Accelerator) -> None:
+def warn_of_untrained_norms(kept: Mapping[str, nn.Module]) -> None:
     """Warn of norms in the `kept` modules that have seen no sample. **Host sync.**"""
     norms = {
         f"{name}.{path}" if path else name: each
@@ -36,7 +35,7 @@ def warn_of_untrained_norms(kept: Mapping[str, nn.Module], accelerator: Accelera
         if isinstance(getattr(each, "running_mean", None), Tensor)
     }
     untrained = [name for name, norm in norms.items() if _is_new(norm)]
-    if untrained and accelerator.is_main_process:
+    if untrained:
         logger.warning(
             "[FREEZE] --freeze keeps %s in evaluation mode, with mean 0 and variance 1 throughout, "
             "as new norms have: start from trained weights (--init-from), or leave it out of the "

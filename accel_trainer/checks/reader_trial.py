@@ -35,7 +35,7 @@ def try_reader(loader: Any, accelerator: Accelerator) -> None:
         together = [*_samples(reader, ids, accelerator)]
         alone = [each for index in ids[::-1] for each in _samples(reader, [index], accelerator)]
     for index, one, another in zip(ids, together, alone[::-1], strict=True):
-        if one != another and accelerator.is_main_process:
+        if one != another:
             logger.warning(
                 "[UNSAVED_STATE] sample %d of %s differs when it is read again, or after other "
                 "samples, so a resumed run would train on different samples: let its randomness "

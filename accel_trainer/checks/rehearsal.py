@@ -88,8 +88,7 @@ class Rehearsal(Inspector):
         self._watching = ExitStack()
         self._reading = ExitStack()
         self._whole_run = ExitStack()
-        is_main = self.subject.accelerator.is_main_process
-        self._arguments = HookArguments(self.subject.model, is_main=is_main)
+        self._arguments = HookArguments(self.subject.model)
         self._uses: list[StepUse] = []
         self._weights: list[Mapping[str, object]] = []
         self._read: set[str] = set()
@@ -121,14 +120,12 @@ class Rehearsal(Inspector):
         self.boundaries.begin(trainer, read_state, attributes)
         self._marks = [self._mark(is_first=True)]
         is_new = trainer.state.optimizer_step == 0
-        may_warn = is_new and self.subject.accelerator.is_main_process
-        self._whole_run.enter_context(noted_changes(self._used_parts(), may_warn=may_warn))
-        if may_warn:
+        self._whole_run.enter_context(noted_changes(self._used_parts(), is_new=is_new))
+        if is_new:
             self._whole_run.enter_context(untrained_named(self.subject.optimizers, trainer))
         plan = trainer.loader.plan
         # A resume on other processes may split a step otherwise.
-        is_tried = trainer.state.optimizer_step == 0 or has_lone_sample(plan)
-        if is_tried and not trainer.is_finished:
+        if (is_new or has_lone_sample(plan)) and not trainer.is_finished:
             watched = lone_samples_refused(self.subject.model, plan, self.config)
             with self.activity.during("evaluation"), watched:
                 self._try_evaluations(trainer.loader)

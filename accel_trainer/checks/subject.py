@@ -74,7 +74,7 @@ class Subject:
 
     def warn(self, what: str, names: set[str], fix: str, why: str = UNSAVED) -> None:
         """Warn once of each of the `names`; `fix` may contain the `key` of the first."""
-        if (new := names - self._named) and self.accelerator.is_main_process:
+        if new := names - self._named:
             logger.warning(
                 "[UNSAVED_STATE] %s %s, %s: %s",
                 what,

@@ -19,14 +19,15 @@ _left: WeakKeyDictionary[object, dict[str, Any]] = WeakKeyDictionary()
 
 
 @contextmanager
-def noted_changes(parts: Mapping[str, object], *, may_warn: bool) -> Iterator[None]:
+def noted_changes(parts: Mapping[str, object], *, is_new: bool) -> Iterator[None]:
     """Note what the run in the block changes in its `parts`; warn of those that one has changed.
 
-    An object that was set back, or changed by somebody else since, is as a new one. **Host sync.**
+    A run that is not new takes what it needs from its checkpoint. An object that was set back, or
+    changed by somebody else since, is as a new one. **Host sync.**
     """
     before = {name: _mark(part) for name, part in parts.items()}
     used = {name for name, part in parts.items() if before[name] and _seen(part) == before[name]}
-    if used and may_warn:
+    if used and is_new:
         logger.warning(
             "[USED_BEFORE] this run begins with %s as an earlier run of this process has left it: "
             "make a new one for each run, or name the earlier run with --init-from",

@@ -57,8 +57,8 @@ def choose_kernels(deterministic: bool | Literal["strict"]) -> None:
 
 
 @contextmanager
-def nondeterminism_named(*, warns: bool) -> Iterator[set[str]]:
-    """Collect operations without a deterministic kernel; if `warns`, warn once of each.
+def nondeterminism_named() -> Iterator[set[str]]:
+    """Collect operations without a deterministic kernel, and warn once of each.
 
     torch reports such an operation by a Python warning that points into its own sources: this
     replaces it. Raises ConfigError where torch refuses the operation, as with `strict`.
@@ -72,12 +72,11 @@ def nondeterminism_named(*, warns: bool) -> Iterator[set[str]]:
             show(message, *where, **more)
         elif found[1] not in operations:
             operations.add(found[1])
-            if warns:
-                logger.warning(
-                    "%s has no deterministic kernel here: a resumed run is close, not equal bit "
-                    "for bit; --runtime.deterministic strict ends a run there instead",
-                    found[1],
-                )
+            logger.warning(
+                "%s has no deterministic kernel here: a resumed run is close, not equal bit "
+                "for bit; --runtime.deterministic strict ends a run there instead",
+                found[1],
+            )
 
     warnings.showwarning = record_it
     try:

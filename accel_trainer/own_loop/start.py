@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from ..callbacks.console import say
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.result import record_attempt, write_result
-from ..checkpoint.manager import Checkpointer, copy_metadata
+from ..checkpoint.manager import copy_metadata
 from ..checks.loop_body import CarriedState
 from ..checks.parts import check_states
 from ..core.config import check_types
@@ -35,9 +35,9 @@ from ..run.folder import moved_folder, open_folder, record_start
 from ..run.joining import JoinedRun, joined_run
 from ..run.keywords import build_config
 from ..run.provenance import describe_environment
-from ..run.resume import begin_history
+from ..run.resume import begin_history, load_resume
 from ..training.callback import RunResult
-from .identity import check_same_run, identify, load_resume
+from .identity import FIXED, advise, check_same_run, identify
 from .loader import OrderedLoader
 from .loop import ExactRun
 from .parts import Parts
@@ -105,13 +105,20 @@ def exact_run(
         {"checkpoint.every_n_steps": "save_every=", "checkpoint.keep_last_n": "keep_last="},
     )
     check_types(checked, RecipeConfig)
-    _choose_kernels(accelerator)
     choose = partial(Path, run_config.output_dir or "")
     joined = joined_run(accelerator, partial(open_folder, choose, run_config), timeout_s=timeout_s)
     with joined as run:
+        _choose_kernels(accelerator)
         # The order matters.
         # 1. What the run continues from is read, and the order of the data is asked for.
-        resume = load_resume(run.source, allow_change, accelerator, timeout_s=timeout_s)
+        resume = load_resume(
+            run.source,
+            accelerator,
+            loop="own",
+            allowed={*allow_change} - {*FIXED},
+            advise=advise,
+            timeout_s=timeout_s,
+        )
         ordered = OrderedLoader(loader, seed=seed, process_index=accelerator.process_index)
         run.resources.callback(ordered.close)
         with preserved_generators(accelerator.device):
@@ -124,18 +131,8 @@ def exact_run(
             check_same_run(resume, header)
         # 2. What watches and saves is closed with the run.
         updates = Updates(parts.given["optimizers"], run.resources)
-        history = None
-        if accelerator.is_main_process:
-            rows = run.folder / "metrics.jsonl"
-            history = run.resources.enter_context(closing(MetricsFile(rows)))
-        checkpointer = Checkpointer(
-            run.folder / "checkpoints",
-            config=checked.checkpoint,
-            header=header,
-            masks=[name for name, each in parts.module.named_buffers() if each.isinf().any()],
-            before_commit=history.sync if history is not None else lambda: None,
-        )
-        run.resources.callback(checkpointer.close)
+        history = run.open_history()
+        checkpointer = run.open_checkpointer(checked.checkpoint, header, parts.module, history)
         loop = ExactRun(
             run,
             ordered,
@@ -184,7 +181,7 @@ def _choose_kernels(accelerator: Accelerator) -> None:
     """Use deterministic kernels; warn of what CUDA has already fixed."""
     if accelerator.device.type != "cuda":
         return
-    if is_too_late_for_cublas() and accelerator.is_main_process:
+    if is_too_late_for_cublas():
         logger.warning(
             "[CUBLAS_LATE] CUDA was in use before the run, so matrix products may differ in their "
             "last bits: set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..callbacks.export import load_best
+from ..checkpoint.format import LoadedCheckpoint
 from ..checkpoint.frozen import complete_frozen
 from ..checkpoint.state_dict import ModelWeights
 from ..training.trainer import Trainer
@@ -18,12 +17,9 @@ def load_best_weights(run: Run, trainer: Trainer) -> str:
     **Collective.** The last checkpoint must be durable.
     """
 
-    def load(name: str) -> Any:
-        loaded: Any = load_for_all(
-            Source(str(run.folder), name),
-            run.accelerator,
-            timeout_s=run.config.runtime.timeout_s,
-        )
+    def load(name: str) -> LoadedCheckpoint:
+        source = Source(str(run.folder), name)
+        loaded = load_for_all(source, run.accelerator, timeout_s=run.config.runtime.timeout_s)
         complete_frozen(loaded, trainer.model)
         return loaded
 

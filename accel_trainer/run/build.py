@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -204,8 +203,7 @@ def build_trainer(
 
     # 4. The optimizers have these parameters, and the learning rate of every step is known.
     optimization = plan_optimization(run.config, model, data.plan, optimizer, schedule)
-    misfit = describe_misfit(schedule, num_steps=optimization.num_steps)
-    if misfit and run.accelerator.is_main_process:
+    if misfit := describe_misfit(schedule, num_steps=optimization.num_steps):
         logger.warning("[SCHEDULE] %s", misfit)
 
     # 5. The processes are compared before any of them waits for the others in training.
@@ -214,10 +212,9 @@ def build_trainer(
 
     # 6. What checkpointer and callbacks open is closed with the run.
     header = {**identity, "origin": origin, KEPT_IN_EVALUATION: [*kept]}
-    history = None
-    if run.accelerator.is_main_process:
-        history = run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl")))
-    checkpointer = _open_checkpointer(run, strategy, model, header, history)
+    history = run.open_history()
+    peers = strategy.checkpoint_peers(timeout_s=run.config.runtime.timeout_s)
+    checkpointer = run.open_checkpointer(run.config.checkpoint, header, model, history, peers)
     parts = {"model": model, **named_parts(optimization.optimizers), "task": task}
     parts |= {"schedule": schedule, "collate": options.collate}
     parts |= named([*callbacks, *own])
@@ -283,7 +280,7 @@ def build_trainer(
     # 9. The checkpoint is applied: everything that it is loaded into is complete.
     _continue(run, trainer, history)
     checkpointer.frozen = digests_of(trainer.state_dict()["model"], _frozen_so_far(run, trainer))
-    warn_of_untrained_norms(kept, run.accelerator)
+    warn_of_untrained_norms(kept)
 
     # 10. Nothing is refused any more: the folder gets the config that its run now has.
     run_on_main(partial(_record_start, run), run.accelerator)
@@ -455,26 +452,6 @@ def _identify(run: Run, data: RunData, fingerprint: str | None, task: Task) -> d
     if run.resume is not None:
         run.resume.compare(now)
     return now
-
-
-def _open_checkpointer(
-    run: Run,
-    strategy: Strategy,
-    model: nn.Module,
-    header: Mapping[str, Any],
-    history: MetricsFile | None,
-) -> Checkpointer:
-    """Return the checkpointer, which is closed with the run. **Collective.**"""
-    checkpointer = Checkpointer(
-        run.folder / "checkpoints",
-        config=run.config.checkpoint,
-        header=header,
-        masks=[name for name, each in model.named_buffers() if each.isinf().any()],
-        before_commit=history.sync if history is not None else lambda: None,
-        peers=strategy.checkpoint_peers(timeout_s=run.config.runtime.timeout_s),
-    )
-    run.resources.callback(checkpointer.close)
-    return checkpointer
 
 
 def _build_evaluations(

@@ -98,7 +98,7 @@ class RunData:
                 and found[-1] in found[:-1],
             }
             for name, repeats in is_repeated.items():
-                if fingerprint and repeats and run.accelerator.is_main_process:
+                if fingerprint and repeats:
                     logger.warning(
                         "[%s] %s= has the same samples as another set, so its numbers will be too "
                         "good: pass separate samples",

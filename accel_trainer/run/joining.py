@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from accelerate import Accelerator
+from torch import nn
 
+from ..callbacks.metrics_file import MetricsFile
+from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.manager import Checkpointer
 from ..core.guards import guarded_folder
+from ..core.logger import main_speaks
 from ..core.rng import preserved_generators
-from ..distributed.collectives import run_on_main, show_life, wait_for_main
+from ..distributed.collectives import (
+    SINGLE_PROCESS,
+    Peers,
+    run_on_main,
+    show_life,
+    wait_for_main,
+)
 from ..distributed.launch_env import find_launcher
 from ..fault_tolerance.activity import Activity
 from ..fault_tolerance.failure_report import failures_reported
@@ -38,6 +49,32 @@ class JoinedRun:
     stop_flag: StopFlag
     resources: ExitStack
     """Closed at the end of the run, also after an error, and before the errors are reported."""
+
+    def open_history(self) -> MetricsFile | None:
+        """Return the rows of the run, which the main process writes; None on the others."""
+        if not self.accelerator.is_main_process:
+            return None
+        return self.resources.enter_context(closing(MetricsFile(self.folder / "metrics.jsonl")))
+
+    def open_checkpointer(
+        self,
+        config: CheckpointConfig,
+        header: Mapping[str, object],
+        model: nn.Module,
+        history: MetricsFile | None,
+        peers: Peers = SINGLE_PROCESS,
+    ) -> Checkpointer:
+        """Return the checkpointer, which syncs the rows before it commits."""
+        checkpointer = Checkpointer(
+            self.folder / "checkpoints",
+            config=config,
+            header=header,
+            masks=[name for name, each in model.named_buffers() if each.isinf().any()],
+            before_commit=history.sync if history is not None else lambda: None,
+            peers=peers,
+        )
+        self.resources.callback(checkpointer.close)
+        return checkpointer
 
 
 @contextmanager
@@ -74,6 +111,7 @@ def joined_run(
     # The order matters; what is entered is left in reverse. Signals are handled and hangs are
     # noticed before any file changes.
     with (
+        main_speaks(rank == 0),
         program_stopped(stop_flag, activity, is_main=rank == 0, is_quiet=is_quiet),
         preserved_generators(accelerator.device),
         ExitStack() as folder_resources,

@@ -8,7 +8,6 @@ complete. A start that is refused before that has changed neither rows nor confi
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import time
@@ -17,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from accelerate import Accelerator
 from torch import nn
@@ -177,10 +176,8 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
 # --- load ---
 
 
-def load_for_all(
-    source: Source | None, accelerator: Accelerator, *, timeout_s: float
-) -> LoadedCheckpoint | None:
-    """Return the checkpoint to start from, on every process; None if the run is new.
+def load_for_all(source: Source, accelerator: Accelerator, *, timeout_s: float) -> LoadedCheckpoint:
+    """Return the checkpoint to start from, on every process.
 
     If all are damaged, it is the newest one that is valid but for its frozen parameters, which
     `complete_frozen` then takes from the model.
@@ -190,8 +187,6 @@ def load_for_all(
     Raises:
         CheckpointError: there is no checkpoint, or no valid one.
     """
-    if source is None:
-        return None
     directory = Path(source.run, "checkpoints")
 
     def load(name: str, *, without: str = "") -> LoadedCheckpoint:
@@ -210,8 +205,7 @@ def load_for_all(
 
     name = source.checkpoint
     names = run_on_main(lambda: candidates(directory, name), accelerator)
-    level = logging.WARNING if accelerator.is_main_process else logging.DEBUG
-    return first_valid(directory, name, names, load, level=level)
+    return first_valid(directory, name, names, load)
 
 
 # --- compare and apply ---
@@ -223,20 +217,11 @@ class Resume:
 
     source: Source
     checkpoint: LoadedCheckpoint
-    is_main: bool
-    """Whether this process tells what it finds."""
     allowed: Collection[str]
     """Settings, or `data`, that its user lets differ."""
     advise: Advise
     changes: list[str] = field(default_factory=list)
     """What was found to differ: settings, `data`, and `EVALUATION`."""
-
-    def refuse_other_loop(self, loop: str) -> None:
-        """Raise ConfigError if the run has a loop of another kind: `own`, or that of a `recipe`."""
-        stored = self.checkpoint.manifest.get("loop", "recipe")
-        if stored != loop:
-            kinds = f"a run of kind {stored}, and this start is of kind {loop}"
-            raise ConfigError("LOOP", f"{self.source.run} has {kinds}: choose a different folder")
 
     def compare_settings(self, changes: Sequence[Change]) -> None:
         """Note the `changes`. Raises ConfigError if one is not allowed."""
@@ -271,9 +256,8 @@ class Resume:
                 f"{self.source.run} was trained with a different task, such as its class weights "
                 "or its teacher: restore it, or choose a different folder",
             )
-        if self.is_main:
-            warn_of_changes(self.checkpoint.name, stored, now)
-        if self.is_main and EVALUATION in self.changes:
+        warn_of_changes(self.checkpoint.name, stored, now)
+        if EVALUATION in self.changes:
             logger.warning(
                 "the evaluation data may be other than at %s, so its numbers cannot be compared: "
                 "the best checkpoint and the patience start again",
@@ -289,8 +273,7 @@ class Resume:
         """
         checkpoint = self.checkpoint
         try:
-            level = logging.WARNING if self.is_main else logging.DEBUG
-            complete_frozen(checkpoint, model, level=level)
+            complete_frozen(checkpoint, model)
             load(checkpoint.pieces)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
@@ -303,6 +286,28 @@ class Resume:
             each.kept = None  # verified for another process
 
 
+def load_resume(
+    source: Source | None,
+    accelerator: Accelerator,
+    *,
+    loop: Literal["recipe", "own"],
+    allowed: Collection[str],
+    advise: Advise,
+    timeout_s: float,
+) -> Resume | None:
+    """Return what a run with such a `loop` continues from, loaded; None if it is new.
+
+    **Collective.** Raises as `load_for_all`, and ConfigError for a run with a loop of another kind.
+    """
+    if source is None:
+        return None
+    checkpoint = load_for_all(source, accelerator, timeout_s=timeout_s)
+    if (stored := checkpoint.manifest.get("loop", "recipe")) != loop:
+        kinds = f"a run of kind {stored}, and this start is of kind {loop}"
+        raise ConfigError("LOOP", f"{source.run} has {kinds}: choose a different folder")
+    return Resume(source, checkpoint, allowed, advise)
+
+
 def continued(config: R, resume: Resume | None, *, num_processes: int) -> R:
     """Return `config` as the run has it, with the global batch size of its checkpoint.
 
@@ -313,7 +318,6 @@ def continued(config: R, resume: Resume | None, *, num_processes: int) -> R:
     """
     stored: Mapping[str, Any] = {}
     if resume is not None:
-        resume.refuse_other_loop("recipe")
         stored = resume.checkpoint.manifest.get("settings", {})
     config = with_global_batch_size(config, stored, num_processes=num_processes)
     # What does not depend on the data is refused before it is read.

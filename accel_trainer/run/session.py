@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from accelerate import Accelerator
 
 from ..checkpoint.format import LoadedCheckpoint
 from ..checks.agreement import check_same_everywhere, describe_identity
@@ -22,8 +19,6 @@ from ..core.rng import seed_generators
 from ..distributed.accelerator import start_accelerator
 from ..distributed.collectives import shutdown
 from ..distributed.determinism import is_too_late_for_cublas, nondeterminism_named
-from ..fault_tolerance.activity import Activity
-from ..fault_tolerance.preemption import StopFlag
 from ..names.everyday import Everyday
 from .config import (
     RecipeConfig,
@@ -33,30 +28,24 @@ from .config import (
     with_defaults,
 )
 from .folder import open_folder
-from .joining import joined_run
+from .joining import JoinedRun, joined_run
 from .keywords import everyday_config
-from .resume import Resume, advise_flags, allowed_names, choose_folder, continued, load_for_all
+from .resume import Resume, advise_flags, allowed_names, choose_folder, continued, load_resume
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(JoinedRun):
     """A started run, on every process."""
 
     config: RecipeConfig
     """With the global batch size filled in, which stays the same after a change of hardware."""
-    accelerator: Accelerator
-    folder: Path
     resume: Resume | None
     """What the run continues from, which `build_trainer` applies. None: the run is new."""
     nondeterministic: set[str]
     """Operations without a deterministic kernel that this process has used so far."""
-    activity: Activity
-    stop_flag: StopFlag
-    resources: ExitStack
-    """Closed at the end of the run, also after an error."""
 
     @property
     def checkpoint(self) -> LoadedCheckpoint | None:
@@ -126,32 +115,23 @@ def _started(config: RecipeConfig, recipe: str) -> Iterator[Run]:
     )
     with joined as run:
         seed_generators(config.seed % 2**32, accelerator.device)  # for the initial weights
-        with nondeterminism_named(warns=accelerator.is_main_process) as operations:
+        with nondeterminism_named() as operations:
             # 4. The checkpoint is loaded, and a change of settings is refused.
-            checkpoint = load_for_all(run.source, accelerator, timeout_s=timeout_s)
-            resume = None
-            if run.source is not None and checkpoint is not None:
-                allowed = allowed_names(config.run)
-                resume = Resume(
-                    run.source, checkpoint, accelerator.is_main_process, allowed, advise_flags
-                )
+            resume = load_resume(
+                run.source,
+                accelerator,
+                loop="recipe",
+                allowed=allowed_names(config.run),
+                advise=advise_flags,
+                timeout_s=timeout_s,
+            )
             config = continued(config, resume, num_processes=accelerator.num_processes)
-            if accelerator.is_main_process:
-                found = find_warnings(config, is_too_late_for_cublas=is_late)
-                for code, message in found.items():
-                    logger.warning("[%s] %s", code, message)
+            found = find_warnings(config, is_too_late_for_cublas=is_late)
+            for code, message in found.items():
+                logger.warning("[%s] %s", code, message)
             # 5. Errors of memory and of compilation are explained.
             try:
-                yield Run(
-                    config=config,
-                    accelerator=accelerator,
-                    folder=run.folder,
-                    resume=resume,
-                    nondeterministic=operations,
-                    activity=run.activity,
-                    stop_flag=run.stop_flag,
-                    resources=run.resources,
-                )
+                yield Run(**vars(run), config=config, resume=resume, nondeterministic=operations)
             except Exception as error:
                 if explained := explain(error, config.batch, run.activity, accelerator):
                     raise explained from error

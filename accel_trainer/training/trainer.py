@@ -428,12 +428,9 @@ class Trainer:
         self._progress.go_on_with(changes)
         self._move_to(self.state)
         self._saved_position = self.state
-        if self.accelerator.is_main_process:
-            for name in sorted(pieces.keys() - self._states.parts.keys()):
-                logger.warning(
-                    "the checkpoint has %s, which this run does not have: it is lost", name
-                )
-            self._callback_runner.warn_of_lost(pieces["trainer"]["callbacks"])
+        for name in sorted(pieces.keys() - self._states.parts.keys()):
+            logger.warning("the checkpoint has %s, which this run does not have: it is lost", name)
+        self._callback_runner.warn_of_lost(pieces["trainer"]["callbacks"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run, as references to live tensors. **Collective. Host sync.**"""
@@ -579,18 +576,15 @@ class Trainer:
             if isinstance(error, PartFailed) or self.accelerator.num_processes == 1:
                 self._save()
             raise
-        if self.accelerator.is_main_process:
-            if found := nonfinite_loss(metrics):
-                logger.warning(
-                    "%s at step %d: lower the learning rate", found, position.optimizer_step
-                )
-            elif unusable:
-                logger.warning(
-                    "[METRIC] %s decides the best checkpoint and is NaN or inf at step %d: this "
-                    "evaluation is never the best, and no improvement",
-                    unusable,
-                    position.optimizer_step,
-                )
+        if found := nonfinite_loss(metrics):
+            logger.warning("%s at step %d: lower the learning rate", found, position.optimizer_step)
+        elif unusable:
+            logger.warning(
+                "[METRIC] %s decides the best checkpoint and is NaN or inf at step %d: this "
+                "evaluation is never the best, and no improvement",
+                unusable,
+                position.optimizer_step,
+            )
         self._notify("on_evaluate_end", metrics)
         return True
 

@@ -211,7 +211,7 @@ def _name_operations(
     size = 299 if "inception" in name else 224
     shape = (2, 3, 32, 32) if name in ("airbench94", "resnet18") else (2, 3, size, size)
     inputs = torch.randint(0, 100, (2, 16)) if is_text else torch.randn(shape)
-    with nondeterminism_named(warns=False) as operations:
+    with nondeterminism_named() as operations:
         outputs = model(inputs.to(setting.device))
         logits = (outputs if isinstance(outputs, torch.Tensor) else outputs[0]).float()
         if logits.ndim == 4:  # a class for each pixel

@@ -43,7 +43,7 @@ def test_an_operation_without_a_deterministic_kernel_is_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     choose_kernels(True)
-    with warnings.catch_warnings(), nondeterminism_named(warns=True) as found:
+    with warnings.catch_warnings(), nondeterminism_named() as found:
         warnings.simplefilter("always")
         put(1.0)
         put(2.0)
@@ -55,7 +55,7 @@ def test_an_operation_without_a_deterministic_kernel_is_named_once(
 
 
 def test_other_warnings_are_shown_as_before() -> None:
-    with pytest.warns(UserWarning, match="of another kind"), nondeterminism_named(warns=True):
+    with pytest.warns(UserWarning, match="of another kind"), nondeterminism_named():
         warnings.warn("of another kind", stacklevel=1)
 
 
@@ -64,7 +64,7 @@ def test_strict_ends_there_in_one_line_that_names_it() -> None:
     refused = pytest.raises(
         ConfigError, match="put_ has no deterministic kernel here.* strict .*: replace it"
     )
-    with refused, nondeterminism_named(warns=True):
+    with refused, nondeterminism_named():
         put(1.0)
 
 

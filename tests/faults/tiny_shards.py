@@ -21,6 +21,7 @@ from accel_trainer.checkpoint.config import CheckpointConfig
 from accel_trainer.checkpoint.loading import has_checkpoints
 from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.core.filesystem import AppendFile
+from accel_trainer.core.logger import main_speaks
 from accel_trainer.distributed.collectives import join_peers, run_on_main
 from accel_trainer.run.resume import Source, load_for_all
 from tests.faults.disks import InterceptedDisk, When
@@ -61,6 +62,8 @@ class Run:
         self._joined = joined_processes()
         self.accelerator = self._joined.__enter__()
         self.rank = self.accelerator.process_index
+        self._speaking = main_speaks(self.rank == 0)  # as in every run
+        self._speaking.__enter__()
         self.mesh = init_device_mesh("cpu", (self.accelerator.num_processes,))
         directory = folder / "checkpoints"
         self.history = AppendFile(folder / "metrics.jsonl") if self.rank == 0 else None
@@ -78,7 +81,7 @@ class Run:
             if run_on_main(lambda: has_checkpoints(directory), self.accelerator)
             else None
         )
-        loaded = load_for_all(source, self.accelerator, timeout_s=60)
+        loaded = source and load_for_all(source, self.accelerator, timeout_s=60)
         self.step = 0 if loaded is None else loaded.manifest["optimizer_step"]
         assert loaded is None or is_state_at(loaded.pieces, self.step), "another state"
         if self.history:
@@ -99,6 +102,7 @@ class Run:
     def end(self) -> None:
         """Leave together."""
         self.checkpointer.close()
+        self._speaking.__exit__(None, None, None)
         self._joined.__exit__(None, None, None)
 
 
