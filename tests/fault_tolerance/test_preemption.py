@@ -7,7 +7,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -22,6 +21,7 @@ from torch import Tensor
 from accel_trainer import Batch, MeanLoss, Preempted, RecipeConfig, RunResult, StepOutput, main
 from accel_trainer.core.platform import RUN_SIGNALS, SAVE_SIGNALS, STOP_SIGNALS
 from accel_trainer.core.train_state import TrainState
+from accel_trainer.fault_tolerance import preemption
 from accel_trainer.fault_tolerance.activity import Activity
 from accel_trainer.fault_tolerance.preemption import (
     TIME_LIMIT,
@@ -36,7 +36,6 @@ from .. import evaluated, processes
 from ..joined import joined_processes
 
 pytestmark = pytest.mark.signal
-PAUSE = -1  # in place of a signal: the next INT comes so late that somebody has pressed Ctrl-C
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -103,40 +102,41 @@ def test_an_error_outside_the_main_thread_comes_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "code"),
+    ("numbers", "same_interrupt_s", "code"),
     [
-        ((signal.SIGINT,), 0),
-        ((signal.SIGINT, signal.SIGINT), 130),
-        ((signal.SIGTERM, signal.SIGTERM), 0),  # a scheduler repeats itself; the run is being saved
-        ((signal.SIGTERM, PAUSE, signal.SIGINT), 130),
+        ((signal.SIGINT,), 600, 0),
+        ((signal.SIGINT, signal.SIGINT), 600, 130),
+        # A scheduler repeats itself; the run is being saved.
+        ((signal.SIGTERM, signal.SIGTERM), 600, 0),
+        ((signal.SIGTERM, signal.SIGINT), 0, 130),  # so late that somebody has pressed Ctrl-C
         # Ctrl-C on a terminal: the launcher's TERM and the terminal's INT come in any order.
-        ((signal.SIGTERM, signal.SIGINT), 0),
-        ((signal.SIGINT, signal.SIGTERM), 0),
-        ((signal.SIGTERM, signal.SIGINT, signal.SIGINT), 130),
+        ((signal.SIGTERM, signal.SIGINT), 600, 0),
+        ((signal.SIGINT, signal.SIGTERM), 600, 0),
+        ((signal.SIGTERM, signal.SIGINT, signal.SIGINT), 600, 130),
     ],
 )
 def test_a_second_interrupt_leaves_at_once(
-    tmp_path: Path, numbers: tuple[int, ...], code: int
+    tmp_path: Path, numbers: tuple[int, ...], same_interrupt_s: float, code: int
 ) -> None:
     """Fault (Signals and processes): a second signal -> after a second SIGINT, the run prints how
     many steps are lost and exits at once with code 130; a second SIGTERM changes nothing,
     because schedulers repeat it
     """
-    job = processes.start(interrupt_myself, numbers, num_processes=1, folder=tmp_path)
+    job = processes.start(
+        interrupt_myself, numbers, same_interrupt_s, num_processes=1, folder=tmp_path
+    )
     assert job.wait() == [code]
     assert job.output() == ("" if code else "saved\n")
 
 
-def interrupt_myself(numbers: tuple[int, ...]) -> None:
+def interrupt_myself(numbers: tuple[int, ...], same_interrupt_s: float) -> None:
+    preemption._SAME_INTERRUPT_S = same_interrupt_s
     # A shell that starts the tests in the background has them ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with stop_on_signals(StopFlag()):
         try:
             for number in numbers:
-                if number == PAUSE:
-                    time.sleep(0.5)
-                else:
-                    os.kill(os.getpid(), number)
+                os.kill(os.getpid(), number)
         finally:
             print("saved", flush=True)
 

@@ -117,7 +117,7 @@ def hang_with_a_tee() -> None:
     activity = Activity()
     activity.phase = "training"
     with Watchdog(activity, StopFlag(), timeout_s=-watchdog._GRACE_S, launcher_pid=None):
-        time.sleep(60)
+        time.sleep(600)
 
 
 def test_a_stuck_process_ends_even_if_stderr_has_no_file(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_process_that_is_suspended_too_long_is_reported_by_the_others(tmp_path
     suspended = job.processes[1]
     os.kill(suspended.pid or 0, signal.SIGSTOP)
     (tmp_path / "go").touch()
-    job.processes[0].join(60)
+    job.processes[0].join(600)
     os.kill(suspended.pid or 0, signal.SIGCONT)
     assert 0 not in job.wait()
     for rank in (0, 1):

@@ -82,6 +82,7 @@ def child(folder: str, phase: str | None, in_group: bool = False) -> None:
     run = Path(folder) / "run"
     control = Path(folder)
     rank = int(os.environ.get("RANK", 0))
+    note_signals(control, rank)
     if in_group:
         join_group(control, rank)
     if phase is not None:
@@ -94,6 +95,12 @@ def child(folder: str, phase: str | None, in_group: bool = False) -> None:
         description="",
         argv=[],
     )
+
+
+def note_signals(control: Path, rank: int) -> None:
+    """Let the system write each signal that this process handles to `heard-RANK` as it comes."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+    signal.set_wakeup_fd(os.open(control / f"heard-{rank}", flags))
 
 
 def join_group(control: Path, rank: int) -> None:
@@ -130,6 +137,12 @@ def pause_in(phase: str, act: Callable[[], None]) -> None:
 
 
 # --- outside ---
+
+
+def go_on(control: Path) -> None:
+    """End the pause, once a process of the run has the signal: a launcher takes time for it."""
+    wait_for(lambda: any(path.stat().st_size for path in control.glob("heard-*")))
+    (control / "go").touch()
 
 
 def start(case: Case, folder: Path) -> processes.Job:
@@ -176,8 +189,7 @@ def run_case(case: Case, folder: Path, undisturbed: dict[str, bytes]) -> None:
         os.killpg(int((folder / "leader").read_text()), number)
     else:
         os.kill(job.processes[-1].pid or 0, number)  # the launcher, or the last rank
-    time.sleep(0.2)
-    (folder / "go").touch()
+    go_on(folder)
     codes = job.wait()
     output = "\n".join(job.output(rank) for rank in range(len(codes)))
 

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from accel_trainer import (
 from accel_trainer.cli import launch
 from accel_trainer.cli.recipe.main import main
 from tests import processes, workload
-from tests.faults.signals import join_group, pause, wait_for
+from tests.faults.signals import go_on, join_group, note_signals, pause, wait_for
 from tests.training.test_exactness import final_files
 from tests.variants import slow
 
@@ -96,6 +95,7 @@ def child(
 ) -> None:
     """Train in the process of one rank; `pause` waits for the test."""
     signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    note_signals(folder, rank())
     if in_group:
         join_group(folder, rank())
     if num_workers is not None:
@@ -143,11 +143,6 @@ def wait_until_paused(job: processes.Job, folder: Path) -> None:
         wait_for(lambda: all(path.exists() and path.read_text() for path in ready))
     except AssertionError:
         raise AssertionError(job.output()) from None
-
-
-def go_on(folder: Path) -> None:
-    time.sleep(0.2)  # until the signal has been handled
-    (folder / "go").touch()
 
 
 def saves(folder: Path) -> list[int]:

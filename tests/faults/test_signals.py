@@ -12,9 +12,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from accel_trainer import RecipeConfig, main
+from accel_trainer.fault_tolerance import watchdog
 from tests import processes, workload
 from tests.faults import signals
 from tests.faults.signals import Case, is_alive, wait_for
@@ -68,9 +70,7 @@ def test_a_run_whose_launcher_dies_saves_and_ends(
     os.kill(launcher.processes[0].pid or 0, number)
     if num_processes == 1 or number == signal.SIGKILL:
         launcher.wait()  # two processes are waited for by a launcher that is terminated
-    # The pause is in a step: the watchdog looks twice a second.
-    time.sleep(2)
-    (tmp_path / "go").touch()
+    signals.go_on(tmp_path)  # the pause is in a step: the watchdog notices, and sends a signal
     wait_for(lambda: not any(is_alive(int(path.read_text())) for path in ready))
     assert not [path for path in ready if is_alive(int(path.read_text()))], launcher.output()
     launcher.wait()
@@ -115,27 +115,31 @@ def test_a_process_that_is_suspended_for_a_while_does_not_count_as_stuck(
     suspended process does not count as stuck, and the others wait up to `--runtime.timeout-s`
     """
     job = processes.start(
-        train_with_timeout,
+        train_suspended,
         tmp_path,
         timeout_s,
         num_processes=num_processes,
         folder=tmp_path / "logs",
     )
-    ready = [tmp_path / f"ready-{rank}" for rank in range(num_processes)]
-    wait_for(lambda: all(path.exists() and path.read_text() for path in ready))
-    last = job.processes[-1].pid or 0
-    time.sleep(1)  # for the watchdog to look before, and after but before there is progress
-    os.kill(last, signal.SIGSTOP)
+    last = psutil.Process(job.processes[-1].pid)
+    wait_for(lambda: last.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE))
     time.sleep(suspended_s)
-    os.kill(last, signal.SIGCONT)
-    time.sleep(1)
-    (tmp_path / "go").touch()
+    last.resume()
     assert job.wait() == [0] * num_processes, job.output()
     assert final_files(tmp_path / "run") == undisturbed[num_processes]
 
 
-def train_with_timeout(folder: Path, timeout_s: float) -> None:
-    signals.pause_in("step", lambda: signals.pause(folder, int(os.environ.get("RANK", 0))))
+def suspend() -> None:
+    """Suspend this process; the watchdog looks before, and after but before there is progress."""
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.2)
+
+
+def train_suspended(folder: Path, timeout_s: float) -> None:
+    watchdog._INTERVAL_S = 0.02
+    if int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1:
+        signals.pause_in("step", suspend)
     config = workload.make_config(folder / "run")
     workload.train(
         replace(
@@ -220,13 +224,13 @@ def test_a_signal_to_the_process_group_leaves_data_workers_alive(
     )
     wait_for((tmp_path / "ready-0").exists)
     os.killpg(job.processes[0].pid or 0, signal.SIGTERM)
-    time.sleep(0.2)
-    (tmp_path / "go").touch()
+    signals.go_on(tmp_path)
     assert job.wait() == [75], job.output()
 
 
 def train_with_workers(folder: Path) -> None:
     os.setpgid(0, 0)
+    signals.note_signals(folder, 0)
     multiprocessing.set_start_method("fork", force=True)  # so that workers have the pause
     act_in_call(workload.Bars, "__getitem__", 20, lambda: signals.pause(folder, 0))
     main(
@@ -244,8 +248,7 @@ def test_ctrl_c_on_a_terminal_reaches_launcher_and_run_and_counts_once(tmp_path:
     )
     wait_for((tmp_path / "ready-0").exists)
     os.killpg(job.processes[0].pid or 0, signal.SIGINT)
-    time.sleep(0.2)
-    (tmp_path / "go").touch()
+    signals.go_on(tmp_path)
     assert job.wait() == [75], job.output()
 
 
