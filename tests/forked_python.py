@@ -39,6 +39,8 @@ request = {{
     "cores": list(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None, "python": "{folder}/python",
     "parent": os.getppid(), "is_isolated": is_isolated,
 }}
+numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # until they can be handed on
 with socket.socket(socket.AF_UNIX) as server:
     server.connect("{address}")
     encoded = json.dumps(request).encode()
@@ -46,8 +48,9 @@ with socket.socket(socket.AF_UNIX) as server:
     server.sendall(encoded)
     said = server.makefile()
     process = int(said.readline())
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in numbers:
         signal.signal(number, lambda number, frame: os.kill(process, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     code = int(said.readline())
 if code < 0:
     if -code != signal.SIGKILL:

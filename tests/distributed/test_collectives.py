@@ -229,14 +229,15 @@ def test_processes_wait_for_the_main_process_while_it_shows_life(
 
 
 def wait_at_the_end(folder: Path, shows_life: bool) -> None:
-    done = folder / "done"
+    done, waited = folder / "done", folder / "waited"
     with joined_processes() as accelerator:
         if accelerator.is_main_process:
-            for _ in range(15):  # as in a long upload
+            for _ in range(25 * shows_life):  # as in a long upload
                 time.sleep(0.1)
-                if shows_life:
-                    show_life(accelerator)
+                show_life(accelerator)
+            while not (shows_life or waited.exists()):
+                time.sleep(0.01)
             done.touch()
-        wait_for_main(accelerator, timeout_s=1)
+        wait_for_main(accelerator, timeout_s=2 if shows_life else 0.5)
         if not accelerator.is_main_process:
-            (folder / "waited").write_text(str(done.exists()))
+            waited.write_text(str(done.exists()))

@@ -185,18 +185,34 @@ KILLS = """
 import os, pathlib, signal, time
 from accel_trainer import Callback
 
+saved = []
+
 class Kills(Callback):
     def on_step_end(self, trainer, report):
         time.sleep(0.01)
-        step = report.optimizer_step
-        end = trainer.metadata.get("hours", {}).get("num_steps", 0)
-        # On a busy machine the end is decided after few steps.
-        name = "before" if not end and step > 2 else "after" if 0 < end - step < 6 else None
-        if name and not (marker := pathlib.Path(%r, name)).exists():
-            while end and not any(pathlib.Path(trainer.log.folder, "checkpoints").glob("*/COMMIT")):
-                time.sleep(0.01)
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        left = steps_left(trainer)
+        if left is None and report.optimizer_step > 2:
+            kill("before")
+        elif left is not None and 0 < left < 6:
+            kill("after", trainer)
+
+    def on_checkpoint(self, trainer, name):
+        saved.append(name)
+        if steps_left(trainer) == 1:  # on a busy machine it is decided that the next is the last
+            kill("after", trainer)
+
+def steps_left(trainer):
+    note = trainer.metadata.get("hours", {})
+    return note["num_steps"] - trainer.state.optimizer_step if "num_steps" in note else None
+
+def kill(name, trainer=None):
+    if not (marker := pathlib.Path(%r, name)).exists():
+        while trainer and not pathlib.Path(
+            trainer.log.folder, "checkpoints", saved[-1], "COMMIT"
+        ).exists():
+            time.sleep(0.01)
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 
 

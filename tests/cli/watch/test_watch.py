@@ -11,8 +11,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -25,6 +23,7 @@ from accel_trainer.cli.main import main as door
 from accel_trainer.cli.runs.run_reader import MetricsReader, read_run
 from accel_trainer.cli.watch.followed import Followed
 from tests.browser import browser, needs_chromium
+from tests.faults.signals import wait_for
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -256,31 +255,38 @@ def test_readers_that_say_nothing_are_few_and_not_for_long(
 ) -> None:
     from accel_trainer.cli.watch import server as module
 
+    def let_readers_be_silent_for(seconds: float) -> None:
+        monkeypatch.setattr(module, "_TIMEOUT_S", seconds)
+        monkeypatch.setattr(module._Answer, "timeout", seconds)
+
+    def connect(said: bytes = b"") -> socket.socket:
+        reader = socket.create_connection((str(address[0]), int(address[1])), timeout=60)
+        with contextlib.suppress(ConnectionError):  # it was closed at once
+            reader.sendall(said)
+        return reader
+
+    def wait_until_closed(reader: socket.socket) -> None:
+        with reader, contextlib.suppress(ConnectionError):
+            while reader.recv(4096):  # an answer to half a request
+                pass
+
+    def is_let_in() -> bool:
+        try:
+            with urllib.request.urlopen(served.url, timeout=60) as page:
+                return bool(page.status == 200)
+        except (urllib.error.URLError, ConnectionError):
+            return False
+
     monkeypatch.setattr(module, "_MAX_CONNECTIONS", 4)
-    monkeypatch.setattr(module, "_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(module._Answer, "timeout", 0.5)
     with serving(LivePage(Followed([run.parent])), "127.0.0.1", 0) as served:
-        address = (str(served.server_address[0]), int(served.server_address[1]))
-        before = threading.active_count()
-        silent = [socket.create_connection(address) for _ in range(12)]
-        for number, each in enumerate(silent):
-            each.settimeout(60)
-            if number % 2:
-                with contextlib.suppress(ConnectionError):  # it was closed at once
-                    each.sendall(b"GET /")
+        address = served.server_address
+        let_readers_be_silent_for(600)
+        silent = [connect() for _ in range(4)]
+        wait_until_closed(connect())
         for each in silent:
-            with contextlib.suppress(ConnectionError):
-                while each.recv(4096):  # an answer to half a request
-                    pass
             each.close()
-        assert threading.active_count() <= before + 2 * 4
-        for _ in range(100):
-            try:
-                with urllib.request.urlopen(served.url, timeout=60) as page:
-                    assert page.status == 200
-                break
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.1)
-        else:
-            raise AssertionError("no reader is let in again")
+        wait_for(is_let_in)
+        let_readers_be_silent_for(0.2)
+        for said in (b"", b"GET /"):
+            wait_until_closed(connect(said))
     assert capfd.readouterr().err == ""

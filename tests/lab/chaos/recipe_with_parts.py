@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +78,15 @@ class Tally(planted.PlainTask):
         return StepOutput(output.losses * weight, output.outputs)
 
 
+class Interrupts(Callback):
+    """Sends Ctrl-C to the command that tests the recipe, in a step."""
+
+    def on_step_end(self, trainer: Any, report: Any) -> None:
+        if report.optimizer_step == 6:
+            os.kill(int(os.environ["INTERRUPTED"]), signal.SIGINT)
+            time.sleep(600)
+
+
 class Timed(Callback):
     """Logs a number that is another in each run."""
 
@@ -92,6 +104,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "metric": {"metrics": Remembering},
     "worker": {"data": OfWorker},
     "file": {"task": Tally},
+    "interrupt": {"callbacks": Interrupts},
     "time": {"callbacks": Timed},
     "broken": {"data": _fail},
 }

@@ -6,22 +6,24 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from accel_trainer.cli.main import main
 from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.core.history import read_history
 from accel_trainer.lab.replay.replay import Replay
+from accel_trainer.lab.replay.store import Store
 from accel_trainer.lab.replay.stretches import num_steps, plan
+from tests import processes
 from tests.cli.conftest import run_command
+from tests.programs.faults import act_in_call
 
-from .conftest import NAMED, ROOT, Train
+from .conftest import NAMED, Train
 
 pytestmark = pytest.mark.usefixtures("python_is_forked")
 
@@ -82,22 +84,27 @@ def test_a_killed_probe_continues_with_what_is_stored(
     poisoned: Path, live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["probe", poisoned, PROBE, "--to", tmp_path / "probed", "--jobs", 1, "--until", 28]
-    start = "import sys; from accel_trainer.cli.main import main; sys.exit(main())"
-    process = subprocess.Popen(
-        [sys.executable, "-c", start, *map(str, argv), "--keep", str(tmp_path / "left")],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
+    job = processes.start(
+        probe_until_the_second_stretch_is_stored,
+        sys.executable,
+        [*map(str, argv), "--keep", str(tmp_path / "left")],
+        num_processes=1,
+        folder=tmp_path / "logs",
+        has_workers=True,
     )
-    while not [*tmp_path.glob("probed/stretches/steps*")] and process.poll() is None:
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    assert job.wait() == [-signal.SIGKILL], job.output()
     assert not (tmp_path / "probed" / "probe.jsonl").exists()
     code, out, _ = run_command(capsys, argv)
     assert code == 0
     assert " stored" in out
     rows = [row for row in read_history(live) if row["optimizer_step"] <= 28]
     assert rows_in(tmp_path / "probed") == logged_in(rows)
+
+
+def probe_until_the_second_stretch_is_stored(python: str, argv: list[str]) -> None:
+    sys.executable = python  # with which it starts the recipe
+    act_in_call(Store, "put", 2, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    main(argv)
 
 
 def test_a_probe_with_a_state_is_trained_in_one_stretch(
