@@ -6,9 +6,7 @@ import json
 import os
 import re
 import shlex
-import signal
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -244,17 +242,20 @@ def test_a_run_that_fails_does_not_end_the_sweep(
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_a_signal_ends_the_sweep_even_while_a_run_starts(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    folder = tmp_path / "sweep"
-    door = "from accel_trainer.cli.main import main; raise SystemExit(main())"
-    flags = ["--seed", "0", "1", "2", "--epochs", "1", "--output-dir", str(folder)]
-    command = [sys.executable, "-c", door, "sweep", str(ROOT / "recipes" / "minimal.py"), *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sweep:
-        assert sweep.stdout is not None
-        assert "seed-0: training" in sweep.stdout.readline()
-        sweep.send_signal(signal.SIGTERM)  # while the run still starts, and has no handlers
-        rest = sweep.stdout.read()
-        assert sweep.wait() == 75
-    assert "run the same command again" in rest
-    assert "seed-1" not in rest, "no other was begun"
+def test_a_signal_ends_the_sweep_even_while_a_run_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWEEP", str(os.getpid()))
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "import os, signal, time\n"
+        "from accel_trainer import RecipeConfig\n"
+        "if __name__ == '__main__':\n"
+        "    os.kill(int(os.environ['SWEEP']), signal.SIGTERM)\n"
+        "    time.sleep(600)\n"  # it has no handlers yet
+    )
+    command = ["sweep", recipe, "--seed", "0", "1", "2", "--output-dir", tmp_path / "sweep"]
+    code, out, _ = run_command(capsys, command)
+    assert (code, "seed-0: training" in out) == (75, True)
+    assert "run the same command again" in out
+    assert "seed-1" not in out, "no other was begun"

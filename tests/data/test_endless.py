@@ -163,7 +163,7 @@ def test_both_processes_of_a_run_notice_the_end(tmp_path: Path) -> None:
     """After 60 samples, the first process has its part of an eighth step, the second has not."""
     folder = tmp_path / "logs"
     job = processes.start(train_short, tmp_path / "run", num_processes=2, folder=folder)
-    assert job.wait(120) == [65, 65], job.output()
+    assert job.wait() == [65, 65], job.output()
     assert max(map(step_of, list_checkpoints(tmp_path / "run" / "checkpoints"))) == 7
 
 

@@ -296,23 +296,24 @@ a_death_may_leave_a_file_open = pytest.mark.filterwarnings(
 
 @a_death_may_leave_a_file_open
 @pytest.mark.parametrize(
-    ("fault", "fact"),
+    ("fault", "timeout_s", "fact"),
     [
-        (lambda: os._exit(3), r"DataLoader worker .* exited unexpectedly with exit code 3"),
+        (lambda: os._exit(3), 600, r"DataLoader worker .* exited unexpectedly with exit code 3"),
         (
             lambda: os.kill(os.getpid(), signal.SIGKILL),
+            600,
             r"DataLoader worker .* is killed by signal: Killed",
         ),
-        (lambda: time.sleep(600), r"DataLoader timed out after 1 seconds"),
+        (lambda: time.sleep(600), 4, r"DataLoader timed out after 4 seconds"),
     ],
 )
 def test_a_data_worker_that_dies_or_hangs_ends_with_the_sample_it_was_at(
-    fault: Callable[[], object], fact: str
+    fault: Callable[[], object], timeout_s: float, fact: str
 ) -> None:
     """Fault (Signals and processes): a data worker dies or hangs -> exit 65 as soon as data is next
     requested, with the samples that the worker started last; a hang ends after `timeout_s`
     """
-    said = read_faulty(fault, num_workers=1, timeout_s=1)
+    said = read_faulty(fault, num_workers=1, timeout_s=timeout_s)
     assert re.search(rf"DATA_WORKER\]: {fact} \(the last samples started: 17\)", said), said
 
 

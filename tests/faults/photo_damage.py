@@ -117,10 +117,10 @@ def in_process(work: Callable[[], Any], log: Path) -> Any:
     process.start()
     sender.close()
     try:
-        answer = receiver.recv() if receiver.poll(120) else None
+        answer = receiver.recv() if receiver.poll(600) else None
     except EOFError:
         answer = None
-    process.join(10)
+    process.join(600)
     return {"ended": process.exitcode, "log": log.read_text()[-1500:]} if answer is None else answer
 
 

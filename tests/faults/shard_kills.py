@@ -87,7 +87,7 @@ def run_kills(folder: Path, kills: Sequence[Kill], num_processes: int = 2) -> Ta
     for number, kill in enumerate([*kills, None]):
         logs = folder.with_name(f"{folder.name}-logs-{number}")
         job = processes.start(attempt, folder, kill, num_processes=num_processes, folder=logs)
-        codes = job.wait(120)
+        codes = job.wait()
         outputs = [job.output(rank) for rank in range(num_processes)]
         said = f"{kill}: {codes}\n" + "\n".join(outputs)
         resumed = re.findall(r"^resumed (\S+)$", outputs[0], re.M)

@@ -224,7 +224,7 @@ def test_processes_that_build_other_parts_are_named_before_the_first_step(
     job = processes.start(
         build_another, tmp_path / "run", part, num_processes=2, folder=tmp_path / "logs"
     )
-    codes = job.wait(60)
+    codes = job.wait()
     assert "error[PROCESSES_DIFFER]: not the same as on process 0: " in job.output(0), codes
     assert difference in job.output(0)
     assert codes == [ExitCode.USAGE] * 2

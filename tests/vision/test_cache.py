@@ -306,7 +306,7 @@ def test_a_build_that_is_killed_anywhere_continues_with_the_same_bytes(
             target=load_and_die, args=(root, num_changes)
         )
         writer.start()
-        writer.join(30)
+        writer.join()
         assert writer.exitcode == -signal.SIGKILL
         decoded.clear()
         found = load_images(str(root), cache_dir=tmp_path / "cache", bad_images=SKIP)
@@ -365,7 +365,7 @@ def test_a_chunk_that_a_power_loss_has_damaged_is_decoded_again(
     for damage in (b"flip", b"json"):
         writer = multiprocessing.get_context("fork").Process(target=load_and_die, args=(root, 26))
         writer.start()
-        writer.join(30)
+        writer.join()
         (partial,) = (root.parent / "cache").glob("*.partial")
         journal = partial / "train_chunks.jsonl"
         assert len(journal.read_bytes().splitlines()) == 3
