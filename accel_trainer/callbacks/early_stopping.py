@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
-from ..core.types import StepReport
+from ..core.registry import StateDict
+from ..core.types import Results, StepReport
 from ..fault_tolerance.preemption import TIME_LIMIT, StopFlag
 from ..training.callback import Callback, TrainerView
 
@@ -23,7 +22,7 @@ class EarlyStopping(Callback):
         """Decide again whether to stop: a run may continue with a different patience or metric."""
         self._count(0, trainer)
 
-    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Results) -> None:
         """Count the evaluations since the best one, and stop if there are too many."""
         self._count(1, trainer)
 
@@ -36,14 +35,14 @@ class EarlyStopping(Callback):
         if self.num_bad_evaluations >= self.patience:
             trainer.request_stop(f"early stopping: no better evaluation in {self.patience}")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the counter, and the best checkpoint from which it counts."""
         return {
             "num_bad_evaluations": self.num_bad_evaluations,
             "best_checkpoint": self.best_checkpoint,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned."""
         self.num_bad_evaluations = state["num_bad_evaluations"]
         self.best_checkpoint = state["best_checkpoint"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from ..core.errors import CheckpointError
 from ..core.guards import check_not_moved
 from ..core.logger import logger
 from ..core.registry import Pieces
+from ..core.types import Results
 from ..training.plain_values import is_detail
 
 EVALUATION_FILE = "evaluation.safetensors"
@@ -50,7 +50,7 @@ def as_tensor_if_long(value: Any) -> Any:
     return torch.from_numpy(array) if is_long else value
 
 
-def write_details(folder: Path, results: Mapping[str, Any], *, optimizer_step: int) -> None:
+def write_details(folder: Path, results: Results, *, optimizer_step: int) -> None:
     """Replace the file by the details of `results`, which were measured after `optimizer_step`.
 
     A failure to write is a warning, since training does not depend on the details.

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ..checkpoint.loading import load_checkpoint
+from ..checkpoint.serialization import Tensors
 from ..checkpoint.sharded import load_whole, stream_tensors
 from ..core import filesystem
 from ..core.errors import CheckpointError
@@ -91,7 +90,7 @@ class Exporter(Callback):
                 config = earlier | config
         write_json(self._folder / "config.json", config)
 
-    def _convert(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> OnnxFiles:
+    def _convert(self, onnx: OnnxExport, weights: Tensors) -> OnnxFiles:
         """Return the ONNX files; none, with a warning, if the model cannot be converted."""
         try:
             return onnx.files(weights, self.config)

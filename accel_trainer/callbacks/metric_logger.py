@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ from ..core.digest import samples_digest
 from ..core.errors import ConfigError, DataError
 from ..core.filesystem import writes_to
 from ..core.history import is_number
-from ..core.types import StepReport
+from ..core.registry import StateDict
+from ..core.types import Results, StepReport
 from ..distributed.collectives import gather_rows
 from ..distributed.machine import peak_memory_bytes
 from ..fault_tolerance.activity import Activity
@@ -96,7 +97,7 @@ class MetricLogger(Callback):
                 )
             self._num_empty_steps = 0
 
-    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Results) -> None:
         """Write the evaluation's numbers as a row, after a row of the steps since the last one."""
         if self._meters.num_steps:
             self._write_training(trainer)
@@ -166,7 +167,7 @@ class MetricLogger(Callback):
         self._before_s = self._read_clocks(trainer)
         self._timed_samples = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the sums since the last row, that of all samples, and the length of the history.
 
         **Collective. Host sync.**
@@ -177,7 +178,7 @@ class MetricLogger(Callback):
             "history_bytes": self.history.size if self.history else 0,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore the sums, and note how long the history was at the checkpoint."""
         self._meters.load_state_dict(state["meters"])
         self._samples.restore(state.get("samples"))  # not in older versions
@@ -185,7 +186,7 @@ class MetricLogger(Callback):
             self.history.kept_bytes = state["history_bytes"]
 
 
-def _numbers(metrics: Mapping[str, Any], group: str = "") -> dict[str, float]:
+def _numbers(metrics: Results, group: str = "") -> dict[str, float]:
     return {
         name: value
         for name, value in metrics.items()
@@ -310,12 +311,12 @@ class Meters:
         self._clear()
         return means
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the global sums. **Collective. Host sync.**"""
         # The sums come first: they count the pending steps.
         return {"sums": self._global_sums(), **self._counts}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore the sums on the main process; all others start at zero.
 
         So the state can be loaded by any number of processes.

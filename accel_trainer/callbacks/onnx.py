@@ -14,6 +14,7 @@ import torch
 from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 
+from ..checkpoint.serialization import Tensors
 from ..checkpoint.state_dict import load_weights
 from ..core.types import EvalSource, Task, eval_step_of
 
@@ -62,7 +63,7 @@ class OnnxExport(NamedTuple):
             eval_step_of(self.task)(model, batch)
         return calls[0]
 
-    def files(self, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> OnnxFiles:
+    def files(self, weights: Tensors, config: Mapping[str, Any]) -> OnnxFiles:
         """Return the files of the model with these weights, as `write_onnx`."""
         load_weights(self.model, weights)
         call = self.call()

@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from ..core.config import INSIDE_ONE, NOT_NEGATIVE
 from ..core.errors import ConfigError
 from ..core.learning_rate import Schedule
+from ..core.registry import StateDict
+from ..core.types import Results
 from ..training.callback import Callback, TrainerView
 from ..training.evaluation.evaluation import check_monitored
 
@@ -89,7 +91,7 @@ class ReduceLROnPlateau(Callback):
         self._number = [name, self.mode or monitors[name]]
         self._is_same_data = is_same_data
 
-    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Results) -> None:
         """Count bad evaluations, and lower the rates after too many."""
         name, mode = self._number
         value = check_monitored(metrics, name)
@@ -116,7 +118,7 @@ class ReduceLROnPlateau(Callback):
             rate = lower
         return rate
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the reductions, and what the next one depends on."""
         return {
             "num_reductions": self.num_reductions,
@@ -126,7 +128,7 @@ class ReduceLROnPlateau(Callback):
             "judged": self._number,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned; a new number or new data is judged from the start."""
         self.num_reductions = state["num_reductions"]
         if self._is_same_data and state["judged"] == self._number:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..core import filesystem
 from ..core.filesystem import writes_to
 from ..core.json_files import read_json_object
+from ..core.types import Results
 from ..fault_tolerance.activity import Activity
 from ..training.callback import Callback, RunResult, TrainerView
 from .evaluation_file import EVALUATION_FILE, as_tensor_if_long, write_details
@@ -51,7 +52,7 @@ class ResultWriter(Callback):
         self._is_attempt = not trainer.is_finished
         self._append("start", trainer, {"num_processes": trainer.accelerator.num_processes})
 
-    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Results) -> None:
         """Replace the details by those of this evaluation."""
         write_details(self.folder, metrics, optimizer_step=trainer.state.optimizer_step)
 
@@ -107,7 +108,7 @@ def write_result(
             filesystem.write_file_atomic(path, data)
 
 
-def _listed(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _listed(metrics: Results) -> Results:
     """Return metrics as JSON values; many numbers are replaced by their file and shape."""
     listed: dict[str, Any] = {}
     for name, value in metrics.items():

@@ -29,6 +29,7 @@ from ..core import filesystem
 from ..core.errors import CheckpointError
 from ..core.json_files import MAX_BYTES, dump_json, parse_json
 from ..core.logger import logger
+from ..core.registry import Pieces
 from ..core.train_state import TrainState, checkpoint_name
 from ..distributed.collectives import SINGLE_PROCESS, Files, Peers
 from ..distributed.machine import free_memory_bytes
@@ -49,6 +50,9 @@ COMMIT = "COMMIT"
 FROZEN = "model.frozen"
 FROZEN_FILE = f"{FROZEN}.safetensors"
 FROZEN_ORDER = f"{FROZEN}.json"
+Manifest = dict[str, Any]
+"""What a checkpoint says of itself, its run and its files, as JSON values."""
+
 CHECKPOINT_NAME = re.compile(r"step-\d{10}-epoch-\d{5}")
 
 
@@ -61,8 +65,8 @@ class LoadedCheckpoint:
     """
 
     name: str
-    manifest: Mapping[str, Any]
-    pieces: dict[str, Any]
+    manifest: Manifest
+    pieces: Pieces
     slices: Sequence[StoredSlice] = ()
     frozen: Collection[str] = ()
     """The names of the model's tensors in FROZEN_FILE."""
@@ -273,7 +277,7 @@ def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
     """
     manifest = parse_json(files[MANIFEST])
     checkpoint = _name_of(manifest)
-    pieces: dict[str, Any] = {}
+    pieces: Pieces = {}
     slices: list[StoredSlice] = []
     for piece in dict.fromkeys(map(piece_of, manifest["files"])):
         try:
@@ -309,7 +313,7 @@ def decode_piece(piece: str, files: Files, folder: Path) -> tuple[Any, list[Stor
     return value, slices
 
 
-def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
+def read_manifest(path: Path) -> tuple[Files, Manifest]:
     """Return the bytes of COMMIT and manifest.json by name, and the parsed manifest.
 
     Raises CheckpointError if COMMIT does not have the manifest's hash, if the format is another, or
@@ -333,7 +337,7 @@ def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
     return files, manifest
 
 
-def _name_of(manifest: dict[str, Any]) -> str:
+def _name_of(manifest: Manifest) -> str:
     return checkpoint_name(TrainState.from_dict(manifest))
 
 

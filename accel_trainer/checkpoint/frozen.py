@@ -6,18 +6,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..core.digest import digest_of
 from ..core.json_files import dump_json
 from ..core.logger import logger
 from ..core.registry import WEIGHTS
 from .format import FROZEN, FROZEN_FILE, LoadedCheckpoint, entry_of
-from .serialization import Encoded, pack_tensors
+from .serialization import Encoded, Tensors, pack_tensors
 from .sharded import damaged
 
 
-def digests_of(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str, str]:
+def digests_of(weights: Tensors, names: Collection[str]) -> dict[str, str]:
     """Return digests of the `weights` that `names` lists. **Host sync.**"""
     # The average may share their memory: reading it here, and not a copy, would end that.
     return {name: digest_of(weights[name].clone()) for name in weights if name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from ..core.json_files import read_json_object
 from ..core.tensor_memory import make_dense
 from .format import CHECKPOINT_NAME
 from .loading import load_checkpoint
-from .serialization import unpack_tensors
+from .serialization import Tensors, unpack_tensors
 from .sharded import load_whole
 from .state_dict import check_weights
 
@@ -99,7 +99,7 @@ def _class_names_of(path: Path) -> list[str]:
     return []
 
 
-def _cast_and_tie(theirs: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _cast_and_tie(theirs: Tensors, mine: Tensors) -> dict[str, Tensor]:
     """Return `theirs` in the floating-point dtypes of `mine`, under all names of tied weights."""
     result = {}
     for name, tensor in theirs.items():
@@ -118,7 +118,7 @@ def _cast_and_tie(theirs: Mapping[str, Tensor], mine: Mapping[str, Tensor]) -> d
     return result
 
 
-def _read_weights(path: Path, model: nn.Module) -> tuple[Mapping[str, Tensor], str]:
+def _read_weights(path: Path, model: nn.Module) -> tuple[Tensors, str]:
     """Return the weights at `path` and their SHA-256."""
     try:
         if not path.exists():
@@ -137,7 +137,7 @@ def _read_weights(path: Path, model: nn.Module) -> tuple[Mapping[str, Tensor], s
             raise CheckpointError(
                 "CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path"
             )
-        stored = loaded.pieces.get("ema", loaded.pieces["model"])
+        stored = loaded.pieces.get("ema") or loaded.pieces["model"]
         weights = {name: load_whole(tensor) for name, tensor in stored.items()}
     except (OSError, ValueError) as error:
         raise CheckpointError(

@@ -19,7 +19,7 @@ from ..core.digest import digest_of, flatten
 from ..core.errors import CheckpointError
 from ..core.learning_rate import RATIO, SCALE
 from ..core.parameters import parameters_of
-from ..core.registry import Stateful
+from ..core.registry import StateDict, Stateful
 from .sharded import StoredTensor, load_all, load_like
 
 _KEEP_ORDER = (
@@ -47,7 +47,7 @@ class OptimizerState(Stateful):
         }
         self._initial_groups = copy.deepcopy(self._named(optimizer.param_groups))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the optimizer's state dict, its class, and its settings before the first step.
 
         Names take the place of torch's numbers. If some of the state may follow the order of the
@@ -70,7 +70,7 @@ class OptimizerState(Stateful):
             piece["order"] = self._order()
         return piece
 
-    def _follows_order(self, piece: Mapping[str, Any]) -> bool:
+    def _follows_order(self, piece: StateDict) -> bool:
         """Whether state may be of several parameters, such as a list, or a sum that order rounds.
 
         These are tensors, and numbers that training changes but counts, beside the state of each
@@ -113,7 +113,7 @@ class OptimizerState(Stateful):
             group.pop("param_names", None)
         return sorted(named, key=itemgetter("params"))
 
-    def validated(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+    def validated(self, stored: StateDict) -> StateDict:
         """Return the state dict to load, with torch's numbers for this run's parameters.
 
         Entries that torch's own optimizers do not have are loaded as they were saved. Raises
@@ -183,7 +183,7 @@ class OptimizerState(Stateful):
             groups.append(loaded)
         return groups
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Load what `validated` returned."""
         self._optimizer.load_state_dict(state)
 

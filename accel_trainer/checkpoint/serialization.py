@@ -37,6 +37,9 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+Tensors = Mapping[str, Tensor]
+"""Tensors by name, such as a flat state dict."""
+
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_SIZE = struct.Struct("<Q")
 
@@ -44,9 +47,7 @@ _HEADER_SIZE = struct.Struct("<Q")
 # --- tensors as a safetensors file ---
 
 
-def pack_tensors(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-) -> list[Chunk]:
+def pack_tensors(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> list[Chunk]:
     """Return a file as chunks: a header, and the memory of contiguous CPU tensors.
 
     safetensors' own `save` copies everything twice while it holds the interpreter lock: a
@@ -132,7 +133,7 @@ def _unpack_header(data: Chunk) -> tuple[dict[str, Any], int]:
     return dict(parse_json(data[8:first])), first
 
 
-def first_nonfinite(tensors: Mapping[str, Tensor], masks: Collection[str] = ()) -> str | None:
+def first_nonfinite(tensors: Tensors, masks: Collection[str] = ()) -> str | None:
     """Return the name of the first tensor that holds NaN or inf and is not in `masks`, or None.
 
     **Host sync** for tensors on a device.
@@ -162,7 +163,7 @@ class Encoded:
     """
 
     skeleton: bytes | None
-    tensors: Mapping[str, Tensor]
+    tensors: Tensors
     places: Mapping[str, Mapping[str, list[int]]] | None = None
 
 

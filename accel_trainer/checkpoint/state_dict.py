@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from ..core.digest import digest_of
 from ..core.errors import CheckpointError, listed
 from ..core.parameters import Optimizers, named_parts
-from ..core.registry import Registry, Stateful
+from ..core.registry import Registry, StateDict, Stateful
 from ..core.tensor_memory import make_dense
 from ..core.training_mode import switching
 from ..core.wording import describe_tensor
 from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weights
 from .optimizer_state import OptimizerState
+from .serialization import Tensors
 from .sharded import load_all, load_like
 
 # The end of the key under which torch stores what `get_extra_state` returns.
@@ -38,7 +39,7 @@ class ModelWeights(Stateful):
     _: KW_ONLY
     name: str
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the model's state dict."""
         return dict(self.model.state_dict())
 
@@ -64,7 +65,7 @@ class EvaluatedWeights(ModelWeights):
 
     optimizers: Optimizers
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return a copy of the model's state dict as it is in an evaluation."""
         with evaluation_weights(self.optimizers):
             return copy.deepcopy(super().state_dict())
@@ -84,7 +85,7 @@ class AverageWeights(ModelWeights):
 
     starts_fresh = True
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the averages, without what modules have computed from them for an evaluation."""
         if switching(self.model):
             self.model.train()
@@ -146,7 +147,7 @@ class OwnState(Stateful):
 
     owner: Any
 
-    def state_dict(self) -> Mapping[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the owner's state dict."""
         return self.owner.state_dict()  # type: ignore[no-any-return]  # the owner is the user's
 
@@ -186,7 +187,7 @@ def training_state(
     return Registry(parts)
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def load_weights(model: nn.Module, weights: Tensors) -> None:
     """Load `weights` into an unsharded model.
 
     Raises CheckpointError, before anything changes, if they do not fit.
@@ -197,7 +198,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     part.load_state_dict(fitted)
 
 
-def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+def check_weights(name: str, mine: Tensors, theirs: Tensors) -> None:
     """Raise CheckpointError with the first differences in names, shapes and dtypes."""
     differences = [f"{key} is missing" for key in mine.keys() - theirs.keys()]
     differences += [f"{key} is unknown here" for key in theirs.keys() - mine.keys()]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from ..checkpoint.format import Manifest
 from ..core.logger import logger
 
 
-def warn_of_changes(checkpoint: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def warn_of_changes(checkpoint: str, stored: Manifest, now: Manifest) -> None:
     """Warn if libraries, threads or processes have changed: the last bits may differ."""
     names = [*now["versions"], "num_processes", "num_threads"]
     if now.get("reduce") == "exact":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..core.errors import DataError, UserError
 from ..core.logger import logger
-from ..core.types import Metric, Position, Task, eval_step_of
+from ..core.types import Metric, Position, Results, Task, eval_step_of
 from ..core.user_code import describe_error
 from ..fault_tolerance.preemption import StopFlag
 from ..training.evaluation.evaluation import EvaluationFailed, EvaluationRefused
@@ -40,7 +40,7 @@ class EvaluationTrial:
 
     def run(
         self, model: nn.Module, position: Position, stop_flag: StopFlag, limit: int = 1
-    ) -> dict[str, Any]:
+    ) -> Results:
         """Return the metrics of `limit` batches, None for a number that so few do not have.
 
         **Host sync.** Call it by `run_evaluation`. An exception in an `eval_step` or in `compute`
@@ -88,7 +88,7 @@ class EvaluationTrial:
         return results
 
 
-def _compute_of_few(metric: Metric, sums: Tensor) -> dict[str, Any]:
+def _compute_of_few(metric: Metric, sums: Tensor) -> Results:
     """Return what `metric` computes from few samples, None for its numbers if it needs more."""
     try:
         with warnings.catch_warnings():

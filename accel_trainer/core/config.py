@@ -30,6 +30,9 @@ from .errors import ConfigError, told_in_python
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+Change = tuple[str, Any, Any]
+"""The dotted name of a setting, its value before, and its value now."""
+
 C = TypeVar("C")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -188,8 +191,8 @@ def config_values(config: Any) -> dict[str, Any]:
     return dict(flatten_config(config_to_dict(config)))
 
 
-def diff_config(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return `(dotted name, old, new)` for each value that differs; a missing value is None."""
+def diff_config(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """Return a change for each value that differs; a missing value is None."""
     before = dict(flatten_config(old))
     after = dict(flatten_config(new))
     rows = [(name, before.get(name), after.get(name)) for name in before | after]

@@ -8,9 +8,11 @@ from typing import Any
 
 from .errors import CheckpointError
 
-Pieces = Mapping[str, Any]
-"""The states of the parts of a run by name, as a checkpoint holds them."""
+StateDict = dict[str, Any]
+"""What `state_dict` of an object returns: its plain values and tensors by name."""
 
+Pieces = dict[str, Any]
+"""The state dicts of the parts of a run by name, as a checkpoint holds them."""
 
 WEIGHTS = ("model", "training_weights", "ema")
 """The pieces whose tensors have the model's names. In others, equal names mean nothing."""
@@ -36,7 +38,7 @@ class Stateful:
         """
         return stored
 
-    def state_dict(self) -> Mapping[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return what a resumed run needs, as references to live tensors.
 
         An empty state of an optional part is not stored.
@@ -61,7 +63,7 @@ class Registry:
         """Return the parts of this registry and then these."""
         return Registry({**self.parts, **parts})
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Pieces:
         """Return the states by name, as references to live tensors and to this process's shards."""
         return {
             name: state

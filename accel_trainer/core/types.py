@@ -40,6 +40,9 @@ class Position(NamedTuple):
 
 START = Position()
 
+Results = Mapping[str, Any]
+"""What an evaluation measures by name: numbers, and perhaps texts, lists, dicts and tensors."""
+
 Turn = str | tuple[str, ...]
 """The name of the optimizer that steps, or the names of several; "": all of them."""
 
@@ -398,7 +401,7 @@ class Metric(Protocol):
         No host sync. Raises ConfigError for a batch that it cannot measure.
         """
 
-    def compute(self, sums: Tensor) -> Mapping[str, Any]:
+    def compute(self, sums: Tensor) -> Results:
         """Return named numbers from the merged sums, which are on the CPU.
 
         Values may also be texts, lists and dicts, which are not logged.

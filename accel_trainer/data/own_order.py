@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..core.errors import ConfigError
+from ..core.registry import StateDict
 from ..core.wording import counted
 from ..distributed.collectives import differing_lines
 from .fingerprint import hash_value
@@ -87,11 +88,11 @@ class OwnOrder:
         self._last = {"epoch": epoch, "digest": digest, "num_samples": len(kept)}
         return number_repetitions(kept, size)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the digest of the last epoch, and what identifies the order."""
         return {"fingerprint": self.samples.fingerprint, **self._last}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Expect the same numbers again, unless the order was changed on purpose."""
         if state["fingerprint"] == self.samples.fingerprint:
             self._expected = {state["epoch"]: state["digest"]}

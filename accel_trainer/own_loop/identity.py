@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from ..checkpoint.format import Manifest
 from ..core.config import diff_config
 from ..data.workers import SampleReader
 from ..distributed.accelerator import library_versions
@@ -21,7 +22,7 @@ FIXED = ("num_processes", "batches", "accumulation", "mixed_precision")
 
 def identify(
     accelerator: Accelerator, loader: OrderedLoader, settings: Mapping[str, Any], seed: int
-) -> dict[str, Any]:
+) -> Manifest:
     """Return what the manifests of a run have of its start. **Collective.**"""
     dataset = loader.dataset
 
@@ -51,7 +52,7 @@ def advise(run: str, names: Sequence[str]) -> str:
     return f"choose a different folder, or continue on purpose with allow_change={named}"
 
 
-def check_same_run(resume: Resume, now: Mapping[str, Any]) -> None:
+def check_same_run(resume: Resume, now: Manifest) -> None:
     """Raise ConfigError or CheckpointError if the run is not that of this start."""
     stored = resume.checkpoint.manifest
     fixed = [(name, stored[name], now[name]) for name in FIXED if stored[name] != now[name]]

@@ -15,7 +15,7 @@ from ..callbacks.metrics_file import MetricsFile
 from ..checks.loop_body import CarriedState, refuse_early_exits
 from ..core.digest import digest_of
 from ..core.errors import ConfigError, Preempted
-from ..core.registry import Pieces, Registry, Stateful
+from ..core.registry import Pieces, Registry, StateDict, Stateful
 from ..core.rng import fold_in, seed_generators
 from ..core.train_state import TrainState
 from ..run.joining import JoinedRun
@@ -161,7 +161,7 @@ class ExactRun(Stateful):
         """End the loops as if this were the last step, and the last epoch. Use it for `break`."""
         self._is_stopping = True
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return what a resume needs of the loop itself. **Collective. Host sync.**"""
         return {
             "means": self._means.state_dict(),
@@ -173,7 +173,7 @@ class ExactRun(Stateful):
             "metrics": self.metrics,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned."""
         self._means.load_state_dict(state["means"])
         self._accelerator.step = state["accelerate_step"]

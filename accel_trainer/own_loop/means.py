@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from ..callbacks.metric_logger import summable
 from ..core.errors import ConfigError
-from ..core.registry import Stateful
+from ..core.registry import StateDict, Stateful
 from ..core.wording import describe_tensor
 from ..training.evaluation.metrics import sums_device
 
@@ -61,7 +58,7 @@ class Means(Stateful):
         sums = self._accelerator.reduce(torch.stack([self._sums[name] for name in names]))
         return dict(zip(names, sums.tolist(), strict=True))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore the sums on the main process; the others start at zero."""
         is_main = self._accelerator.is_main_process
         self._pending = {}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from ..core.registry import Stateful
+from ..core.registry import StateDict, Stateful
 from ..core.tensor_memory import sum_of_bits
 
 
@@ -39,7 +36,7 @@ class ProcessBuffers(Stateful):
             if is_different
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Give each process its own again."""
         for name, stacked in state.items():
             self._buffers[name].copy_(stacked[self._accelerator.process_index])

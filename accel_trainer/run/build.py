@@ -17,6 +17,7 @@ from ..callbacks.evaluation_file import add_details
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.onnx import OnnxExport
 from ..callbacks.plateau import ReduceLROnPlateau
+from ..checkpoint.format import Manifest
 from ..checkpoint.frozen import digests_of
 from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer, copy_metadata
@@ -434,7 +435,7 @@ def _check_same_parts(
 # --- 6. checkpoints and callbacks ---
 
 
-def _identify(run: Run, data: RunData, fingerprint: str | None, task: Task) -> dict[str, Any]:
+def _identify(run: Run, data: RunData, fingerprint: str | None, task: Task) -> Manifest:
     """Return what manifests have of the data and the training, the same as those of a resume.
 
     **Collective.** Raises CheckpointError if the run has begun with others.
@@ -535,7 +536,7 @@ def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
 
 
 def _banner(
-    run: Run, loader: Loader, model: nn.Module, optimization: Optimization, data: Mapping[str, Any]
+    run: Run, loader: Loader, model: nn.Module, optimization: Optimization, data: Manifest
 ) -> str:
     """Return what a run prints about itself at its start, with the loader's `description`."""
     plan = loader.plan

@@ -12,6 +12,7 @@ from ..callbacks.metrics_file import without_nan
 from ..checkpoint.config import CheckpointConfig
 from ..core.batch_plan import BatchConfig
 from ..core.config import (
+    Change,
     Config,
     check_pattern,
     config_values,
@@ -166,8 +167,8 @@ def with_defaults(config: C) -> C:
     )
 
 
-def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tuple[str, Any, Any]]:
-    """Return `(dotted name, old, new)` for each setting that decides the training and was changed.
+def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[Change]:
+    """Return the changes of settings that decide the training.
 
     A setting that is not in the `stored` config had its default; a stored value for which there is
     no setting is ignored. A new key of a dict is a change from None.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..checkpoint.format import Manifest
 from ..checks.agreement import check_same_everywhere
 from ..checks.parts import check_part, check_parts
 from ..core.batch_plan import BatchConfig, BatchPlan
@@ -80,7 +81,7 @@ class RunData:
         }
         return RunData(self.train, few)
 
-    def identify(self, run: Run, fingerprint: str | None) -> dict[str, Any]:
+    def identify(self, run: Run, fingerprint: str | None) -> Manifest:
         """Return what identifies the samples of training and evaluation, for the manifest.
 
         **Collective.**

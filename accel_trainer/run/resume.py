@@ -24,6 +24,7 @@ from torch import nn
 from ..callbacks.metrics_file import MetricsFile
 from ..checkpoint.format import (
     LoadedCheckpoint,
+    Manifest,
     decode_files,
     list_checkpoints,
     read_manifest,
@@ -37,6 +38,7 @@ from ..checkpoint.loading import (
 )
 from ..checkpoint.sharded import keep_slices
 from ..checks.changes import warn_of_changes
+from ..core.config import Change
 from ..core.errors import CheckpointError, ConfigError, OutputError
 from ..core.filesystem import writes_to
 from ..core.json_files import read_json_object
@@ -52,8 +54,6 @@ from .config import RecipeConfig, RunConfig, training_changes
 
 R = TypeVar("R", bound=RecipeConfig)
 
-Change = tuple[str, Any, Any]
-"""The name of a setting, its value when the checkpoint was saved, and its value now."""
 Advise = Callable[[str, Sequence[str]], str]
 """Returns what to do about changes of some names since a run, other than to undo them."""
 
@@ -234,7 +234,7 @@ class Resume:
             )
         self.changes += [change[0] for change in changes]
 
-    def compare(self, now: Mapping[str, Any]) -> None:
+    def compare(self, now: Manifest) -> None:
         """Compare data, task and machine with `now`, which this start would store in manifests.
 
         Raises CheckpointError if the data has changed, unless that is allowed, or the task has.
@@ -378,9 +378,7 @@ def _refused(changes: Sequence[Change], allowed: Collection[str]) -> list[Change
     return [change for change in changes if change[0] not in allowed]
 
 
-def _change_of_data(
-    stored: Mapping[str, Any], now: Mapping[str, Any], changes: Sequence[str]
-) -> str | None:
+def _change_of_data(stored: Manifest, now: Manifest, changes: Sequence[str]) -> str | None:
     """Return how the data has changed, other than by one of the settings in `changes`."""
     old = stored["data_fingerprint"]
     new = now["data_fingerprint"]
@@ -391,7 +389,7 @@ def _change_of_data(
     return None if is_same_data(old, new) else f"{old[:16]} -> {new[:16]}"
 
 
-def _is_evaluated_alike(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def _is_evaluated_alike(stored: Manifest, now: Manifest) -> bool:
     """Return whether the evaluation sets of both are known to have the same samples."""
     sizes = [each.get("num_samples", [])[1:] for each in (stored, now)]
     known = now.get("eval_fingerprint")

@@ -13,8 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..core.history import read_history
+from ..core.registry import StateDict
 from ..core.train_state import BestCheckpoint, TrainState
-from ..core.types import Batch, Gradients, Loader, StepOutput, StepReport, Task
+from ..core.types import Batch, Gradients, Loader, Results, StepOutput, StepReport, Task
 from .log import Log
 
 
@@ -28,7 +29,7 @@ class RunResult:
     state: Literal["done", "stopped", "preempted"]
     stop_reason: str
     position: TrainState
-    metrics: Mapping[str, Any]
+    metrics: Results
     best: BestCheckpoint | None
     folder: Path
 
@@ -180,7 +181,7 @@ class Callback:
         Reading a tensor of `report` is a host sync.
         """
 
-    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Results) -> None:
         """Called after an evaluation; the metrics are the same on every process."""
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
@@ -215,9 +216,9 @@ class Callback:
         """
         return rate
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return what a resumed run needs: plain values and tensors. May be **Collective**."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned."""

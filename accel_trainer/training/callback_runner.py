@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import ConfigError, PartFailed, UserError
 from ..core.logger import logger
+from ..core.registry import StateDict
 from .callback import Callback, TrainerView
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class CallbackRunner:
                 checkpointer.wait()  # the checkpoint that it is writing is good
             raise
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the states by name, without empty ones. **Collective** if a callback's is.
 
         Raises ConfigError for a state that is no dict.
@@ -98,7 +99,7 @@ class CallbackRunner:
                 states[name] = state
         return states
 
-    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+    def load_state_dict(self, states: StateDict) -> None:
         """Restore the states that `state_dict` returned; callbacks without one stay unchanged."""
         for name, callback in self._callbacks.items():
             if name in states:

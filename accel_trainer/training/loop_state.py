@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accelerate.utils import recursively_apply
 from torch import Tensor
 
-from ..core.registry import Stateful
+from ..core.registry import StateDict, Stateful
 
 if TYPE_CHECKING:
     from .callback_runner import CallbackRunner
@@ -27,7 +26,7 @@ class LoopState(Stateful):
     callbacks: CallbackRunner
     log: Log
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return plain values and tensors. **Collective** if the state of a callback is."""
         return {
             **self.progress.state_dict(),
@@ -36,7 +35,7 @@ class LoopState(Stateful):
             "log": self.log.settle(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned."""
         self.progress.load_state_dict(state)
         self.nonfinite.skipped_steps = state["skipped_steps"]

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from ..core.errors import ConfigError
 from ..core.history import check_name
+from ..core.types import Results
 from ..core.wording import describe_tensor
 
 _MAX_LISTED_NUMBERS = 2**16
 
 
-def plain_values(values: Any, source: str = "compute") -> dict[str, Any]:
+def plain_values(values: Any, source: str = "compute") -> Results:
     """Return what `source` returned as plain numbers, texts, lists and dicts for JSON.
 
     Tensors are converted; one of more than 65,536 numbers stays a tensor, on the CPU.

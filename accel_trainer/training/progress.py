@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..core.errors import ConfigError
+from ..core.registry import StateDict
 from ..core.train_state import BestCheckpoint, TrainState
+from ..core.types import Results
 from ..fault_tolerance.preemption import Stop
 from .callback import RunResult
 from .config import RESTARTS_EPOCH, TrainerConfig
@@ -40,7 +42,7 @@ class Progress:
         self.monitored = next(iter(choose_monitor(config, evaluations).items()), None)
         self.position = TrainState()
         self.num_turns = Counter[str]()
-        self.metrics: Mapping[str, Any] = {}
+        self.metrics: Results = {}
         self.best: BestCheckpoint | None = None
         self.evaluated_step: int | None = None
         self.requested_stop: str | None = None
@@ -62,7 +64,7 @@ class Progress:
         """Whether the weights of this position have been evaluated."""
         return self.evaluated_step == self.position.optimizer_step
 
-    def record_evaluation(self, metrics: Mapping[str, Any], checkpoint: str) -> str | None:
+    def record_evaluation(self, metrics: Results, checkpoint: str) -> str | None:
         """Record an evaluation of the weights that `checkpoint` will hold.
 
         It becomes the best if the monitored number is better than before; NaN and inf never are:
@@ -93,7 +95,7 @@ class Progress:
             state = "preempted"
         return RunResult(state, reason, self.position, self.metrics, self.best, folder=folder)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return plain values."""
         return {
             "position": self.position._asdict(),
@@ -106,7 +108,7 @@ class Progress:
             **({"num_turns": dict(self.num_turns)} if self.num_turns else {}),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned."""
         self.position = TrainState.from_dict(state["position"])
         self.num_turns = Counter(state.get("num_turns"))

@@ -18,7 +18,7 @@ from ..core.logger import logger
 from ..core.parameters import preserved_weights, unstepped_parameters
 from ..core.registry import Pieces
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
-from ..core.types import Gradients, Loader, Position, StepBatch, StepReport
+from ..core.types import Gradients, Loader, Position, Results, StepBatch, StepReport
 from ..core.wording import describe_tensor
 from ..fault_tolerance.preemption import EvaluationStopped, StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights
@@ -330,7 +330,7 @@ class Trainer:
             turn=step_batch.turn,
         )
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self) -> Results:
         """Return the metrics of the model as `eval/...` and of its EMA as `eval_ema/...`.
 
         **Collective. Host sync.** Those of a named set are `eval_<name>/...`.
@@ -341,7 +341,7 @@ class Trainer:
         with self._activity.during("evaluation"), evaluation_weights(self.optimizers):
             return self._measure(*(name for name in self._evaluations if name != TEST))
 
-    def _measure(self, *names: str) -> dict[str, Any]:
+    def _measure(self, *names: str) -> Results:
         """Return what the evaluations `names` measure of the model, and perhaps of its average."""
         models = [each.model for each in (self._step, self._average) if each is not None]
         metrics: dict[str, Any] = {}
@@ -432,11 +432,11 @@ class Trainer:
             logger.warning("the checkpoint has %s, which this run does not have: it is lost", name)
         self._callback_runner.warn_of_lost(pieces["trainer"]["callbacks"])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Pieces:
         """Return the state of the run, as references to live tensors. **Collective. Host sync.**"""
         return self._step.strategy.gather(self._own_state())
 
-    def _own_state(self) -> dict[str, Any]:
+    def _own_state(self) -> Pieces:
         """Return this process's state, perhaps with shards. **Collective. Host sync.**"""
         if self._average is not None:
             self._average.share()

@@ -15,7 +15,7 @@ from ...core.errors import ConfigError, PartFailed
 from ...core.history import check_name, is_number
 from ...core.rng import preserved_generators, seed_evaluation
 from ...core.training_mode import evaluation_mode
-from ...core.types import START, Position
+from ...core.types import START, Position, Results
 from ...distributed.collectives import broadcast_from_main, run_on_main
 from ...fault_tolerance.preemption import StopFlag
 from ..plain_values import is_detail, plain_values
@@ -48,7 +48,7 @@ class Evaluation(Protocol):
         False: lower is better.
         """
 
-    def run(self, model: nn.Module, position: Position, stop_flag: StopFlag) -> Mapping[str, Any]:
+    def run(self, model: nn.Module, position: Position, stop_flag: StopFlag) -> Results:
         """Return numbers by name; those of the main process count. **Collective.**
 
         Values may also be None, texts, lists, dicts and tensors, which select nothing.
@@ -123,7 +123,7 @@ def check_directions(part: object, attribute: str) -> None:
         check_name(name, owner)
 
 
-def check_monitored(values: Mapping[str, Any], name: str) -> float:
+def check_monitored(values: Results, name: str) -> float:
     """Return the number that decides the best checkpoint, NaN for None.
 
     Raises EvaluationRefused if it is missing, or not a single number.
@@ -148,7 +148,7 @@ def check_monitored(values: Mapping[str, Any], name: str) -> float:
     return value
 
 
-def nonfinite_loss(numbers: Mapping[str, Any]) -> str | None:
+def nonfinite_loss(numbers: Results) -> str | None:
     """Return the name and value of a loss that is NaN or inf; None if there is no such loss."""
     for name, value in numbers.items():
         if name.endswith("/loss") and is_number(value) and not math.isfinite(value):

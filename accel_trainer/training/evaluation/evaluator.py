@@ -15,7 +15,16 @@ from ...core.batch_plan import parts_of_process
 from ...core.errors import ConfigError, PeerFailed, UserError
 from ...core.pairwise import PairwiseSum
 from ...core.rng import seed_evaluation
-from ...core.types import Batch, EvalSource, Metric, Position, StepOutput, Task, eval_step_of
+from ...core.types import (
+    Batch,
+    EvalSource,
+    Metric,
+    Position,
+    Results,
+    StepOutput,
+    Task,
+    eval_step_of,
+)
 from ...core.wording import describe_tensor
 from ...distributed.collectives import sum_pairwise
 from ...fault_tolerance.preemption import StopFlag
@@ -90,7 +99,7 @@ class Evaluator:
         model: nn.Module,
         position: Position,
         stop_flag: StopFlag,
-    ) -> dict[str, Any]:
+    ) -> Results:
         """Return the metrics of `model` over all samples; call it by `run_evaluation`.
 
         **Collective. Host sync** (one, and one for each batch if the task counts items).
@@ -274,7 +283,7 @@ class _BlockSums:
             self.current = self._tree.total()
 
 
-def compute(metric: Metric, sums: Tensor) -> dict[str, Any]:
+def compute(metric: Metric, sums: Tensor) -> Results:
     """Return what `metric` computes, as plain values. Raises EvaluationFailed."""
     try:
         return plain_values(metric.compute(sums))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import ConfigError
-from ...core.types import Batch, StepOutput, Task
+from ...core.types import Batch, Results, StepOutput, Task
 from ...core.wording import describe_tensor
 from .metrics import are_logits
 
@@ -112,7 +112,7 @@ class TorchMetric:
                 "takes in TorchMetric(arguments=...), or use WholeSetMetric",
             ) from error
 
-    def compute(self, sums: Tensor) -> dict[str, Any]:
+    def compute(self, sums: Tensor) -> Results:
         """Return what the metrics compute from the sums over all samples.
 
         Raises ConfigError if some batches were taken for probabilities, and others for logits.
@@ -211,7 +211,7 @@ class WholeSetMetric:
     8 * N * (K + T) bytes on every process.
     """
 
-    function: Callable[[Tensor, Tensor], Mapping[str, Any]]
+    function: Callable[[Tensor, Tensor], Results]
     num_outputs: int
     num_targets: int = 1
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)
@@ -255,7 +255,7 @@ class WholeSetMetric:
         rows = torch.cat([outputs.double(), targets.double(), kinds], 1)
         sums.index_add_(0, batch.sample_ids, rows)
 
-    def compute(self, sums: Tensor) -> Mapping[str, Any]:
+    def compute(self, sums: Tensor) -> Results:
         """Return what the function computes."""
         rows = sums[sums[:, -1] > 0]  # those of samples that count
         outputs, targets, kinds = rows.split([self.num_outputs, self.num_targets, 1], 1)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core.config import AT_LEAST_ONE
 from ...core.errors import ConfigError
-from ...core.types import Batch, StepOutput, Task, eval_step_of
+from ...core.types import Batch, Results, StepOutput, Task, eval_step_of
 from ...core.wording import counted, describe_tensor
 from ..step.targets import trust_labels
 
@@ -36,7 +36,7 @@ class _Mean:
         """Return sums [2]: the numbers, and how many samples or items there are."""
         return torch.zeros(2, dtype=torch.float64, device=device)
 
-    def compute(self, sums: Tensor) -> dict[str, Any]:
+    def compute(self, sums: Tensor) -> Results:
         """Return the mean. Raises ConfigError if a number of items is wrong."""
         total, num_items = sums.tolist()
         if not num_items > 0:
@@ -154,7 +154,7 @@ class ConfusionMatrix:
         cells = batch.targets.long() * self.num_classes + output.outputs.argmax(1) + 1
         sums.index_add_(0, batch.sample_ids, cells.double())
 
-    def compute(self, sums: Tensor) -> dict[str, Any]:
+    def compute(self, sums: Tensor) -> Results:
         """Return the matrix, whose rows are labels, or the pairs, and the accuracy of each class.
 
         Raises ConfigError for a label that is not a class.
