@@ -19,13 +19,15 @@ def read_hub(repository: str, revision: str) -> RawImages:
     instead = "--dataset digits, which needs no network"
     splits = load_from_hub(repository, revision=revision, instead=instead)
     named = {name: [Table(table, f"{repository} {name}")] for name, table in splits.items()}
-    train, val = train_and_val(Opened(splits=named), repository)
-    return _raw_images(train, val or [])
+    data = Opened(splits=named)
+    train, val = train_and_val(data, repository)
+    return _raw_images(data, train, val or [])
 
 
 def read_parquet(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
     """Read the parquet files of both splits, in the order of the lists."""
-    return _raw_images(*([_table(path) for path in files] for files in (train, test)))
+    splits = {name: [*map(_table, files)] for name, files in (("train", train), ("test", test))}
+    return _raw_images(Opened(splits=splits), *splits.values())
 
 
 def _table(path: Path) -> Table:
@@ -41,9 +43,9 @@ def _table(path: Path) -> Table:
         raise unreadable(path, error) from error
 
 
-def _raw_images(train: Split, test: Split) -> RawImages:
+def _raw_images(data: Opened, train: Split, test: Split) -> RawImages:
     """Return the images and labels of the training and the test split."""
-    columns = read_columns([train, test], image_column=None, label_column=None, root=None)
+    columns = read_columns(data, [train, test])
     if len(columns.splits[0]):
         refuse_untrained(columns.splits, columns.class_names)
     return decode_on_demand(*columns.splits, class_names=columns.class_names)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain
@@ -20,14 +21,14 @@ from .cifar_binary import find_binary, read_binary, refuse_pickles
 from .digits import read_digits
 from .label_columns import find_image_column, find_label_column
 from .layouts import TRAIN_NAMES, VAL_NAMES, files_of_splits, train_and_val_in
-from .links import notes_on_links, refuse_two_classes
+from .links import refuse_two_classes
 from .listing import describe_left_out, subfolders
 from .notes import facts_about, warnings_about
 from .parquet_files import types_of
 from .photo_columns import read_columns
 from .photo_files import open_class_folders
 from .photo_folders import list_splits
-from .photos import notes_on_missing_classes, refuse_untrained
+from .photos import notes_on_pair
 from .raw import ImageSource
 from .stamps import hash_of_stamps
 from .tables import unread_data
@@ -128,25 +129,21 @@ def _class_folders(root: Path) -> ImageSource | None:
     if names.isdisjoint(TRAIN_NAMES) or names.isdisjoint(VAL_NAMES):
         return None
     found = list_splits(root)
-    for table in (path for listing in found.splits.values() for path in listing.metadata):
+    for table in found.metadata:
         fact = f"{table} describes the images, but this recipe takes the classes from the folders"
         raise DataError("DATA_METADATA", f"{fact}: use recipes/images.py, or remove the file")
-    data = open_class_folders(found, str(root))
+    data = replace(open_class_folders(found, str(root)), root=root)
     if len(data.splits) < 2:
         return None
     splits = list(data.splits.values())
-    columns = read_columns(splits, image_column=None, label_column=None, root=root)
+    columns = read_columns(data, splits)
     refuse_two_classes(columns)
-    refuse_untrained(columns.splits, columns.class_names)
+    notes = notes_on_pair(columns)
     return ImageSource(
         name=_name(root),
-        key=f"stat:{hash_of_stamps(chain(*(each.photos for each in found.splits.values())))}",
+        key=f"stat:{hash_of_stamps(found.photos)}",
         read=partial(decode_on_demand, *columns.splits, class_names=columns.class_names),
-        notes=(
-            *warnings_about(data, columns),
-            *notes_on_links(columns),
-            *notes_on_missing_classes(columns.splits, columns.class_names),
-        ),
+        notes=(*warnings_about(data, columns), *notes),
         facts=facts_about(data, columns, used=splits),
     )
 

@@ -143,8 +143,3 @@ def _split_role(name: str) -> tuple[str, tuple[str, ...]] | None:
     splits = [word for word in words if word in SPLIT_NAMES]
     others = tuple(word for word in words if word not in splits and word not in _FILLERS)
     return (splits[0], others) if len(splits) == 1 else None
-
-
-def find_table(files: Sequence[str]) -> str | None:
-    """Return the first file that may list labels, such as `labels.csv`; None: there is none."""
-    return next((path for path in files if os.path.splitext(path)[1].lower() in TABLES), None)

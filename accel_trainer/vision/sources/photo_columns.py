@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ...core.errors import DataError, reason_of
 from ..data.photo_decode import read_photo
-from .label_columns import find_image_column, find_label_column
+from .label_columns import FOLDER, find_image_column, find_label_column
 from .labels import read_labels
-from .raw import PhotoSplit, Split
+from .raw import Opened, PhotoSplit, Split
 
 CHECKSUM = "image_sha256"
 """The column that `accel-trainer pack` adds: the hash of each photo's bytes, which is compared
@@ -152,14 +152,14 @@ class Columns(NamedTuple):
 
 
 def read_columns(
+    data: Opened,
     splits: Sequence[Split],
     *,
-    image_column: str | None,
-    label_column: str | None,
-    root: Path | None,
+    image_column: str | None = None,
+    label_column: str | None = None,
     multi_label: bool = False,
 ) -> Columns:
-    """Return the images and labels of `splits`; the columns are found unless they are given.
+    """Return the images and labels of `splits` of `data`; columns are found unless they are given.
 
     Raises:
         ConfigError: a column does not exist.
@@ -168,9 +168,11 @@ def read_columns(
     features = splits[0][0].dataset.features
     name = splits[0][0].name
     image_column = find_image_column(features, image_column, name)
+    if label_column == FOLDER and not data.has_columns:
+        label_column = None  # the only one has their names
     label_column = find_label_column(features, label_column, name, multi_label=multi_label)
     class_names, labels = read_labels(splits, label_column, multi_label=multi_label)
-    images = [ImageColumn(split, image_column, root=root) for split in splits]
+    images = [ImageColumn(split, image_column, root=data.root) for split in splits]
     photos = [
         PhotoSplit(labels=each, encoded_at=column.encoded_at, name_of=column.name_of)
         for each, column in zip(labels, images, strict=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from .metadata import read_metadata
 from .photo_folders import (
     SplitFolders,
     describe_shared_classes,
-    everything_left_out,
     find_classes,
     list_splits,
     read_class_folders,
@@ -48,10 +48,11 @@ def open_dataset(
         raise ConfigError("PACKAGE", "photos need datasets: pip install 'accel-trainer[vision]'")
     path = expand_home(Path(source))
     cache = expand_home(cache_dir) / "datasets" if cache_dir else None
+    root = path.absolute()
     if path.is_dir():
-        return _open_folder(path.absolute(), str(source), cache, label_column)
+        return replace(_open_folder(root, str(source), cache, label_column), root=root)
     if path.suffix in READERS and path.is_file():
-        return read_table(path.absolute(), str(source), cache)
+        return read_table(root, str(source), cache)
     if path.exists():
         raise DataError(
             "DATA_NOT_A_FOLDER",
@@ -68,11 +69,6 @@ def open_dataset(
             "OWNER/NAME on the hub",
         )
     return opened(load_from_hub(str(source)), str(source))
-
-
-def are_folders(data: Opened, label_column: str | None) -> bool:
-    """Return whether the names of folders are the classes, and `label_column` asks for it."""
-    return label_column == FOLDER and not data.has_columns
 
 
 def is_hub_name(source: str) -> bool:
@@ -117,7 +113,7 @@ def _open_folder(root: Path, name: str, cache_dir: Path | None, label_column: st
     if label_column == FOLDER:
         return open_class_folders(list_splits(root, described_by=()), name)
     found = list_splits(root)
-    if any(listing.metadata for listing in found.splits.values()):
+    if found.metadata:
         return _open_metadata(found, name, label_column)
     return open_class_folders(found, name)
 
@@ -126,7 +122,7 @@ def open_class_folders(found: SplitFolders, name: str) -> Opened:
     """Return photos whose classes are the names of their folders."""
     return Opened(
         splits=read_class_folders(found, find_classes(found), name),
-        left_out=everything_left_out(found),
+        left_out=[*found.left_out, *found.beside],
         facts=describe_shared_classes(found),
         has_columns=False,
     )

@@ -20,7 +20,7 @@ from .class_names import check_class_names, numbers_in
 from .layouts import (
     EXPECTED,
     SPLIT_NAMES,
-    find_table,
+    TABLES,
     refuse_inner_splits,
     refuse_other_layouts,
     train_and_val_in,
@@ -50,6 +50,21 @@ class SplitFolders:
     splits: Mapping[str, Listing]
     beside: tuple[LeftOut, ...] = ()
 
+    @property
+    def photos(self) -> list[str]:
+        """The photos of all splits."""
+        return [path for listing in self.splits.values() for path in listing.photos]
+
+    @property
+    def metadata(self) -> list[Path]:
+        """The files that describe photos, of all splits."""
+        return [path for listing in self.splits.values() for path in listing.metadata]
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """What is left out of the splits."""
+        return [each for listing in self.splits.values() for each in listing.left_out]
+
 
 def list_splits(root: Path, *, described_by: Sequence[str] = METADATA) -> SplitFolders:
     """Return the photos of each split, and everything that is left out.
@@ -63,12 +78,14 @@ def list_splits(root: Path, *, described_by: Sequence[str] = METADATA) -> SplitF
     splits = {
         name: list_photos(folder, described_by=described_by) for name, folder in folders.items()
     }
-    if not any(listing.photos or listing.metadata for listing in splits.values()):
-        others = [path for listing in splits.values() for path in _other_files(listing)]
-        kinds = sorted({os.path.splitext(path)[1].lower() or path for path in others})
-        found = f"only {', '.join(kinds[:5])} files" if kinds else "which has no files"
-        raise DataError("DATA_NOT_RECOGNISED", f"no photos in {root}, {found}: expected {EXPECTED}")
-    return SplitFolders(root=root, splits=splits, beside=tuple(_beside(root, folders)))
+    found = SplitFolders(root=root, splits=splits, beside=tuple(_beside(root, folders)))
+    if not (found.photos or found.metadata):
+        others = [os.path.basename(each.path) for each in found.left_out]
+        names = [name for name in others if not is_litter(name)]
+        kinds = sorted({os.path.splitext(name)[1].lower() or name for name in names})
+        what = f"only {', '.join(kinds[:5])} files" if kinds else "which has no files"
+        raise DataError("DATA_NOT_RECOGNISED", f"no photos in {root}, {what}: expected {EXPECTED}")
+    return found
 
 
 def find_classes(found: SplitFolders) -> tuple[str, ...]:
@@ -77,7 +94,7 @@ def find_classes(found: SplitFolders) -> tuple[str, ...]:
     Raises DataError if the folders cannot be classes, or if nothing is read of one of them.
     """
     root = found.root
-    paths = [path for listing in found.splits.values() for path in listing.photos]
+    paths = found.photos
     for path in paths:
         if not path.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path):
             raise DataError("DATA_NAME", f"the name of {path!a} is not UTF-8: rename it")
@@ -149,12 +166,6 @@ def describe_shared_classes(found: SplitFolders) -> list[str]:
     ]
 
 
-def everything_left_out(found: SplitFolders) -> list[LeftOut]:
-    """Return what is left out of all splits, and what lies beside them."""
-    in_splits = [each for listing in found.splits.values() for each in listing.left_out]
-    return [*in_splits, *found.beside]
-
-
 def _split_folders(root: Path, described_by: Sequence[str]) -> dict[str, Path]:
     if is_described(root, by=described_by):
         return {"train": root}
@@ -199,12 +210,6 @@ def _beside(root: Path, folders: Mapping[str, Path]) -> list[LeftOut]:
     return left_out
 
 
-def _other_files(listing: Listing) -> list[str]:
-    """Return the names of the files that are no photos, without litter."""
-    paths = [*map(str, listing.metadata), *(each.path for each in listing.left_out)]
-    return [name for name in map(os.path.basename, paths) if not is_litter(name)]
-
-
 def _refuse_unread_classes(listing: Listing) -> None:
     """Raise DataError if there are files, and no photo, where a class folder is expected."""
     if not listing.photos:
@@ -236,8 +241,8 @@ def _refuse_single_class(found: SplitFolders, folder: str, num_photos: int) -> N
     """Raise DataError for photos in one folder, where there is nothing to tell apart."""
     kind = "no class folder" if folder == "." else f"the same class folder ({folder})"
     fact = f"all {num_photos} photos of {found.root} are in {kind}"
-    files = [each.path for listing in found.splits.values() for each in listing.left_out]
-    table = find_table([*files, *(each.path for each in found.beside)])
+    files = (each.path for each in [*found.left_out, *found.beside])
+    table = next((path for path in files if os.path.splitext(path)[1].lower() in TABLES), None)
     if table is None:
         fix = "make a folder per class, or add metadata.csv with columns file_name and label"
         raise DataError("DATA_NO_CLASSES", f"{fact}: {fix}")
@@ -247,8 +252,7 @@ def _refuse_single_class(found: SplitFolders, folder: str, num_photos: int) -> N
 
 def _refuse_archives(found: SplitFolders) -> None:
     """Raise DataError if a zip among the photos holds photos, because it would not be read."""
-    left_out = [each.path for listing in found.splits.values() for each in listing.left_out]
-    for path in left_out:
+    for path in (each.path for each in found.left_out):
         if not (path.lower().endswith(".zip") and os.path.isfile(path)):
             continue
         try:

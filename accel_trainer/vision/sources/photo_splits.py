@@ -12,12 +12,11 @@ from pathlib import Path
 
 from ...core.errors import DataError
 from ...core.logger import logger
-from ...core.run_dir import expand_home
 from .held_out import train_and_val
 from .links import refuse_two_classes
 from .notes import facts_about, warnings_about
 from .photo_columns import ImageColumn, read_columns
-from .photo_files import are_folders, open_dataset
+from .photo_files import open_dataset
 from .photos import fingerprint_photos
 from .raw import PhotoSplit
 
@@ -66,12 +65,7 @@ def load_splits(
         name: split for name, split in data.splits.items() if any(split is each for each in of_run)
     }
     chosen = needed | dict(data.splits)
-    read = partial(
-        read_columns,
-        image_column=image_column,
-        label_column=None if are_folders(data, label_column) else label_column,
-        root=expand_home(Path(source)).absolute(),
-    )
+    read = partial(read_columns, data, image_column=image_column, label_column=label_column)
     try:
         columns = read(list(chosen.values()))
     except DataError as error:

@@ -17,7 +17,6 @@ from torch import nn
 
 from ...core.config import Config, short_flag
 from ...core.errors import ConfigError, DataError, shortened
-from ...core.run_dir import expand_home
 from ...data.fingerprint import SAMPLED
 from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
@@ -26,8 +25,8 @@ from ..models.timm_nets import input_settings
 from .held_out import may_be_held_out, set_aside, train_and_val
 from .links import notes_on_links, refuse_two_classes
 from .notes import facts_about, warnings_about
-from .photo_columns import read_columns
-from .photo_files import are_folders, open_dataset
+from .photo_columns import Columns, read_columns
+from .photo_files import open_dataset
 from .raw import PhotoSplit
 from .tables import opened
 
@@ -110,11 +109,11 @@ def load_photos(
         DataError: there are no photos, no labels, or no validation split.
     """
     _check_fraction(val_fraction)
-    is_path = isinstance(source, str | Path)
-    name = str(source) if is_path else "the dataset"
-    if is_path:
+    if isinstance(source, str | Path):
+        name = str(source)
         data = open_dataset(source, cache_dir=cache_dir, label_column=label_column)
     else:
+        name = "the dataset"
         data = opened(source, name)
     train, val = train_and_val(data, name)
     beside = list(may_be_held_out(data, train)) if val is None else []
@@ -128,10 +127,10 @@ def load_photos(
         raise ConfigError("VAL_FRACTION", f"{fact}: leave it out")
     used = [train] if val is None else [train, val]
     columns = read_columns(
+        data,
         used,
         image_column=image_column,
-        label_column=None if are_folders(data, label_column) else label_column,
-        root=expand_home(Path(source)).absolute() if is_path else None,
+        label_column=label_column,
         multi_label=multi_label,
     )
     refuse_two_classes(columns)
@@ -144,8 +143,7 @@ def load_photos(
         notes += notes_on_missing_classes([*splits.values()], class_names, fix)
     else:
         splits = _by_kind(columns.splits)
-        refuse_untrained(columns.splits, class_names)
-        notes = [*notes_on_links(columns), *notes_on_missing_classes(columns.splits, class_names)]
+        notes = notes_on_pair(columns)
     for kind, split in splits.items():
         if not len(split):
             raise DataError(
@@ -172,6 +170,16 @@ def _check_fraction(val_fraction: float) -> None:
 
 def _by_kind(splits: Sequence[PhotoSplit]) -> dict[str, PhotoSplit]:
     return dict(zip(("training", "validation"), splits, strict=True))
+
+
+def notes_on_pair(columns: Columns) -> list[str]:
+    """Return lines about what the validation photos share with the training photos, and lack.
+
+    Raises DataError if one is of a class that no training photo has.
+    """
+    refuse_untrained(columns.splits, columns.class_names)
+    missing = notes_on_missing_classes(columns.splits, columns.class_names)
+    return [*notes_on_links(columns), *missing]
 
 
 def notes_on_missing_classes(

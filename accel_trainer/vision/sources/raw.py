@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -37,13 +38,14 @@ class Opened:
     """The splits of a source by name, and what is left out of it.
 
     `facts` are lines that a run prints. `has_columns` is false if the labels are the names of
-    folders.
+    folders, and `root` is the folder of a source on this machine.
     """
 
     splits: Mapping[str, Split]
     left_out: Sequence[LeftOut] = ()
     facts: Sequence[str] = ()
     has_columns: bool = True
+    root: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
