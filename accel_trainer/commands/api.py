@@ -14,6 +14,7 @@ from ..cli.common.output import (
     say_unless,
     show,
     tell,
+    tell_json,
 )
 from ..cli.common.parser import CommandParser, at_least
 from ..cli.common.processes import (
@@ -126,6 +127,7 @@ __all__ = [
     "show",
     "stops_noted",
     "tell",
+    "tell_json",
     "train_at_once",
     "train_recipe",
     "uses_cpu",

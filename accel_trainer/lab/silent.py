@@ -1,17 +1,13 @@
-"""What a recipe says while a command trains it, and how it fails."""
+"""Trains a recipe without showing what it says, unless it fails."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from tempfile import TemporaryFile
-from typing import IO, Any, TypeVar
 
 from accel_trainer import ExitCode, OutputError
-from accel_trainer.commands import tell
-
-T = TypeVar("T")
+from accel_trainer.commands import Start, tell, train_recipe
 
 
 class RecipeError(OutputError):
@@ -23,24 +19,29 @@ class RecipeError(OutputError):
             self.exit_code = ExitCode(ended_with)
 
 
-@contextmanager
-def told_if_it_fails() -> Iterator[IO[Any]]:
-    """Yield a file for what a recipe says; an OutputError in the block prints it on stderr."""
+def train_silently(
+    start: Start,
+    command: str,
+    what: str,
+    *,
+    may_end: Collection[int],
+    received: list[int] | None = None,
+) -> None:
+    """Train as `start` says; `received` is that of `train_recipe`.
+
+    Raises RecipeError with the name of the `command` unless it ends with a code that it `may_end`
+    with; what the recipe said is then printed on stderr. `what` is trained, in words.
+    """
+    code, said = caught(start, received)
+    if code not in may_end:
+        tell(said, file=sys.stderr)
+        fact = f"{what} ended with exit code {code}"
+        raise RecipeError(command, f"{fact}: see its error above", code)
+
+
+def caught(start: Start, received: list[int] | None = None) -> tuple[int, str]:
+    """Train as `start` says; return the exit code, and what the recipe said on stderr."""
     with TemporaryFile() as errors:
-        try:
-            yield errors
-        except OutputError:
-            tell(read_said(errors), file=sys.stderr)
-            raise
-
-
-def caught(train: Callable[[IO[Any]], T]) -> tuple[T, str]:
-    """Return what `train` returns, and what the recipe that it started has printed."""
-    with TemporaryFile() as errors:
-        return train(errors), read_said(errors)
-
-
-def read_said(errors: IO[Any]) -> str:
-    """Return what was written to the file."""
-    errors.seek(0)
-    return str(errors.read().decode(errors="replace").rstrip())
+        code = train_recipe(start, errors=errors, received=received)
+        errors.seek(0)
+        return code, errors.read().decode(errors="replace").rstrip()

@@ -35,6 +35,7 @@ from accel_trainer.commands import (
     checkpoints_in,
     counted,
     format_duration,
+    say_unless,
     scratch_folder,
     stops_noted,
     tell,
@@ -139,11 +140,7 @@ def _folder(kept: Path | None) -> Iterator[Path]:
 
 def _campaign(recipe: Recipe, plan: Plan | None, options: Namespace) -> int:
     """Run the whole campaign, print its results, and return the exit code."""
-
-    def say(text: str) -> None:
-        if not options.json:
-            tell(text, flush=True)
-
+    say = say_unless(options.json)
     say(_announcement(recipe, plan, options.runs))
     undisturbed = run_undisturbed(recipe)
     said = said_by(undisturbed.reference)

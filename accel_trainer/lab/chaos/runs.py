@@ -24,7 +24,7 @@ from accel_trainer.commands import (
 )
 
 from .faults import Fault, Plan
-from .start import Attempt, Recipe, begin
+from .start import Attempt, Place, Recipe, begin
 
 _POLL_S = 0.2
 _LIMIT_S = 600.0  # of a start
@@ -38,29 +38,18 @@ _EXPECTED = {
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How a run with a plan of faults ended; its folder has `run/`, `notes/` and logs.
+class Ending(Place):
+    """How a run with a plan of faults ended.
 
     `problem` is what went wrong before the run was done, `refused` why it does not allow what a
     fault changes: None if nothing. `reached` are the faults that came.
     """
 
     plan: Plan
-    folder: Path
     problem: str | None = None
     refused: str | None = None
     reached: Plan = ()
     codes: tuple[int | None, ...] = ()
-
-    @property
-    def run(self) -> Path:
-        """The folder of the run."""
-        return self.folder / "run"
-
-    @property
-    def notes(self) -> Path:
-        """The folder of what a run keeps that no checkpoint holds."""
-        return self.folder / "notes"
 
 
 Starts = Generator[Attempt, int | None, Ending]
@@ -79,7 +68,7 @@ class _Life:
 
 def survive(first: Attempt, plan: Plan) -> Starts:
     """Start a run again and again, with a fault of the plan each time, until it is done."""
-    ending = Ending(plan, first.folder)
+    ending = Ending(first.folder, plan)
     start = first
     for number, fault in enumerate((*plan, None)):
         code = yield replace(start, fault=fault)

@@ -40,23 +40,14 @@ class Recipe:
 
     def first(self, name: str) -> Attempt:
         """Return the first start of a run in the folder `name`."""
-        return Attempt(self, self.folder / name, self.num_processes)
+        return Attempt(self.folder / name, self, self.num_processes)
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """A start of `recipe` in `folder`, which gets `run/` and `notes/`.
+class Place:
+    """The folder of a run and its starts, which has `run/`, `notes/` and logs."""
 
-    None: `num_workers` are those of the config, and no `fault` comes.
-    """
-
-    recipe: Recipe
     folder: Path
-    num_processes: int
-    num_workers: int | None = None
-    fault: Fault | None = None
-    is_in_new_python: bool = False
-    """In an interpreter that has imported nothing yet; otherwise, perhaps forked."""
 
     @property
     def run(self) -> Path:
@@ -67,6 +58,21 @@ class Attempt:
     def notes(self) -> Path:
         """The folder of what a run keeps that no checkpoint holds."""
         return self.folder / "notes"
+
+
+@dataclass(frozen=True)
+class Attempt(Place):
+    """A start of `recipe` there.
+
+    None: `num_workers` are those of the config, and no `fault` comes.
+    """
+
+    recipe: Recipe
+    num_processes: int
+    num_workers: int | None = None
+    fault: Fault | None = None
+    is_in_new_python: bool = False
+    """In an interpreter that has imported nothing yet; otherwise, perhaps forked."""
 
     def start(self) -> Start:
         """Return the start of a few steps; all that decides what is learned stays."""

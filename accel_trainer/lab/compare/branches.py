@@ -18,16 +18,16 @@ from accel_trainer.commands import (
     complete_by_step,
     prepare_directory,
     read_run,
-    train_recipe,
 )
 
 from ..environment import environment_here
-from ..silent import RecipeError, told_if_it_fails
+from ..replay.replay import OWN_WEIGHTS
+from ..silent import train_silently
 from .question import Arm, At, Question, key_of
 
+ENDED = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.DIVERGED)
+"""How a run of a comparison may end: one that has diverged loses."""
 _OWN_FLAGS = ("--quiet", "--trainer.max-time-s", "None")
-# A branch has the weights of its checkpoint, also those that the run was initialised from.
-_NO_WEIGHTS = ("--init-from", "None", "--init-skip", "None")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Branches:
         checkpoint = self._checkpoint(seed)
         assert checkpoint is not None  # it was trained before
         change = ["--allow-change", *allowed] if allowed else []
-        return ["--resume", str(checkpoint), *_NO_WEIGHTS, *change]
+        return ["--resume", str(checkpoint), *OWN_WEIGHTS, *change]
 
     def _checkpoint(self, seed: int) -> Path | None:
         found = complete_by_step(self.beginning(seed)).get(self.step)
@@ -108,11 +108,7 @@ class Branches:
             flags=[*flags, "--output-dir", str(folder), *_OWN_FLAGS],
             num_processes=self.question.num_processes,
         )
-        with told_if_it_fails() as errors:
-            code = train_recipe(start, errors=errors, received=received)
-            if code not in (ExitCode.DONE, ExitCode.DIVERGED, ExitCode.PREEMPTED):
-                fact = f"training {folder} ended with exit code {code}"
-                raise RecipeError("COMPARE", f"{fact}: see its error above", code)
+        train_silently(start, "COMPARE", f"training {folder}", may_end=ENDED, received=received)
 
 
 def folder_of_branches(parent: Path, question: Question, at: At | None) -> Path:

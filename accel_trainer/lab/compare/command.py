@@ -11,7 +11,6 @@ The exit code is 0 if B is better, 10 if it is worse, and 11 if it is undecided.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from argparse import Namespace
@@ -26,6 +25,7 @@ from accel_trainer.commands import (
     run_lock,
     say_unless,
     tell,
+    tell_json,
 )
 
 from .question import At, Question
@@ -99,5 +99,5 @@ def _answer(question: Question, options: Namespace, output_dir: Path) -> int:
     for line in lines_of(found):
         say(line)
     if options.json:
-        tell(json.dumps(json_of(found)))
+        tell_json(json_of(found))
     return _CODES[found.paired.verdict]

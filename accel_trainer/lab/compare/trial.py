@@ -6,24 +6,23 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import IO, Any
+from typing import Any
 
-from accel_trainer import ConfigError, ExitCode
+from accel_trainer import ConfigError
 from accel_trainer.commands import (
     Start,
     complete_by_step,
     scratch_folder,
-    train_recipe,
 )
 
-from ..replay.replay import STOP
-from ..silent import RecipeError, caught, told_if_it_fails
+from ..replay.replay import OWN_WEIGHTS, STOP
+from ..silent import caught, train_silently
+from .branches import ENDED
 from .question import Question
 
 _OF_THE_DATA = ("data_fingerprint", "num_samples", "global_batch_size")
 _CODE = re.compile(r"^accel_trainer: error\[\w+\]: ")
 _MOST_LETTERS = 160
-_ENDED = (ExitCode.DONE, ExitCode.PREEMPTED, ExitCode.DIVERGED)
 
 
 def why_not_shared(question: Question, *, may_share: bool) -> str | None:
@@ -41,7 +40,7 @@ def why_not_shared(question: Question, *, may_share: bool) -> str | None:
             reason = f"{', '.join(names)} decides the initial weights"
         elif may_share:
             branch = ["--resume", str(first), "--allow-change", *question.may_change]
-            flags = [*question.b.flags, "--init-from", "None", "--init-skip", "None", *branch]
+            flags = [*question.b.flags, *OWN_WEIGHTS, *branch]
             reason = _refusal(question, flags, second)
         if reason is not None or not may_share:
             second = folder / "b-alone"
@@ -52,32 +51,26 @@ def why_not_shared(question: Question, *, may_share: bool) -> str | None:
 
 def _require(question: Question, flags: Sequence[str], folder: Path) -> None:
     """Train the first step. Raises OutputError if the recipe fails."""
-    with told_if_it_fails() as errors:
-        code = _train(question, flags, folder, until=1, errors=errors)
-        if code not in _ENDED:
-            command = " ".join([str(question.recipe), *flags])
-            raise RecipeError("COMPARE", f"{command} fails: see its error above", code)
+    command = " ".join([str(question.recipe), *flags])
+    train_silently(_start(question, flags, folder, until=1), "COMPARE", command, may_end=ENDED)
 
 
 def _refusal(question: Question, flags: Sequence[str], folder: Path) -> str | None:
     """Train up to step 2, and return the last line of a recipe that fails; None: it does not."""
-    code, said = caught(lambda errors: _train(question, flags, folder, until=2, errors=errors))
-    if code in _ENDED:
+    code, said = caught(_start(question, flags, folder, until=2))
+    if code in ENDED:
         return None
     line = said.rpartition("\n")[2] or f"it ended with exit code {code}"
     return shorten(_CODE.sub("", line), _MOST_LETTERS, placeholder=" ...")
 
 
-def _train(
-    question: Question, flags: Sequence[str], folder: Path, *, until: int, errors: IO[Any]
-) -> int:
-    start = Start(
+def _start(question: Question, flags: Sequence[str], folder: Path, *, until: int) -> Start:
+    return Start(
         recipe=str(question.recipe),
         flags=[*flags, "--output-dir", str(folder), "--max-steps", str(until), "--quiet"],
         num_processes=question.num_processes,
         callbacks=STOP,
     )
-    return train_recipe(start, errors=errors)
 
 
 def _check_same_data(first: Path, second: Path) -> None:

@@ -12,7 +12,6 @@ followed by the command that draws them in one chart.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from accel_trainer.commands import (
     reading,
     say_unless,
     tell,
+    tell_json,
 )
 
 from ..replay.replay import Replay, note_changes
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         _train(trunk, endings, options.recipe, say_unless(options.json))
         rows = [_row(each) for each in endings_of(trunk)]
     if options.json:
-        tell(json.dumps(rows))
+        tell_json(rows)
     elif rows:
         tell(_table(rows))
         folder = shlex.quote(str(trunk.folder))

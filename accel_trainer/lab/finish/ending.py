@@ -25,7 +25,7 @@ from accel_trainer.commands import (
 
 from ..replay.at import check_step, copy_checkpoint, made
 from ..replay.proof import Proof, compare
-from ..replay.replay import STOP, Replay
+from ..replay.replay import OWN_WEIGHTS, STOP, Replay
 from ..silent import RecipeError
 
 _NAME = re.compile(r"-finish-(?P<at>\d+)-(?P<end>\d+)")
@@ -40,8 +40,7 @@ _FLAGS = (
     *("--epochs", "None"),
     *("--max-steps", "None"),
     *("--trainer.max-time-s", "None"),
-    *("--init-from", "None"),  # the checkpoint has the weights
-    *("--init-skip", "None"),
+    *OWN_WEIGHTS,
 )
 
 
@@ -122,7 +121,7 @@ class Ending:
             if kept is not None:
                 copy_checkpoint(self.trunk, kept, folder)
                 return None
-            again = replay.train_silently(folder, until=self.at, after=self.at - 1, callbacks=STOP)
+            again = replay.train(folder, until=self.at, after=self.at - 1, callbacks=STOP)
             proof = again.proof()
             if proof.first_difference is not None:
                 fact = f"the steps up to {self.at} could not be repeated: {proof}"

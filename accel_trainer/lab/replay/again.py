@@ -40,7 +40,7 @@ class Again:
             OutputError: the recipe failed, or something ended it before the stretch did.
         """
         own: Callbacks = {str(path): {} for path in self.callbacks}
-        trained = self.replay.with_flags([*_FLAGS, *self._interval_flags()]).train_silently(
+        trained = self.replay.with_flags([*_FLAGS, *self._interval_flags()]).train(
             folder,
             until=stretch.until,
             after=latest_start(self.replay, stretch),

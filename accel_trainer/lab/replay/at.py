@@ -27,6 +27,7 @@ from accel_trainer.commands import (
     say,
     scratch_folder,
     tell,
+    tell_json,
     writes_to,
 )
 
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         _announce(replay, options.step, options.to, is_quiet=options.json)
         with made(options.to) as folder:
             step = options.step
-            trained = replay.train_silently(folder, until=step, after=step - 1, callbacks=STOP)
+            trained = replay.train(folder, until=step, after=step - 1, callbacks=STOP)
             proof = trained.proof()
             _rename_in_config(folder, Path(os.path.realpath(options.to)))
         facts = {"copied": False, **vars(proof)}
@@ -175,7 +176,7 @@ def _rename_in_config(run: Path, folder: Path) -> None:
 
 def _tell(report: Mapping[str, Any], proof: Proof | None, *, as_json: bool) -> None:
     if as_json:
-        tell(json.dumps(report))
+        tell_json(report)
         return
     if proof is None:
         tell(f"the run still has it: {report['from']} is copied (--again trains it again)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +19,13 @@ from accel_trainer.commands import (
     reading,
     say_unless,
     shortened,
-    tell,
+    tell_json,
 )
 
-from ..rows import as_in_rows
 from .again import interval_of
 from .at import check_step
 from .condition import parse_condition
-from .first_step import FirstStep, Numbers, find_first_step, numbers_by_step
+from .first_step import FirstStep, find_first_step, numbers_by_step
 from .first_step import tell as tell_numbers
 from .proof import Proof
 from .replay import Replay, replay_folder
@@ -58,14 +56,14 @@ def main(argv: Sequence[str]) -> int:
         found = _find(replay, options, folder, say)
         if found is None:
             if options.json:
-                tell(json.dumps({"where": options.where, "step": None}))
+                tell_json({"where": options.where, "step": None})
             return _NOWHERE
         samples, proof = samples_of(replay, found.step, folder / "samples", until=found.row)
         proof = found.proof + proof
         say(_tell_samples(samples))
         say(str(proof))
     if options.json:
-        tell(json.dumps(_as_json(options.where, found, samples, proof)))
+        tell_json(_as_json(options.where, found, samples, proof))
     return _DIFFERENT if proof.first_difference else 0
 
 
@@ -155,17 +153,13 @@ def _tell_samples(samples: Sequence[Sample]) -> str:
 def _as_json(
     where: str, found: FirstStep, samples: Sequence[Sample], proof: Proof
 ) -> dict[str, Any]:
-    """Return the answer as JSON values; NaN and inf are texts, as in rows."""
+    """Return the answer as JSON values."""
     return {
         "where": where,
         "step": found.step,
         "row": found.row,
-        "values": _as_in_rows(found.values),
-        "later": {step: _as_in_rows(values) for step, values in found.later.items()},
+        "values": found.values,
+        "later": found.later,
         "proof": vars(proof),
         "samples": samples,
     }
-
-
-def _as_in_rows(numbers: Numbers) -> dict[str, float | str]:
-    return {name: as_in_rows(value) for name, value in numbers.items()}

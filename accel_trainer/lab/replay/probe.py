@@ -20,6 +20,7 @@ from accel_trainer.commands import (
     say_unless,
     show,
     tell,
+    tell_json,
     writes_to,
 )
 
@@ -76,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         )
     if options.json:
         facts = {"file": str(path), "num_rows": len(rows), "names": names}
-        tell(json.dumps({**facts, "num_steps": found.num_steps, "proof": vars(found.proof)}))
+        tell_json({**facts, "num_steps": found.num_steps, "proof": vars(found.proof)})
     else:
         tell(format_table(*_summary(names, rows)))
         show(str(found.proof))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from accel_trainer import ExitCode, OutputError
 from accel_trainer.commands import (
@@ -21,15 +21,17 @@ from accel_trainer.commands import (
     recorded_starts,
     scratch_folder,
     tell,
-    train_recipe,
 )
 
 from ..environment import device_here, kernels_here, versions_here
-from ..silent import RecipeError, told_if_it_fails
+from ..silent import train_silently
 from . import step_digests, stop
 from .proof import Proof, compare
 
 _CALLBACKS = "ACCEL_TRAINER_CALLBACKS"
+_ENDED = (ExitCode.DONE, ExitCode.PREEMPTED)
+OWN_WEIGHTS = ("--init-from", "None", "--init-skip", "None")
+"""For a start from a checkpoint: it has the weights, also those the run was initialised from."""
 
 Callbacks = Mapping[str, Mapping[str, Any]]
 """Files of callbacks with their arguments, as a `Start` has them."""
@@ -109,14 +111,14 @@ class Replay:
         until: int,
         after: int,
         callbacks: Callbacks,
-        errors: IO[Any] | None = None,
         received: list[int] | None = None,
     ) -> Trained:
         """Train in the new `folder` up to step `until`.
 
         It begins at the newest checkpoint at or before step `after`, or at the start of the run.
-        The `Start` gets the `callbacks`, and stderr goes to `errors`. Threads that train at the
-        same time share a list of signals, and each passes it as `received`.
+        The `Start` gets the `callbacks`. What the recipe says is printed only if it fails: the
+        warnings of a replay are those that the run has given. Threads that train at the same time
+        share a list of signals, and each passes it as `received`.
 
         Raises:
             RecipeError: the recipe failed; it has said why.
@@ -129,34 +131,9 @@ class Replay:
             variables={**self.start.variables, _CALLBACKS: ""},  # not those of the user
             callbacks=callbacks,
         )
-        code = train_recipe(start, errors=errors, received=received)
-        if code not in (ExitCode.DONE, ExitCode.PREEMPTED):
-            fact = f"training {self.run.folder} again ended with exit code {code}"
-            raise RecipeError("REPLAY", f"{fact}: see its error above", code)
+        what = f"training {self.run.folder} again"
+        train_silently(start, "REPLAY", what, may_end=_ENDED, received=received)
         return Trained(self.run.folder, folder, self.begin_after(after), until)
-
-    def train_silently(
-        self,
-        folder: Path,
-        *,
-        until: int,
-        after: int,
-        callbacks: Callbacks,
-        received: list[int] | None = None,
-    ) -> Trained:
-        """Train as `train` does, and print on stderr what the recipe says only if it fails.
-
-        The warnings of a replay are those that the run has given.
-        """
-        with told_if_it_fails() as errors:
-            return self.train(
-                folder,
-                until=until,
-                after=after,
-                callbacks=callbacks,
-                errors=errors,
-                received=received,
-            )
 
     def checkpoint_at(self, step: int) -> StoredCheckpoint | None:
         """Return the newest complete checkpoint of the run at or before `step`; None: no such."""
@@ -177,8 +154,7 @@ class Replay:
         """Return the flags for a start from the newest checkpoint at or before a step, if any."""
         if (checkpoint := self.checkpoint_at(after)) is not None:
             path = str(checkpoint.path.resolve())
-            # It has the weights, also those that the run was initialised from.
-            return ["--resume", path, "--init-from", "None", "--init-skip", "None"]
+            return ["--resume", path, *OWN_WEIGHTS]
         branched_from = str(self.run.settings.get("run.resume", "auto"))
         return ["--resume", "never" if branched_from == "auto" else branched_from]
 

@@ -30,7 +30,7 @@ def samples_of(
     Raises:
         OutputError: the recipe failed.
     """
-    trained = replay.train_silently(
+    trained = replay.train(
         folder,
         until=until,
         after=step - 1,

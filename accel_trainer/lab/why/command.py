@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from accel_trainer.commands import (
     CommandParser,
     reading,
     say_unless,
-    tell,
+    tell_json,
 )
 
 _EXAMPLE = "example: accel-trainer why runs/first runs/second"
@@ -55,5 +54,5 @@ def main(argv: Sequence[str]) -> int:
             say=say_unless(options.json),
         )
     if options.json:
-        tell(json.dumps(asdict(found)))
+        tell_json(asdict(found))
     return 0 if found.is_equal else _DIFFERENT

@@ -32,7 +32,7 @@ class Side:
         Raises:
             OutputError: the recipe failed; its errors were printed.
         """
-        return self.replay.train_silently(
+        return self.replay.train(
             folder, until=until, after=self.after, callbacks={**callbacks, **STOP}
         )
 
