@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class ModuleState:
+    """A module of the model in a step of both sides; the model itself has no name."""
+
+    name: str
+    is_equal: Mapping[str, bool]
+    """By `forward` and `backward`: whether all of its operators were equal."""
+    first: str | None
+    """`forward` or `backward`, if the first difference of the step is there."""
 
 
 @dataclass(frozen=True)
@@ -37,4 +48,6 @@ class Finding:
     """How many floating-point numbers the two values are apart."""
     cause: str | None = None
     """A short name, such as `no deterministic kernel`; None if it stays unknown."""
+    modules: Sequence[ModuleState] = ()
+    """The modules of the model in the order of their first use."""
     text: str = ""

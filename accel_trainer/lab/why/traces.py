@@ -10,7 +10,10 @@ from typing import Any
 
 from accel_trainer.commands import filesystem
 
+from .finding import ModuleState
+
 Row = Mapping[str, Any]
+_PHASES_OF_MODULES = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -146,3 +149,33 @@ def _by_name(rows: Sequence[Row], kind: str) -> dict[str, list[list[str]]]:
         if row["kind"] == kind:
             found.setdefault(row["name"], []).append(row["outputs"])
     return found
+
+
+def module_states(
+    one: Sequence[Row], other: Sequence[Row], found: TraceDifference | None
+) -> list[ModuleState]:
+    """Return the modules in the order of their first use, each below its parents."""
+    tensors = {row["name"] for row in one if row["kind"] == "state"}
+
+    def module_of(row: Row) -> str:
+        # What a parameter receives in the backward belongs to its module.
+        name = str(row["module"])
+        return name.rpartition(".")[0] if name in tensors else name
+
+    mine, theirs = (
+        [row for row in rows if row["kind"] == "operator" and row["phase"] in _PHASES_OF_MODULES]
+        for rows in (one, other)
+    )
+    equal: dict[str, dict[str, bool]] = {"": {}}
+    for row, its in zip(mine, theirs, strict=False):
+        name = module_of(row)
+        for end in [index for index, letter in enumerate(name) if letter == "."]:
+            equal.setdefault(name[:end], {})
+        states = equal.setdefault(name, {})
+        is_equal = _compare_rows(row, its) is None
+        states[row["phase"]] = states.get(row["phase"], True) and is_equal
+    first = {} if found is None or found.kind != "operator" else found.rows[0]
+    return [
+        ModuleState(name, states, first["phase"] if first and module_of(first) == name else None)
+        for name, states in equal.items()
+    ]

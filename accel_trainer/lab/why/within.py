@@ -12,7 +12,7 @@ from ..replay.replay import STEP_DIGESTS
 from ..rows import read_digests, shared
 from . import trace
 from .element import Element, first_element
-from .finding import Finding
+from .finding import Finding, ModuleState
 from .records import Differences
 from .sides import Retrained, Side
 from .traces import (
@@ -21,6 +21,7 @@ from .traces import (
     attributes_that_differ,
     compare_data,
     compare_traces,
+    module_states,
     read_trace,
 )
 
@@ -62,6 +63,7 @@ class Traced:
     attributes: list[str]
     """Those of the user's objects that differed before the step, and that no checkpoint holds."""
     data: DataDifference
+    modules: list[ModuleState]
 
     @property
     def is_of_operator(self) -> bool:
@@ -77,7 +79,7 @@ class Traced:
             names = ", ".join(self.attributes[:_MAX_SAMPLES])
             say(f"before step {step}, these attributes differ, and are in no checkpoint: {names}")
         if found is None:
-            return Finding(is_equal=False, step=step, parts=parts)
+            return Finding(is_equal=False, step=step, parts=parts, modules=self.modules)
         row, other = found.rows
         line = row.get("line")
         at = f" ({line})" if line else ""
@@ -105,6 +107,7 @@ class Traced:
             element=element.index,
             values=element.values or found.plain_values,
             ulp=element.ulp,
+            modules=self.modules,
         )
 
     def _tell_data(self, say: Callable[[str], None]) -> None:
@@ -141,6 +144,7 @@ def trace_step(sides: tuple[Side, Side], step: int, folder: Path) -> Traced:
         element=element,
         attributes=attributes_that_differ(rows[0], rows[1]),
         data=compare_data(rows[0], rows[1]),
+        modules=module_states(rows[0], rows[1], found),
     )
 
 
