@@ -1,4 +1,7 @@
-"""`accel-trainer lr-find RECIPE.py [its flags]`: run a range test and suggest a learning rate."""
+"""`accel-trainer lr-find RECIPE.py [its flags]`: run a range test and suggest a learning rate.
+
+example: accel-trainer lr-find recipes/cifar.py --config recipes/configs/digits.yaml
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,6 @@ from .recipe.start import Start
 from .report.figures import save_picture
 from .runs.run_reader import read_run
 
-_EXAMPLE = "example: accel-trainer lr-find recipes/cifar.py --config recipes/configs/digits.yaml"
 _RULES = (
     "The range test of L. N. Smith, Cyclical Learning Rates for Training Neural Networks "
     "(arXiv 1506.01186, 2015): the learning rate grows by the same factor each step. The "
@@ -62,9 +64,8 @@ def main(argv: Sequence[str]) -> int:
 
     Returns 1 if the loss never fell, else 0.
     """
-    parser = CommandParser(
-        f"{__doc__} {_RULES}", _EXAMPLE, prog="accel-trainer lr-find RECIPE.py", allow_abbrev=False
-    )
+    parser = CommandParser(__doc__)
+    parser.description = f"{parser.description} {_RULES}"
     parser.add_argument(
         "--from",
         type=float,
@@ -85,9 +86,7 @@ def main(argv: Sequence[str]) -> int:
         help="the chart to write; default: lr-find.png",
     )
     parser.add_number("--num-processes", "default: 1", default=1, lowest=1)
-    options, recipe, flags = parser.parse_recipe(argv)
-    if recipe is None:
-        raise ConfigError("LR_FIND", f"the recipe comes first; {_EXAMPLE}")
+    options, recipe, flags = parser.require_recipe(argv)
     if not 0 < options.lowest < options.highest < math.inf or not 10 <= options.steps <= _MAX_STEPS:
         raise ConfigError(
             "LR_FIND",

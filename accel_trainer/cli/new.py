@@ -1,4 +1,7 @@
-"""`accel-trainer new FOLDER`: create a project with a recipe, configs, a README and a test."""
+"""`accel-trainer new FOLDER`: create a project with a recipe, configs, a README and a test.
+
+example: accel-trainer new my-photos
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from .common.parser import CommandParser
 
 _PACKAGE = Path(__file__).parents[1]
 _PRESETS = "accelerate_configs"
-_EXAMPLE = "example: accel-trainer new my-photos"
 
 
 class _Template(NamedTuple):
@@ -125,7 +127,7 @@ def test_a_dry_run_succeeds(tmp_path):
 
 def main(argv: Sequence[str]) -> int:
     """Write the files of a new project into a folder that does not exist yet."""
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to create")
     parser.add_argument(
         "--template", choices=TEMPLATES, default="images", help="the recipe to start from"

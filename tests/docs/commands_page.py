@@ -52,7 +52,7 @@ def sections() -> str:
 
 def _section(name: str) -> str:
     module, usage, text = find_commands()[name]
-    details = _docstring(module).partition(": ")[2].strip()
+    details = _docstring(module).partition(": ")[2].partition("\n\nexample: ")[0].strip()
     shown = command_help(name)
     (example,) = set(re.findall(r"^example: (.*)$", shown, re.MULTILINE))
     mark = f"<!-- not run: {NOT_RUN[name]} -->\n" if name in NOT_RUN else ""

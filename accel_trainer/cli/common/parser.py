@@ -13,27 +13,33 @@ from typing import NoReturn
 from ...core.errors import ConfigError
 from ...removed import refuse_removed_command
 
+# What a docstring begins with: `accel-trainer plan [RECIPE.py] [its flags]`.
+_USAGE = re.compile(
+    r"`(?P<prog>accel-trainer [a-z-]+(?: RECIPE\.py| \[RECIPE\.py[^]]*\])?)(?P<arguments>[^`]*)`"
+)
+
 
 class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser that raises ConfigError with the nearest flag instead of exiting with 2."""
 
-    def __init__(
-        self,
-        description: str | None,
-        example: str,
-        *,
-        prog: str | None = None,
-        allow_abbrev: bool = True,
-    ) -> None:
-        """`prog` is what usage begins with; None: the command in front of the description."""
-        named = re.match("`(accel-trainer [a-z-]+)", description or "")
+    def __init__(self, docstring: str | None) -> None:
+        """`docstring` is that of the command: its usage, what it does, and an example at the end.
+
+        A command that takes the flags of a recipe lets none be abbreviated.
+        """
+        description, mark, example = (docstring or "").partition("\n\nexample: ")
+        named = _USAGE.match(description)
         super().__init__(
-            prog=prog or (named and named[1]),
+            prog=named and named["prog"],
             description=description,
-            epilog=example,
-            allow_abbrev=allow_abbrev,
+            epilog=mark.strip() + " " + example.strip(),
+            allow_abbrev=named is None or "RECIPE" not in named["prog"] + named["arguments"],
             formatter_class=_Paragraphs,
         )
+
+    @property
+    def _command(self) -> str:
+        return " ".join(self.prog.split()[1:2])
 
     def parse_recipe(
         self, argv: Sequence[str]
@@ -43,7 +49,15 @@ class CommandParser(argparse.ArgumentParser):
         options, flags = self.parse_known_args(argv[recipe is not None :])
         # A recipe has its own --hours.
         gone = [flag for flag in flags if flag.partition("=")[0] != "--hours"]
-        refuse_removed_command(" ".join(self.prog.split()[1:2]), gone)
+        refuse_removed_command(self._command, gone)
+        return options, recipe, flags
+
+    def require_recipe(self, argv: Sequence[str]) -> tuple[argparse.Namespace, Path, list[str]]:
+        """Return what `parse_recipe` does. Raises ConfigError if there is no recipe."""
+        options, recipe, flags = self.parse_recipe(argv)
+        if recipe is None:
+            code = self._command.upper().replace("-", "_")
+            raise ConfigError(code, f"the recipe comes first; {self.epilog}")
         return options, recipe, flags
 
     def add_path(self, flag: str, metavar: str, text: str) -> None:
@@ -121,7 +135,7 @@ class CommandParser(argparse.ArgumentParser):
         """Raise ConfigError with the message and its fix."""
         known = list(self._option_string_actions)
         unknown = [flag for flag in re.findall(r"--?[\w-]+", message) if flag not in known]
-        refuse_removed_command(" ".join(self.prog.split()[1:2]), unknown)
+        refuse_removed_command(self._command, unknown)
         near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5) if unknown else []
         fix = (
             f"did you mean {near[0]}?" if near else f"see {' '.join(self.prog.split()[:2])} --help"

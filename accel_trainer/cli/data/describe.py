@@ -2,6 +2,8 @@
 
 SOURCE is read in the same way as `recipes/images.py --dataset`, and every photo is decoded. The
 exit code is 65 if a broken photo or the layout of the data would stop a run, else 0.
+
+example: accel-trainer data photos --val-fraction 0.1 --html photos.html --image-size 128
 """
 
 from __future__ import annotations
@@ -34,9 +36,6 @@ from ..common.threads import decoding_threads, in_order
 from .page import draw_page
 
 _NUM_LISTED = 5
-_EXAMPLE = (
-    "example: accel-trainer data photos --val-fraction 0.1 --html photos.html --image-size 128"
-)
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Photo:
 
 def main(argv: Sequence[str]) -> int:
     """Print the description; return 65 if a run would stop."""
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_source()
     fraction_help = "set this fraction of the photos aside, as the run will"
     parser.add_argument("--val-fraction", type=float, default=0.0, metavar="F", help=fraction_help)

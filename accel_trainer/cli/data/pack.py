@@ -4,6 +4,8 @@ OUT can be read with `datasets.load_from_disk` and `recipes/images.py --dataset 
 Arrow files with the splits, class names and file names of SOURCE, and a SHA-256 for each photo,
 which a run checks on every read. Photos that are already small are copied unchanged. If the command
 is killed, run it again: it continues, and produces the same bytes.
+
+example: accel-trainer pack photos packed --short-side 256 --num-workers 8
 """
 
 from __future__ import annotations
@@ -42,12 +44,11 @@ _COMMIT = "dataset_dict.json"
 _LOCK = ".lock"
 _FIX = "choose a different OUT, or delete it"
 _FORMAT = 1
-_EXAMPLE = "example: accel-trainer pack photos packed --short-side 256 --num-workers 8"
 
 
 def main(argv: Sequence[str]) -> int:
     """Pack a dataset, or continue; print what was written."""
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_source()
     parser.add_argument("out", type=Path, help="the folder to write")
     parser.add_number("--short-side", "shorter side in pixels; default: 256", default=256)

@@ -9,6 +9,8 @@ network between them, launch the doctor like a recipe:
 
 Given a run, it explains the error that ended it. The exit code is 64 if a problem would stop or
 spoil a run, or has stopped the given one, else 0.
+
+example: accel-trainer doctor recipes/cifar.py --config recipes/configs/digits.yaml
 """
 
 from __future__ import annotations
@@ -40,7 +42,6 @@ _KILLED = (
     "the run ended without a word: it was killed from outside, often for lack of memory "
     "(`dmesg | grep -i oom`), or the machine stopped; run the same command to continue"
 )
-_EXAMPLE = "example: accel-trainer doctor recipes/cifar.py --config recipes/configs/digits.yaml"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,9 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
     **Collective** when launched on several processes.
     """
-    parser = CommandParser(
-        __doc__, _EXAMPLE, prog="accel-trainer doctor [RECIPE.py | RUN]", allow_abbrev=False
-    )
+    parser = CommandParser(__doc__)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     options, flags = parser.parse_known_args(argv)
     target = Path(flags.pop(0)) if flags and not flags[0].startswith("-") else None

@@ -6,6 +6,8 @@ run will need on this machine, and deletes the result.
 
 With `--schedule.shape trunk --hours H`, it shows what the run would decide at this speed: the step
 after which it decays, and its last one.
+
+example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml
 """
 
 from __future__ import annotations
@@ -31,16 +33,13 @@ from .measure import Measured, TrialFailed, measure
 from .steps import RunPlan, plan_run, without_open_settings
 from .timer import NUM_FIRST_STEPS
 
-_EXAMPLE = "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml"
 _NUM_ROWS = 10
 _HOUR_S = 3600
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the plan. The exit code is that of the recipe if it fails."""
-    parser = CommandParser(
-        __doc__, _EXAMPLE, prog="accel-trainer plan [RECIPE.py]", allow_abbrev=False
-    )
+    parser = CommandParser(__doc__)
     processes_help = "processes to plan for; default: 1"
     parser.add_number("--num-processes", processes_help, default=1, lowest=1)
     samples_help = "plan for this many training samples, without measuring"

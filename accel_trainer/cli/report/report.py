@@ -2,6 +2,8 @@
 
 The page works offline. Its charts can be zoomed and smoothed, and show values on hover; without
 scripts, they are static images. The charts are also written as PNG files.
+
+example: accel-trainer report runs --open
 """
 
 from __future__ import annotations
@@ -25,12 +27,10 @@ from ..runs.runs import find_runs
 from .by_itself import Fault, draw_soundly, fault_of
 from .classes import draw_classes
 
-_EXAMPLE = "example: accel-trainer report runs --open"
-
 
 def main(argv: Sequence[str]) -> int:
     """Write the page and its charts and print their paths."""
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument(

@@ -2,6 +2,8 @@
 
 It also shows which checkpoint a resume would use. Nothing is written. The exit code is 74 if there
 is no valid checkpoint to resume from, else 0.
+
+example: accel-trainer inspect runs/first
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from ..common.parser import CommandParser
 from .run_reader import is_run, reading
 
 _POSITION = ("optimizer_step", "epoch", "step_in_epoch", "samples_seen")
-_EXAMPLE = "example: accel-trainer inspect runs/first"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class CheckpointReport:
 
 def main(argv: Sequence[str]) -> int:
     """Describe the run or checkpoint at a path; return the exit code."""
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_argument("path", type=Path, help="a run folder, or one of its checkpoints")
     path = Path(os.path.realpath(parser.parse_args(argv).path))
     with reading(path):

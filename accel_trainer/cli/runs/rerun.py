@@ -1,4 +1,7 @@
-"""`accel-trainer rerun RUN`: repeat a run and compare the final weights, bit for bit."""
+"""`accel-trainer rerun RUN`: repeat a run and compare the final weights, bit for bit.
+
+example: accel-trainer rerun runs/first --output-dir runs/first-again
+"""
 
 # A start is made of the same pieces as in `Replay`. But a rerun is the whole run, and shows the
 # recipe's own output and exit code; a replay is silent, and ends after a chosen step.
@@ -26,7 +29,6 @@ from .recorded_start import is_own_loop, own_start, recorded_starts
 from .rows import Rows, at_both, by_place, read_rows
 from .run_reader import RunReader, read_run
 
-_EXAMPLE = "example: accel-trainer rerun runs/first --output-dir runs/first-again"
 _DIFFERENT = 1
 _POLL_S = 0.2
 _LOSS = "train/loss"
@@ -38,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     Returns 0 if the final weights have the same hash, else 1, or the exit code of a rerun that
     failed.
     """
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_run()
     parser.add_argument(
         "--output-dir", type=Path, help="the folder of the new run; default: RUN-rerun"

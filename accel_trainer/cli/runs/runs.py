@@ -1,6 +1,8 @@
 """`accel-trainer runs [DIR]`: list all runs in a folder as a table, and mark the best.
 
 A sweep is shown as one row, its best run.
+
+example: accel-trainer runs runs --sort best
 """
 
 from __future__ import annotations
@@ -17,12 +19,11 @@ from ..common.parser import CommandParser
 from .run_reader import RunReader, is_run, read_run
 
 _COLUMNS = ("name", "data", "state", "step", "epoch", "metric", "best", "last", "samples/s", "wall")
-_EXAMPLE = "example: accel-trainer runs runs --sort best"
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the table."""
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="default: runs")
     parser.add_argument(
         "--sort",

@@ -1,4 +1,7 @@
-"""`accel-trainer status RUN`: show the state of a run."""
+"""`accel-trainer status RUN`: show the state of a run.
+
+example: accel-trainer status runs/first --exit-code
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,10 @@ from ...core.run_dir import is_locked
 from ..common.output import show
 from ..common.parser import CommandParser
 
-_EXAMPLE = "example: accel-trainer status runs/first --exit-code"
-
 
 def main(argv: Sequence[str]) -> int:
     """Print the state of a run; with `--exit-code`, exit with the code of the run."""
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_run()
     parser.add_argument(
         "--exit-code",

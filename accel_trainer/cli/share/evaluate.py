@@ -3,6 +3,8 @@
 MODEL is a run, one of its checkpoints, an export, or ORG/NAME on the hub. Images are prepared with
 the transform that is stored with the model. With the data and the batch size of the run, you get
 exactly the numbers that the run measured.
+
+example: accel-trainer evaluate runs/first --dataset photos
 """
 
 from __future__ import annotations
@@ -40,7 +42,6 @@ from .evaluation_data import DataChoice, load_eval_data
 from .export import evaluation_of, run_of
 from .onnx_model import is_own_model
 
-_EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"
 _BATCH_SIZE = 500
 _SHOWN_METRICS = ("loss", "accuracy", "top5_accuracy")
 # The settings of `runtime` that change the numbers.
@@ -64,7 +65,7 @@ class StoredModel:
 
 def main(argv: Sequence[str]) -> int:
     """Print the metrics, and the best and worst classes."""
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_model()
     parser.add_argument(
         "--dataset", metavar="DATA", help="name or folder; default: the data of the run"

@@ -1,6 +1,8 @@
 """`accel-trainer export RUN --to DIR`: export the trained model.
 
 The export contains the weights, the model's source as plain torch, and a model card.
+
+example: accel-trainer export runs/first --to model
 """
 
 from __future__ import annotations
@@ -32,14 +34,13 @@ from .onnx_model import convert, is_own_model
 from .plain_model import write_source, write_transform
 
 _MAX_WEIGHTS_BYTES = 2**36
-_EXAMPLE = "example: accel-trainer export runs/first --to model"
 # Finds the step in a run's description of its exported weights.
 _STEP = re.compile(r"step[- ](\d+)")
 
 
 def main(argv: Sequence[str]) -> int:
     """Write the export and print where it is."""
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_argument("run", type=Path, help="a run folder; the run may still be unfinished")
     to_help = "the folder to write"
     parser.add_argument("--to", type=Path, metavar="DIR", required=True, help=to_help)

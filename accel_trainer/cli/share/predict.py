@@ -5,6 +5,8 @@ with the model, and their logits are averaged over the views of `--tta`, as in t
 If an image cannot be read or has an unsupported format, it is reported, the others are predicted,
 and the exit code is 65.
 Your own model runs from the ONNX file that its recipe writes with `--onnx`.
+
+example: accel-trainer predict runs/first photos --top 2
 """
 
 from __future__ import annotations
@@ -41,7 +43,6 @@ from .export import evaluation_of, run_of
 from .onnx_model import Classes, OnnxModel, as_json, is_own_model, top_classes
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]+:/", re.IGNORECASE)
-_EXAMPLE = "example: accel-trainer predict runs/first photos --top 2"
 
 Prediction = tuple[Path, Classes | DataError]
 """The path of an image, and its classes with their probabilities, or the error of reading it."""
@@ -50,7 +51,7 @@ Prediction = tuple[Path, Classes | DataError]
 @torch.inference_mode()
 def main(argv: Sequence[str]) -> int:
     """Print a line per image: its path, then labels with their confidence."""
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_model()
     parser.add_argument("image", type=Path, nargs="+", help="an image, or a folder of images")
     parser.add_number("--top", "classes to print per image; default: 1", default=1, lowest=1)

@@ -5,6 +5,8 @@ Of a run, each checkpoint has to measure what the row of its step says, too.
 It runs the export's `model.py` in a process that cannot import accel_trainer, so only verify code
 that you trust. If there is a `model.onnx`, it checks that it computes the same. For your own model,
 whose data only the recipe has, that means the stored outputs from the stored inputs.
+
+example: accel-trainer verify model --dataset photos
 """
 
 from __future__ import annotations
@@ -42,12 +44,11 @@ from .onnx_model import OnnxModel, is_own_model
 _SCRIPT = Path(__file__).with_name("plain_evaluation.py")
 _FAILED = 1
 _IMAGES_PER_FILE = 2_000
-_EXAMPLE = "example: accel-trainer verify model --dataset photos"
 
 
 def main(argv: Sequence[str]) -> int:
     """Print each reported and measured number; return 1 if one differs or a file was changed."""
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_argument("folder", type=Path, help="an export, or a finished run")
     parser.add_argument(
         "--dataset", metavar="DATA", help="name or folder; default: the data of the run"

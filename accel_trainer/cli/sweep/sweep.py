@@ -3,6 +3,8 @@
 It prints the mean and spread over the seeds for each combination. With `--print`, it trains nothing
 and prints one command per line for `xargs` or a job array; afterwards, the same sweep without
 `--print` prints the table.
+
+example: accel-trainer sweep recipes/cifar.py --dataset digits --seed 0 1 2 --lr 0.05 0.1
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any, BinaryIO
 
 from ...core import filesystem
 from ...core.config import config_to_dict, diff_config
-from ...core.errors import ConfigError, ExitCode, OutputError
+from ...core.errors import ExitCode, OutputError
 from ...core.filesystem import writes_to
 from ...core.json_files import parse_json
 from ...core.run_dir import prepare_directory
@@ -32,9 +34,6 @@ from ..recipe.start import Start
 from ..runs.run_reader import RunReader, read_run
 from .trials import Trial, plan_trials
 
-_EXAMPLE = (
-    "example: accel-trainer sweep recipes/cifar.py --dataset digits --seed 0 1 2 --lr 0.05 0.1"
-)
 _FAILED = 1
 
 
@@ -44,9 +43,8 @@ def main(argv: Sequence[str]) -> int:
     Run the same command again to continue.
     """
     swept = "A flag that takes one value and is given several is swept, in all combinations."
-    parser = CommandParser(
-        f"{__doc__} {swept}", _EXAMPLE, prog="accel-trainer sweep RECIPE.py", allow_abbrev=False
-    )
+    parser = CommandParser(__doc__)
+    parser.description = f"{parser.description} {swept}"
     parser.add_path("--output-dir", "DIR", "the folder of the sweep; default: runs/sweep-RECIPE")
     parser.add_number("--num-processes", "processes per run; default: 1", default=1, lowest=1)
     parser.add_argument(
@@ -54,9 +52,7 @@ def main(argv: Sequence[str]) -> int:
         action="store_true",
         help="only print the command of each unfinished run, for xargs or a job array",
     )
-    options, recipe, flags = parser.parse_recipe(argv)
-    if recipe is None:
-        raise ConfigError("SWEEP", f"the recipe comes first; {_EXAMPLE}")
+    options, recipe, flags = parser.require_recipe(argv)
     wanted = options.output_dir or Path("runs") / f"sweep-{recipe.stem}"
     folder = Path(os.path.realpath(wanted))
     trials = plan_trials(find_config_class(recipe), flags, folder=folder)

@@ -2,6 +2,8 @@
 
 It serves the page of `accel-trainer report`, read-only and only on this machine. If the machine is
 remote, forward its port: ssh -L 8765:localhost:8765 MACHINE. Stop it with Ctrl-C.
+
+example: accel-trainer watch runs --open
 """
 
 from __future__ import annotations
@@ -18,12 +20,10 @@ from ..report.report import report_needs
 from .followed import Followed
 from .server import serving
 
-_EXAMPLE = "example: accel-trainer watch runs --open"
-
 
 def main(argv: Sequence[str]) -> int:
     """Serve the page until Ctrl-C, and print its address."""
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")
     parser.add_argument("--port", type=int, default=8765, help="0 picks a free one; default: 8765")
     parser.add_argument(

@@ -11,6 +11,8 @@ With `--script`, it tests any training program: two runs without interruption mu
 files; each further run is killed and resumed twice, alternately right after a checkpoint and at
 random moments. Files are compared without unpickling. `{out}` stands for a new output folder, and
 in `--resume`, `{newest}` stands for the newest checkpoint.
+
+example: accel-trainer chaos recipes/minimal.py --runs 2
 """
 
 from __future__ import annotations
@@ -48,7 +50,6 @@ from .runs import Ending, said_by
 from .script_command import crash_test
 from .start import Recipe
 
-_EXAMPLE = "example: accel-trainer chaos recipes/minimal.py --runs 2"
 _OF_RECIPES = {"steps": 24, "num_processes": 1, "faults": None}
 _OF_SCRIPTS = {"resume": None, "saves": None, "compare": None}
 _DIFFERENT = 1
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> CommandParser:
-    parser = CommandParser(__doc__, _EXAMPLE, allow_abbrev=False)
+    parser = CommandParser(__doc__)
     recipe_help = "the recipe; its flags come after --"
     parser.add_argument("recipe", type=Path, nargs="?", help=recipe_help)
     add = parser.add_argument

@@ -7,6 +7,8 @@ printed before anything is trained. Finished runs are kept: with more pairs or a
 same command trains only what is missing.
 
 The exit code is 0 if B is better, 10 if it is worse, and 11 if it is undecided.
+
+example: accel-trainer compare recipes/images.py --dataset photos --b '--ema 0.999'
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ from accel_trainer.commands import (
 
 from .question import At, Question
 
-_EXAMPLE = "example: accel-trainer compare recipes/images.py --dataset photos --b '--ema 0.999'"
 _CODES = {"better": 0, "worse": 10, "undecided": 11}
 
 
@@ -40,9 +41,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(
             "COMPARE", f"{argv[0]} is a run, not a recipe; for two runs: accel-trainer report"
         )
-    options, recipe, flags = _parser().parse_recipe(_with_b_in_one_word(argv))
-    if recipe is None:
-        raise ConfigError("COMPARE", f"the recipe comes first; {_EXAMPLE}")
+    options, recipe, flags = _parser().require_recipe(_with_b_in_one_word(argv))
     question = Question.parse(
         recipe.resolve(), flags, options.b, num_processes=options.num_processes
     )
@@ -62,9 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> CommandParser:
-    parser = CommandParser(
-        __doc__, _EXAMPLE, prog="accel-trainer compare RECIPE.py", allow_abbrev=False
-    )
+    parser = CommandParser(__doc__)
     add = parser.add_argument
     add("--b", metavar="FLAGS", required=True, help="the flags to add for B, in quotes")
     at_help = "where the arms part, rounded to the end of an epoch: 75%%, a step, or 0 for whole "

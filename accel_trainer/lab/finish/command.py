@@ -7,6 +7,8 @@ started with this `--schedule.decay-at` and `--steps`. If the trunk has no check
 steps since the previous one are retrained. The trunk may still be training. After Ctrl-C, the same
 command continues. At the end, a table lists all branches of the trunk with their results,
 followed by the command that draws them in one chart.
+
+example: accel-trainer finish runs/trunk --at 6 --over 50%
 """
 
 from __future__ import annotations
@@ -37,7 +39,6 @@ from accel_trainer.commands import (
 from ..replay.replay import Replay, note_changes
 from .ending import Ending, check_trunk, endings_of
 
-_EXAMPLE = "example: accel-trainer finish runs/trunk --at 6 --over 50%"
 _LENGTH = re.compile(r"(?P<percent>\d+(?:\.\d+)?)%|(?P<steps>\d+) ?(?:steps?)?")
 
 
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_run()
     at_help = "the steps after which to decay, one branch each"
     parser.add_argument("--at", type=int, nargs="+", default=[], metavar="STEP", help=at_help)

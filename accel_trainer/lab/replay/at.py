@@ -1,4 +1,7 @@
-"""`accel-trainer at RUN --step N --to DIR`: restore the state after any step of a run."""
+"""`accel-trainer at RUN --step N --to DIR`: restore the state after any step of a run.
+
+example: accel-trainer at runs/first --step 5 --to runs/first-5
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,6 @@ from accel_trainer.commands import (
 from .proof import Proof
 from .replay import STOP, Replay, note_changes
 
-_EXAMPLE = "example: accel-trainer at runs/first --step 5 --to runs/first-5"
 _DIFFERENT = 1
 _FILES = ("config.yaml", "environment.json", "recipe.py")
 
@@ -76,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_run()
     parser.add_step_option()
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the new run folder")

@@ -1,4 +1,7 @@
-"""`accel-trainer bisect RUN --where CONDITION`: find the first step that meets a condition."""
+"""`accel-trainer bisect RUN --where CONDITION`: find the first step that meets a condition.
+
+example: accel-trainer bisect runs/first --where 'train/loss > 0.1'
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,6 @@ from .replay import Replay, replay_folder
 from .samples import Sample, samples_of
 from .whole_run import add_job_options, folder_beside, has_state, train_again
 
-_EXAMPLE = "example: accel-trainer bisect runs/first --where 'train/loss > 0.1'"
 _NOWHERE = 1
 _DIFFERENT = 1
 _MAX_SHOWN = 8
@@ -68,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_run()
     parser.add_argument(
         "--where",

@@ -1,4 +1,7 @@
-"""`accel-trainer replay RUN --step N`: repeat a step and find samples with a NaN or inf loss."""
+"""`accel-trainer replay RUN --step N`: repeat a step and find samples with a NaN or inf loss.
+
+example: accel-trainer replay runs/diverged --step 1234
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,6 @@ from accel_trainer.commands import (
 
 from .replay import STOP, Replay
 
-_EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
-
 
 def main(argv: Sequence[str]) -> int:
     """Replay from the newest checkpoint before the step, in a temporary folder.
@@ -33,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         ConfigError: the run has no such step.
         OutputError: the recipe failed.
     """
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_run()
     parser.add_step_option()
     parser.add_recipe_option()

@@ -1,4 +1,7 @@
-"""`accel-trainer probe RUN CALLBACKS.py`: log values that you forgot to log in a past run."""
+"""`accel-trainer probe RUN CALLBACKS.py`: log values that you forgot to log in a past run.
+
+example: accel-trainer probe runs/first weight_norms.py
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,6 @@ from accel_trainer.commands import (
 from .replay import Replay
 from .whole_run import add_job_options, folder_beside, train_again
 
-_EXAMPLE = "example: accel-trainer probe runs/first weight_norms.py"
 _DIFFERENT = 1
 _PLACE = ("event", "optimizer_step", "epoch")
 _ENGINE = ("train/", "optim/", "perf/", "digest/", "test/", "eval")
@@ -86,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_run()
     parser.add_argument("callbacks", type=Path, help="a Python file with callbacks")
     parser.add_number(

@@ -1,4 +1,7 @@
-"""`accel-trainer why RUN [RUN]`: find where and why two runs start to differ."""
+"""`accel-trainer why RUN [RUN]`: find where and why two runs start to differ.
+
+example: accel-trainer why runs/first runs/second
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from accel_trainer.commands import (
     tell_json,
 )
 
-_EXAMPLE = "example: accel-trainer why runs/first runs/second"
 _DIFFERENT = 1
 
 
@@ -25,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
 
     Returns 0 if they are equal, 1 if they differ.
     """
-    parser = CommandParser(__doc__, _EXAMPLE)
+    parser = CommandParser(__doc__)
     parser.add_argument("run", type=Path, nargs="+", help="one or two run folders")
     parser.add_argument(
         "--recipe",
