@@ -106,7 +106,9 @@ def test_files_beside_the_splits_are_accounted_for(tmp_path: Path) -> None:
     for name in ("1.jpg", "README.md", ".DS_Store"):
         (tmp_path / name).write_bytes(JPEG)
     found = list_splits(tmp_path)
-    left_out = {os.path.relpath(each.path, tmp_path): each for each in [*found.left_out, *found.beside]}
+    left_out = {
+        os.path.relpath(each.path, tmp_path): each for each in [*found.left_out, *found.beside]
+    }
     assert sorted(left_out) == [".DS_Store", "1.jpg", "README.md", "more", "test"]
     assert [name for name, each in left_out.items() if each.is_loss] == ["1.jpg", "more"]
     photos = load_photos(tmp_path, cache_dir=tmp_path / "cache")
