@@ -50,7 +50,7 @@ class ExactRun(Stateful):
         self._updates = updates
         self._seed = seed
         self._save_every = save_every
-        self._digest_every = digest_every
+        self._digest_every = digest_every or math.inf
         self._history = history
         self._carried: CarriedState | None = None
         self._means = Means(run.accelerator)
@@ -112,7 +112,7 @@ class ExactRun(Stateful):
             is_end = self.is_stopped or self._save_every is None or is_over()
             if self._is_boundary:
                 self._stop_flag.agree()
-                self._save_if(is_end or self._is_step_due)
+                self._save_if_due(is_end=is_end)
             elif is_end:
                 self.save()
 
@@ -228,26 +228,24 @@ class ExactRun(Stateful):
             if self._is_stopping and self._is_boundary or self.step >= num_steps:
                 self._loader.end()
                 break
+            # What follows the last round may use its names, which a resume would not have.
+            if self._is_boundary and self.batch_in_epoch < len(self._loader.batches):
+                self._stop_flag.poll()
+                self._save_if_due()
         self._seed_round()  # what follows in the epoch is the same after a resume
         self._is_in_epoch = False
         self._activity.phase = _BETWEEN
 
     def _end_round(self) -> None:
-        """Move on, and save if that is due. Raises Preempted after a signal."""
+        """Move on, and write digests if they are due."""
         num_samples = len(self._loader.batches[self.batch_in_epoch])
         position = self.position.after_step(num_samples * self._accelerator.num_processes)
         self._activity.position = position._replace(optimizer_step=self.step)
         self._activity.num_forwards += 1
-        has_stepped = self._settle()
-        if self._is_boundary:
-            self._stop_flag.poll()
-            if has_stepped and self._digest_every and self.step % self._digest_every == 0:
-                pieces = self.states.state_dict()
-                digests = {
-                    f"digest/{each}": digest_of(pieces[each]) for each in {*pieces} - {"loop"}
-                }
-                self._write_row("digest", digests)
-            self._save_if(self._is_step_due)
+        if self._settle() and self._is_boundary and self.step % self._digest_every == 0:
+            pieces = self.states.state_dict()
+            digests = {f"digest/{each}": digest_of(pieces[each]) for each in {*pieces} - {"loop"}}
+            self._write_row("digest", digests)
 
     def _settle(self) -> bool:
         """Count the step, if optimizers have stepped; return whether they have."""
@@ -258,12 +256,9 @@ class ExactRun(Stateful):
             self._carried.after_step()
         return has_stepped
 
-    @property
-    def _is_step_due(self) -> bool:
+    def _save_if_due(self, *, is_end: bool = False) -> None:
         every = self._save_every or math.inf
-        return self.step // every > self._saved_step // every
-
-    def _save_if(self, is_due: bool) -> None:
+        is_due = is_end or self.step // every > self._saved_step // every
         stop = self._stop_flag.agreed
         if is_due or stop or self._stop_flag.is_save_agreed:
             self._save()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
-from accel_trainer import CheckpointError, ConfigError, exact_run
+from accel_trainer import CheckpointError, ConfigError, Preempted, exact_run
 from tests import workload
 from tests.own_loop.kills import left_by, train
 from tests.own_loop.loops import LOOPS, Kill, Pictures
@@ -334,6 +335,33 @@ def test_an_epoch_that_leaves_gradients_is_saved_in_the_next(tmp_path: Path) -> 
                     given["optimizer"].zero_grad()
     saved = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
     assert saved == ["step-0000000003-epoch-00002", "step-0000000003-epoch-00003"]
+
+
+def fit_with_a_tail(folder: Path, killed_in: int = 0) -> None:
+    """Train with what follows an epoch's batches and has their names; a round may be the last."""
+    given = parts()
+    with exact_run(Accelerator(cpu=True), folder, **given, save_every=1) as run:
+        for _ in run.epochs(3):
+            for batch in run.batches():
+                if run.step + 1 == killed_in:
+                    signal.raise_signal(signal.SIGTERM)
+                loss = given["model"](batch[0]).square().mean()
+                loss.backward()
+                given["optimizer"].step()
+                given["optimizer"].zero_grad()
+            if run.step == -killed_in:
+                raise KeyboardInterrupt
+            run.row(last=loss.item())
+
+
+@pytest.mark.parametrize("killed_in", range(-6, 9))
+def test_what_follows_an_epoch_has_the_names_of_its_batches(killed_in: int, tmp_path: Path) -> None:
+    fit_with_a_tail(tmp_path / "whole")
+    if killed_in:
+        with suppress(Preempted, KeyboardInterrupt):
+            fit_with_a_tail(tmp_path / "killed", killed_in)
+    fit_with_a_tail(tmp_path / "killed")
+    assert left_by(tmp_path / "killed") == left_by(tmp_path / "whole")
 
 
 def test_a_step_before_the_first_batch_is_refused(tmp_path: Path) -> None:
