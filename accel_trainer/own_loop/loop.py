@@ -23,8 +23,6 @@ from .loader import OrderedLoader
 from .means import Means
 from .updates import Updates
 
-_BETWEEN = "between epochs"  # the phase of the user's own code, which may take as long as it needs
-
 
 class ExactRun(Stateful):
     """The run of a loop that its owner writes: see `exact_run`.
@@ -49,7 +47,7 @@ class ExactRun(Stateful):
         self._loader = loader
         self._updates = updates
         self._seed = seed
-        self._save_every = save_every
+        self._save_every = save_every or math.inf
         self._digest_every = digest_every or math.inf
         self._history = history
         self._carried: CarriedState | None = None
@@ -109,10 +107,10 @@ class ExactRun(Stateful):
             self.is_stopped = self._is_stopping
             if self.batch_in_epoch >= len(self._loader.batches):
                 self._activity.position = self.position.after_epoch()
-            is_end = self.is_stopped or self._save_every is None or is_over()
+            is_end = self.is_stopped or self._save_every == math.inf or is_over()
             if self._is_boundary:
                 self._stop_flag.agree()
-                self._save_if_due(is_end=is_end)
+                self._save_if_due(is_end)
             elif is_end:
                 self.save()
 
@@ -234,7 +232,7 @@ class ExactRun(Stateful):
                 self._save_if_due()
         self._seed_round()  # what follows in the epoch is the same after a resume
         self._is_in_epoch = False
-        self._activity.phase = _BETWEEN
+        self._activity.phase = "between epochs"  # which may take as long as the user's code needs
 
     def _end_round(self) -> None:
         """Move on, and write digests if they are due."""
@@ -256,11 +254,10 @@ class ExactRun(Stateful):
             self._carried.after_step()
         return has_stepped
 
-    def _save_if_due(self, *, is_end: bool = False) -> None:
-        every = self._save_every or math.inf
-        is_due = is_end or self.step // every > self._saved_step // every
+    def _save_if_due(self, is_end: bool = False) -> None:
+        is_due = self.step // self._save_every > self._saved_step // self._save_every
         stop = self._stop_flag.agreed
-        if is_due or stop or self._stop_flag.is_save_agreed:
+        if is_end or is_due or stop or self._stop_flag.is_save_agreed:
             self._save()
         if stop:
             line = f"{stop.reason}: saved step {self.step}: run the same command to continue"
