@@ -19,6 +19,8 @@ import torch
 from safetensors.torch import save_file
 
 from accel_trainer import ConfigError
+from accel_trainer.core.filesystem import write_file_atomic
+from accel_trainer.lab.chaos import script
 from accel_trainer.lab.chaos.outputs import differences
 from accel_trainer.lab.chaos.script import Kill, Script, Trial, draw_kills, run_script
 from tests.cli.conftest import run_command
@@ -32,9 +34,30 @@ FILES = "{out}/*.json"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills processes")
 
 
+@pytest.fixture(autouse=True)
+def counted_saves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Tell the program how many of its saves were counted, unless it is to be killed after them."""
+    told = tmp_path_factory.mktemp("told") / "counted"
+    begin, update = script._Saves.__init__, script._Saves.update
+
+    def begin_again(self: script._Saves, *arguments: Any) -> None:
+        begin(self, *arguments)
+        write_file_atomic(told, b"0")
+
+    def tell_and_update(self: script._Saves) -> None:
+        write_file_atomic(told, b"%d" % self.count)
+        update(self)
+
+    monkeypatch.setattr(script._Saves, "__init__", begin_again)
+    monkeypatch.setattr(script._Saves, "update", tell_and_update)
+    monkeypatch.setenv("COUNTED", str(told))
+
+
 def words(wrong: str, *options: str) -> list[str]:
-    script = ("--script", f"{COMMAND} --wrong {wrong}", "--resume=--resume {newest}")
-    return ["chaos", *script, "--saves", FILES, "--compare", FILES, "--runs", "1", *options]
+    program = ("--script", f"{COMMAND} --wrong {wrong}", "--resume=--resume {newest}")
+    return ["chaos", *program, "--saves", FILES, "--compare", FILES, "--runs", "1", *options]
 
 
 def chaos(capsys: pytest.CaptureFixture[str], wrong: str) -> tuple[int, dict[str, Any]]:
@@ -176,9 +199,9 @@ while late != "no":
     whole = None
     for late in ("no", "empty", "missing"):
         first = [sys.executable, "-I", "-S", "-c", program, "{out}", late]
-        script = Script(first, ["{newest}"], ["{out}/step_*"], tmp_path)
-        kills = [Kill(seconds=1.2)] if whole else []
-        trial = run_script(script, kills, name=late, stops=[], whole=whole)
+        cut_off = Script(first, ["{newest}"], ["{out}/step_*"], tmp_path)
+        kills = [Kill(seconds=1 + 10 * whole.seconds)] if whole else []
+        trial = run_script(cut_off, kills, name=late, stops=[], whole=whole)
         whole = whole or trial
         assert trial.resumed == [False, True][: 1 + len(kills)]
         assert not kills or str(trial.problem).endswith(": step_1"), late
@@ -241,8 +264,8 @@ os.symlink(sys.argv[2], sys.argv[1])
 
 def watch(source: str, folder: Path) -> Trial:
     command = [sys.executable, "-I", "-S", "-c", source, "{out}", str(folder / "other")]
-    script = Script(command, (), ["{out}/step_*"], folder)
-    return run_script(script, (), name="reference", stops=())
+    watched = Script(command, (), ["{out}/step_*"], folder)
+    return run_script(watched, (), name="reference", stops=())
 
 
 def test_a_program_may_delete_its_checkpoints_while_it_is_watched(tmp_path: Path) -> None:
