@@ -631,10 +631,9 @@ RULES = {
     "installs a signal handler": Rule(
         calls("signal.signal", "signal.set_wakeup_fd", ".add_signal_handler"),
         {
-            "fault_tolerance.preemption",
+            "core.platform",  # for whoever stops, or forwards, in a block
             "data.signals",  # those of data workers, and of a process that is done
             "cli.common.processes",  # forwards signals to the processes it starts
-            "distributed.launch",  # the same
         },
         "signal.signal(signal.SIGTERM, handle)",
     ),
@@ -805,11 +804,11 @@ def count_tokens_in(*folders: str) -> int:
 
 
 def test_the_engine_can_be_read_in_an_afternoon() -> None:
-    assert count_tokens_in(*[folder for folder in ENGINE if folder != "checks"]) <= 96_751
+    assert count_tokens_in(*[folder for folder in ENGINE if folder != "checks"]) <= 96_614
 
 
 def test_the_checks_are_smaller_than_what_they_watch() -> None:
-    assert count_tokens_in("checks") <= 17_082
+    assert count_tokens_in("checks") <= 16_990
 
 
 def modules_after(statement: str) -> set[str]:

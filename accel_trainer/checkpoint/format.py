@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from ..core.registry import Pieces
 from ..core.train_state import TrainState, checkpoint_name
 from ..distributed.collectives import SINGLE_PROCESS, Files, Peers
 from ..distributed.machine import free_memory_bytes
-from .serialization import Encoded, decode, pack_tensors, unpack_tensors
+from .serialization import EncodedPieces, Entry, decode, pack_tensors, unpack_tensors
 from .sharded import (
     StoredSlice,
     damaged,
@@ -98,9 +98,9 @@ def step_of(path: Path) -> int:
 
 def write_checkpoint(
     final: Path,
-    pieces: Mapping[str, Encoded],
+    pieces: EncodedPieces,
     *,
-    header: Mapping[str, object],
+    header: Manifest,
     before_commit: Callable[[], None],
     check: Callable[[Path], None] = lambda folder: None,
     peers: Peers = SINGLE_PROCESS,
@@ -144,9 +144,7 @@ def write_checkpoint(
         peers.agree(publish)
 
 
-def _write_pieces(
-    folder: Path, pieces: Mapping[str, Encoded], process_index: int
-) -> dict[str, dict[str, object]]:
+def _write_pieces(folder: Path, pieces: EncodedPieces, process_index: int) -> dict[str, Entry]:
     """Write this process's files and return their entries for the manifest."""
     files = {}
     for piece, encoded in pieces.items():
@@ -162,13 +160,13 @@ def _write_pieces(
     return files
 
 
-def _write(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
+def _write(path: Path, chunks: Sequence[filesystem.Chunk]) -> Entry:
     """Write a file and return its entry for the manifest."""
     filesystem.create_file(path, chunks)
     return entry_of(chunks)
 
 
-def _write_or_link(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
+def _write_or_link(path: Path, chunks: Sequence[filesystem.Chunk]) -> Entry:
     """Link a file that the newest checkpoint has, or else write it; return its manifest entry.
 
     If the newest one has it no longer as it was written, all that should have it get it again.
@@ -192,13 +190,13 @@ def _write_or_link(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, 
     return entry
 
 
-def _has(path: Path, entry: Mapping[str, object]) -> bool:
+def _has(path: Path, entry: Entry) -> bool:
     with suppress(OSError):
-        return filesystem.sha256_of(path) == entry["sha256"]
+        return bool(filesystem.sha256_of(path) == entry["sha256"])
     return False
 
 
-def entry_of(chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
+def entry_of(chunks: Sequence[filesystem.Chunk]) -> Entry:
     """Return the entry of a file in the manifest."""
     sha256 = hashlib.sha256()
     for chunk in chunks:
@@ -248,7 +246,7 @@ def read_files(path: Path, *, without: str = "") -> Files:
         return {**files, **dict(zip(listed, read, strict=True))}
 
 
-def read_listed_file(path: Path, entry: Mapping[str, Any]) -> filesystem.Chunk:
+def read_listed_file(path: Path, entry: Entry) -> filesystem.Chunk:
     """Return the bytes of a file, verified against its `entry` in the manifest.
 
     The size is checked first. Only the header of a file with slices is read. Raises CheckpointError

@@ -13,7 +13,7 @@ from ..core.json_files import dump_json
 from ..core.logger import logger
 from ..core.registry import WEIGHTS
 from .format import FROZEN, FROZEN_FILE, LoadedCheckpoint, entry_of
-from .serialization import Encoded, Tensors, pack_tensors
+from .serialization import Encoded, EncodedPieces, Tensors, pack_tensors
 from .sharded import damaged
 
 
@@ -23,7 +23,7 @@ def digests_of(weights: Tensors, names: Collection[str]) -> dict[str, str]:
     return {name: digest_of(weights[name].clone()) for name in weights if name in names}
 
 
-def split_frozen(pieces: Mapping[str, Encoded], frozen: Mapping[str, str]) -> dict[str, Encoded]:
+def split_frozen(pieces: EncodedPieces, frozen: Mapping[str, str]) -> dict[str, Encoded]:
     """Move tensors of the model, whose digests are given, and their equals to a piece of their own.
 
     Their equals are those of the same name in the pieces of `WEIGHTS`.

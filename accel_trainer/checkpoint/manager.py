@@ -25,10 +25,10 @@ from ..distributed.collectives import SINGLE_PROCESS, Peers
 from ..distributed.machine import return_freed_memory
 from . import retention
 from .config import CheckpointConfig
-from .format import FROZEN, commit_mark, is_committed, list_checkpoints, write_checkpoint
+from .format import FROZEN, Manifest, commit_mark, is_committed, list_checkpoints, write_checkpoint
 from .frozen import digests_of, split_frozen
 from .read_back import check_readable
-from .serialization import Encoded, encode, first_nonfinite
+from .serialization import EncodedPieces, encode, first_nonfinite
 from .sharded import local_slices
 from .staging import Snapshot
 
@@ -55,7 +55,7 @@ class Checkpointer:
     directory: Path
     _: KW_ONLY
     config: CheckpointConfig
-    header: Mapping[str, object]
+    header: Manifest
     masks: Collection[str] = ()
     before_commit: Callable[[], None] = lambda: None
     peers: Peers = SINGLE_PROCESS
@@ -229,9 +229,9 @@ class Checkpointer:
     def _commit(
         self,
         name: str,
-        copies: Mapping[str, Encoded],
+        copies: EncodedPieces,
         frozen: Mapping[str, str],
-        header: Mapping[str, object],
+        header: Manifest,
     ) -> None:
         path = self.directory / name
         pieces = split_frozen(copies, frozen)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
 from pathlib import Path
 
 from ..core.digest import digest_of
@@ -22,12 +21,12 @@ from .format import (
     read_listed_file,
     read_manifest,
 )
-from .serialization import Encoded, encode
+from .serialization import Encoded, EncodedPieces, encode
 
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-def check_readable(folder: Path, pieces: Mapping[str, Encoded], *, process_index: int) -> None:
+def check_readable(folder: Path, pieces: EncodedPieces, *, process_index: int) -> None:
     """Compare the checkpoint in `folder` with the `pieces` that were to be written.
 
     They are read one after the other. A piece for which no memory is free is left out. The main

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +17,7 @@ from ..core.train_state import BestCheckpoint
 from .config import CheckpointConfig
 from .format import (
     CHECKPOINT_NAME,
+    Manifest,
     commit_mark,
     files_of,
     is_committed,
@@ -31,7 +32,7 @@ T = TypeVar("T")
 BEST_FILE = "best.json"
 
 
-def has_valid(path: Path, header: Mapping[str, object]) -> bool:
+def has_valid(path: Path, header: Manifest) -> bool:
     """Whether a valid checkpoint of this run is at `path`; any other one there is quarantined."""
     if not os.path.lexists(path):
         return False

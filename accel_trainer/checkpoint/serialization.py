@@ -40,6 +40,9 @@ DTYPES = {
 Tensors = Mapping[str, Tensor]
 """Tensors by name, such as a flat state dict."""
 
+Entry = Mapping[str, Any]
+"""What a manifest says of a file: its size and its SHA-256."""
+
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_SIZE = struct.Struct("<Q")
 
@@ -165,6 +168,10 @@ class Encoded:
     skeleton: bytes | None
     tensors: Tensors
     places: Mapping[str, Mapping[str, list[int]]] | None = None
+
+
+EncodedPieces = Mapping[str, Encoded]
+"""The pieces of a checkpoint by name."""
 
 
 def encode(value: object, *, name: str) -> Encoded:

@@ -26,7 +26,7 @@ from ..core.errors import DamagedError
 from ..core.json_files import parse_json
 from ..core.shards import as_shard, is_shard, local_part, place_in_whole
 from ..distributed.collectives import Peers
-from .serialization import DTYPES, Encoded, memory_of, pack_header, pack_tensors
+from .serialization import DTYPES, Encoded, Entry, memory_of, pack_header, pack_tensors
 
 # A key of the header's metadata. Of its values, torch reads only `saved_offsets`.
 _PLACES = "DCP_SHARDING_INFO"
@@ -50,7 +50,7 @@ def local_slices(encoded: Encoded, process_index: int) -> Encoded:
     return replace(encoded, tensors=tensors, places=places)
 
 
-def write_slices(path: Path, encoded: Encoded) -> dict[str, object]:
+def write_slices(path: Path, encoded: Encoded) -> Entry:
     """Write this process's file durably, and return its entry for the manifest."""
     assert encoded.places is not None
     places = {
@@ -139,7 +139,7 @@ class StoredTensor:
         return result
 
 
-def read_header(path: Path, entry: Mapping[str, Any]) -> bytes:
+def read_header(path: Path, entry: Entry) -> bytes:
     """Return the header of a file, verified against its `entry` in the manifest.
 
     Raises CheckpointError if it is damaged.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.tensor_memory import address_of
 from ..distributed.streams import has_streams, record_events
-from .serialization import Encoded
+from .serialization import Encoded, EncodedPieces
 
 
 class Snapshot:
@@ -23,7 +23,7 @@ class Snapshot:
     def __init__(self) -> None:
         self._buffers: dict[object, Tensor] = {}
 
-    def take(self, pieces: Mapping[str, Encoded]) -> tuple[dict[str, Encoded], Callable[[], None]]:
+    def take(self, pieces: EncodedPieces) -> tuple[dict[str, Encoded], Callable[[], None]]:
         """Return a copy of `pieces`, and a function that waits until the copy is complete.
 
         Tensors in the same memory have one copy. The next `take` overwrites it.

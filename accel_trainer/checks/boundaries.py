@@ -33,7 +33,7 @@ from .subject import (
     refuse_changes,
 )
 from .unchanged import left_unchanged
-from .unsaved_state import defaults_of, is_of_user
+from .unsaved_state import Parts, defaults_of, is_of_user
 
 _ALIGNMENT = 64  # bytes, of the memory of a new tensor
 IN_STEPS = {"before_micro_batch", "on_micro_batch", "before_update", "on_step_end"}
@@ -67,7 +67,7 @@ class BoundaryChecks(Inspector):
         self._read_state = read_state
         self._attributes = attributes
 
-    def parts(self) -> dict[str, object]:
+    def parts(self) -> Parts:
         """Return the parts that no checkpoint holds as a whole, by name."""
         kind = type(self._trainer)
         unneeded = getattr(kind, "unsaved_attributes", ())

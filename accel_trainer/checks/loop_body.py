@@ -19,6 +19,7 @@ from ..core.digest import digest_of
 from ..core.errors import ConfigError, listed
 from ..core.logger import logger
 
+_BODIES = ("body", "handlers", "cases", "orelse", "finalbody")
 _PLAIN = (bool, int, float, complex, str, bytes)
 _GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
 
@@ -84,8 +85,12 @@ class CarriedState:
 
 def refuse_early_exits(frame: FrameType) -> None:
     """Raise ConfigError if the body of the loop at `frame` leaves it by break or return."""
-    loop = _loop_at(frame)
-    for node in () if loop is None else _exits(loop.body):
+    body = loop.body if (loop := _loop_at(frame)) else []
+    exits: list[ast.stmt] = [
+        node for node in _statements(body, in_loops=False) if isinstance(node, ast.Break)
+    ]
+    exits += [node for node in _statements(body) if isinstance(node, ast.Return)]
+    for node in exits:
         raise ConfigError(
             "LOOP",
             f"the loop over the run has a {type(node).__name__.lower()} in line "
@@ -111,21 +116,6 @@ def _loop_at(frame: FrameType) -> ast.For | None:
     return loops[-1] if loops else None
 
 
-def _exits(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that leave the loop with this body."""
-    for node in body:
-        if isinstance(node, ast.Break | ast.Return):
-            yield node
-        elif isinstance(node, ast.For | ast.While):
-            yield from (each for each in _exits(node.body) if isinstance(each, ast.Return))
-            yield from _exits(node.orelse)
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            for part in ("body", "orelse", "finalbody"):
-                yield from _exits(getattr(node, part, []))
-            for handler in getattr(node, "handlers", []):
-                yield from _exits(handler.body)
-
-
 def _uses_of(loop: ast.For) -> tuple[set[str], set[str]]:
     """Return all names that the body reads, and those whose numbers it carries.
 
@@ -145,17 +135,17 @@ def _uses_of(loop: ast.For) -> tuple[set[str], set[str]]:
     return {*first_read}, {name for name in stored & deciding if first_read[name]}
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield all statements of a body, but not those of functions in it."""
+def _statements(body: list[ast.stmt], *, in_loops: bool = True) -> Iterator[ast.stmt]:
+    """Yield all statements of a body, perhaps those in inner loops, but not those of functions."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
-        for part in ("body", "handlers", "orelse", "finalbody"):
+        is_entered = in_loops or not isinstance(statement, ast.For | ast.While)
+        for part in _BODIES if is_entered else ("orelse",):
             for nested in getattr(statement, part, []):
-                yield from _statements(
-                    nested.body if isinstance(nested, ast.ExceptHandler) else [nested]
-                )
+                inner = [nested] if isinstance(nested, ast.stmt) else nested.body
+                yield from _statements(inner, in_loops=in_loops)
 
 
 def _names_of(statement: ast.stmt) -> tuple[set[str], set[str]]:

@@ -39,7 +39,13 @@ from ..fault_tolerance.activity import Activity
 from ..training.callback import Callback, TrainerView
 from ..training.callback_runner import Watch, named
 from ..training.config import TrainerConfig
-from ..training.evaluation.evaluation import Evaluation, check_monitored, groups_of, run_evaluation
+from ..training.evaluation.evaluation import (
+    Evaluation,
+    Evaluations,
+    check_monitored,
+    groups_of,
+    run_evaluation,
+)
 from ..training.evaluation.evaluator import Evaluator
 from ..training.inspector import Inspector
 from ..training.progress import choose_monitor
@@ -59,7 +65,7 @@ from .subject import (
     refuse_changes,
 )
 from .unchanged import left_unchanged
-from .unsaved_state import Walk, is_of_user, mark_unsaved
+from .unsaved_state import Parts, Walk, is_of_user, mark_unsaved
 from .untrained import untrained_named
 from .used_before import noted_changes
 
@@ -78,7 +84,7 @@ class Rehearsal(Inspector):
     boundaries: BoundaryChecks
     _: KW_ONLY
     config: TrainerConfig
-    evaluations: Mapping[str, Evaluation]
+    evaluations: Evaluations
     checkpointer: Checkpointer
     activity: Activity
 
@@ -130,7 +136,7 @@ class Rehearsal(Inspector):
             with self.activity.during("evaluation"), watched:
                 self._try_evaluations(trainer.loader)
 
-    def _used_parts(self) -> dict[str, object]:
+    def _used_parts(self) -> Parts:
         """Return what a run may change, and a later one in this process may be given again."""
         parts = dict(self.subject.parts)
         parts |= {f"the state {name}": each for name, each in self.subject.states.items()}

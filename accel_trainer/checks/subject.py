@@ -16,7 +16,7 @@ from ..core.logger import logger
 from ..core.parameters import Optimizers
 from ..core.shards import is_shard
 from ..training.callback import Callback
-from .unsaved_state import Mark, mark_unsaved
+from .unsaved_state import Mark, Parts, mark_unsaved
 
 UNSAVED = "and no checkpoint stores it"
 NOT_NEEDED = "set unsaved_attributes = ({key!r},) on its class"
@@ -32,7 +32,7 @@ class Subject:
     _: KW_ONLY
     model: nn.Module
     optimizers: Optimizers
-    parts: Mapping[str, object]
+    parts: Parts
     train_set: object
     states: Mapping[str, Any]
     accelerator: Accelerator
@@ -45,7 +45,7 @@ class Subject:
         """The parts whose state is not in a checkpoint, or not as a whole."""
         self._named: set[str] = set()
 
-    def mark(self, parts: Mapping[str, object], *, is_first: bool = False) -> Marks:
+    def mark(self, parts: Parts, *, is_first: bool = False) -> Marks:
         """Return marks of the values that `parts` keep where no checkpoint has them.
 
         The first ones have the defaults of classes, too, which later values are compared with.
@@ -65,7 +65,7 @@ class Subject:
         return [*others, *(each for each in flatten(found).values() if isinstance(each, Tensor))]
 
     @contextmanager
-    def watching(self, parts: Mapping[str, object], what: str, fix: str) -> Iterator[None]:
+    def watching(self, parts: Parts, what: str, fix: str) -> Iterator[None]:
         """Warn of what `what`, which runs in the block, changes in `parts` and nothing stores."""
         before = self.mark(parts, is_first=True)
         yield

@@ -62,6 +62,9 @@ _CACHED = type(cache(int))
 # `inspect.isroutine` is true for a partial since Python 3.14.
 _CODE = (FunctionType, MethodType, ModuleType, type, _CACHED, partial)
 
+Parts = Mapping[str, object]
+"""What a run is built from, or keeps, by name."""
+
 Mark = tuple[Any, object]
 """Shows whether a value has changed: its type (of a tensor with dtype and shape), and its
 content."""
@@ -80,7 +83,7 @@ def _set_by_libraries() -> frozenset[str]:
 
 
 def mark_unsaved(
-    parts: Mapping[str, object],
+    parts: Parts,
     *,
     model: nn.Module,
     stored: Sequence[object] = (),
@@ -115,7 +118,7 @@ class Walk:
 
     def __init__(
         self,
-        parts: Mapping[str, object],
+        parts: Parts,
         model: nn.Module,
         stored: Sequence[object] = (),
         *,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,14 +12,14 @@ from torch import nn
 from ..core.errors import listed
 from ..core.logger import logger
 from .model_watch import weights_in
-from .unsaved_state import mark_unsaved
+from .unsaved_state import Parts, mark_unsaved
 
 _left: WeakKeyDictionary[object, dict[str, Any]] = WeakKeyDictionary()
 """What the last run has left in the objects that it changed."""
 
 
 @contextmanager
-def noted_changes(parts: Mapping[str, object], *, is_new: bool) -> Iterator[None]:
+def noted_changes(parts: Parts, *, is_new: bool) -> Iterator[None]:
     """Note what the run in the block changes in its `parts`; warn of those that one has changed.
 
     A run that is not new takes what it needs from its checkpoint. An object that was set back, or

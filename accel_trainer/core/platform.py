@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 try:
     import fcntl
@@ -24,6 +27,25 @@ RUN_SIGNALS = (*STOP_SIGNALS, *SAVE_SIGNALS)
 
 # On Windows, no other process can read the locked byte, so it lies beyond the content.
 _LOCKED_BYTE = 2**30
+
+
+@contextmanager
+def signals_handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call `handle` for each of `RUN_SIGNALS` that comes in the block.
+
+    A signal that was ignored stays ignored, as under nohup. Outside the main thread, where Python
+    allows no handlers, the block runs without them.
+    """
+    handled = [number for number in RUN_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    try:
+        previous = {number: signal.signal(number, handle) for number in handled}
+    except ValueError:
+        previous = {}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def open_directory(path: Path) -> int | None:

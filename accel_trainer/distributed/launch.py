@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, 
 
 from ..core.config import answers_unknown
 from ..core.errors import ConfigError, ExitCode, OneLineError, Preempted, ProcessError, here
-from ..core.platform import RUN_SIGNALS, STOP_SIGNALS
+from ..core.platform import RUN_SIGNALS, STOP_SIGNALS, signals_handled
 from ..core.user_code import describe_error, exit_code_of, print_error
 from .accelerate_settings import reset_accelerate
 from .accelerator import uses_cpu
@@ -226,15 +225,8 @@ def _signals_forwarded(processes: Sequence[Any]) -> Iterator[list[int]]:
             if process.is_alive():
                 os.kill(process.pid, sent)
 
-    handled = [number for number in RUN_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    if threading.current_thread() is not threading.main_thread():
-        handled = []
-    previous = {number: signal.signal(number, forward) for number in handled}
-    try:
+    with signals_handled(forward):
         yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _find_result(

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..core.errors import Preempted, PreemptedCell, here
-from ..core.platform import RUN_SIGNALS, SAVE_SIGNALS
+from ..core.platform import SAVE_SIGNALS, signals_handled
 from ..distributed.process_group import find_cpu_group
 from .activity import Activity
 
@@ -170,9 +170,8 @@ class StopFlag:
 def stop_on_signals(flag: StopFlag) -> Iterator[None]:
     """Raise `flag` on the first TERM, INT, USR1 or HUP inside the block; USR2 requests a save.
 
-    A second INT, or one after another signal, exits at once with 130. A signal that was ignored
-    stays ignored, as under nohup. Outside the main thread, where Python allows no handlers, the
-    block runs without them.
+    A second INT, or one after another signal, exits at once with 130. Which signals are left alone
+    is said at `signals_handled`.
     """
     exits_from_s = math.inf  # an INT exits from this time on
 
@@ -198,17 +197,8 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
                 "run the same command again",
             )
 
-    handled = [number for number in RUN_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    try:
-        previous = {number: signal.signal(number, handle) for number in handled}
-    except ValueError:
+    with signals_handled(handle):
         yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -69,7 +69,7 @@ from ..training.assembly import assemble
 from ..training.callback import Callback
 from ..training.callback_runner import named
 from ..training.compile import compile_model
-from ..training.evaluation.evaluation import TEST, Evaluation
+from ..training.evaluation.evaluation import TEST, Evaluation, Evaluations
 from ..training.evaluation.evaluator import Evaluator
 from ..training.progress import EVALUATION, choose_monitor
 from ..training.strategy import choose_strategy
@@ -461,7 +461,7 @@ def _build_evaluations(
     task: Task,
     metrics: Mapping[str, Sequence[Metric]],
     strategy: Strategy,
-) -> dict[str, Evaluation]:
+) -> Evaluations:
     """Return the evaluations by name, such as `eval_hard`; the task evaluates a loader."""
     evaluations: dict[str, Evaluation] = {}
     for set_name, part in data.evaluation.items():
@@ -492,7 +492,7 @@ def _order_states(data: RunData) -> dict[str, Any]:
 def _prepare_plateaus(
     run: Run,
     callbacks: Sequence[Callback],
-    evaluations: Mapping[str, Evaluation],
+    evaluations: Evaluations,
     optimization: Optimization,
 ) -> None:
     """Tell the callbacks that follow a number which one it is. Raises ConfigError."""
@@ -511,7 +511,7 @@ def _inspect(
     run: Run,
     subject: Subject,
     readings: FirstReadings,
-    evaluations: Mapping[str, Evaluation],
+    evaluations: Evaluations,
     checkpointer: Checkpointer,
 ) -> Rehearsal:
     """Return what looks at the training; it ends with the run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from torch import nn
 
 from ..callbacks.metrics_file import MetricsFile
 from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.format import Manifest
 from ..checkpoint.manager import Checkpointer
 from ..core.guards import guarded_folder
 from ..core.logger import main_speaks
@@ -59,7 +60,7 @@ class JoinedRun:
     def open_checkpointer(
         self,
         config: CheckpointConfig,
-        header: Mapping[str, object],
+        header: Manifest,
         model: nn.Module,
         history: MetricsFile | None,
         peers: Peers = SINGLE_PROCESS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,7 @@ from ..core.types import Results
 from ..fault_tolerance.preemption import Stop
 from .callback import RunResult
 from .config import RESTARTS_EPOCH, TrainerConfig
-from .evaluation.evaluation import TEST, Evaluation, check_monitored, groups_of
+from .evaluation.evaluation import TEST, Evaluations, check_monitored, groups_of
 from .plain_values import is_detail
 
 EVALUATION = "evaluation data"
@@ -36,7 +36,7 @@ class Progress:
         ConfigError: the number that the config asks for is not in `monitors` of the `evaluations`.
     """
 
-    def __init__(self, config: TrainerConfig, evaluations: Mapping[str, Evaluation]) -> None:
+    def __init__(self, config: TrainerConfig, evaluations: Evaluations) -> None:
         limits = {name: getattr(config, name) for name in ("num_epochs", "num_steps", "max_steps")}
         self._limits = {name: limit for name, limit in limits.items() if limit is not None}
         self.monitored = next(iter(choose_monitor(config, evaluations).items()), None)
@@ -130,7 +130,7 @@ class Progress:
 
 
 def choose_monitor(
-    config: TrainerConfig, evaluations: Mapping[str, Evaluation]
+    config: TrainerConfig, evaluations: Evaluations
 ) -> dict[str, Literal["max", "min"]]:
     """Return the numbers that may decide which evaluation is best; the one that does comes first.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from .callback_runner import CallbackRunner
 from .config import TrainerConfig
 from .evaluation.evaluation import (
     TEST,
-    Evaluation,
+    Evaluations,
     groups_of,
     nonfinite_loss,
     run_evaluation,
@@ -71,7 +71,7 @@ class Trainer:
         assembly: Assembly,
         *,
         loader: Loader,
-        evaluations: Mapping[str, Evaluation],
+        evaluations: Evaluations,
         schedule: Schedule,
         decay: Decay | None = None,
         stop_flag: StopFlag,

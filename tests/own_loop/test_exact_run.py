@@ -390,8 +390,21 @@ def test_a_loop_that_would_leave_an_epoch_is_refused_at_once(tmp_path: Path) -> 
                     if len(seen) == 2:
                         break
 
+    def fit_and_return() -> None:
+        with exact_run(Accelerator(cpu=True), tmp_path, **given) as run:
+            for _ in run.epochs(2):
+                for batch in run.batches():
+                    seen.append(batch)
+                    for _ in batch:
+                        break  # leaves this loop alone
+                    match len(seen):
+                        case 2:
+                            return
+
     with pytest.raises(ConfigError, match=r"break in line \d+"):
         fit_and_break()
+    with pytest.raises(ConfigError, match=r"return in line \d+"):
+        fit_and_return()
     assert seen == []
 
 

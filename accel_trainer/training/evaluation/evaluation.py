@@ -59,6 +59,10 @@ class Evaluation(Protocol):
         """
 
 
+Evaluations = Mapping[str, Evaluation]
+"""The evaluations of a run by name, such as `eval_hard`; the first one is preferred."""
+
+
 def run_evaluation(
     evaluation: Evaluation,
     model: nn.Module,
