@@ -17,7 +17,9 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     "training/evaluation/test_interrupted_evaluation.py": (
         "test_an_interruption_around_an_evaluation_changes_nothing",
     ),
-    "training/evaluation/test_random_evaluation.py": (),
+    "training/evaluation/test_random_evaluation.py": (
+        "test_a_random_evaluation_repeats_itself_and_moves_no_generator",
+    ),
     "training/test_running.py": ("test_a_loop_that_is_left_early_is_saved_and_resumes_exactly",),
     "training/test_trainer_paths.py": ("test_a_hand_written_loop_gives_the_same_weights",),
     "faults/test_cache_in_use.py": (),
