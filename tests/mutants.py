@@ -1040,13 +1040,13 @@ MUTANTS: dict[str, list[Mutant]] = {
     "training/config.py": [
         Mutant(
             "fractions of an epoch are counted from its start",
-            "step = position.epoch * steps_per_epoch + position.step_in_epoch",
-            "step = position.step_in_epoch",
+            "step = state.epoch * steps_per_epoch + state.step_in_epoch",
+            "step = state.step_in_epoch",
             "training/evaluation/test_evaluation_interval.py",
         ),
         Mutant(
             "the last of a given number of steps is not evaluated unless it is due",
-            "is_last = position.optimizer_step == self.num_steps or (",
+            "is_last = state.optimizer_step == self.num_steps or (",
             "is_last = (",
             "training/test_steps.py",
         ),
@@ -1158,14 +1158,6 @@ MUTANTS: dict[str, list[Mutant]] = {
             "training/test_log.py",
         ),
     ],
-    "training/loop_state.py": [
-        Mutant(
-            "pending values are not in a checkpoint",
-            'self.log.pending = state["log"]',
-            "self.log.pending = {}",
-            "callbacks/test_own_numbers.py",
-        ),
-    ],
     "training/plain_values.py": [
         Mutant(
             "the file of an evaluation has single numbers too",
@@ -1175,6 +1167,12 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
     ],
     "training/progress.py": [
+        Mutant(
+            "pending values are not in a checkpoint",
+            'self.log.pending = state["log"]',
+            "self.log.pending = {}",
+            "callbacks/test_own_numbers.py",
+        ),
         Mutant(
             "a resume has forgotten how often each optimizer has stepped",
             '        self.num_turns = Counter(state.get("num_turns"))\n',

@@ -100,7 +100,7 @@ PROMISES = [
     Promise(
         KILLED,
         "Progress.load_state_dict",
-        'self.position = TrainState.from_dict(state["position"])',
+        'self.state = TrainState.from_dict(state["position"])',
         "tests/training/test_progress.py tests/training/test_ends.py",
     ),
     # --- any number of processes trains the same model ---

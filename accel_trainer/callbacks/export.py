@@ -106,18 +106,18 @@ class Exporter(Callback):
 def load_best(
     load: Callable[[str], Any],
     best: BestCheckpoint | None,
-    position: TrainState,
+    state: TrainState,
     otherwise: Weights,
 ) -> tuple[str, Mapping[str, Any]]:
     """Return the best weights of a run, or else the last, and first a text that says which.
 
     `load` reads a checkpoint by its name. `otherwise` are the weights that are taken if no
-    evaluation was the best, at the last `position`.
+    evaluation was the best, at the last `state`.
     """
     if best is not None:
         # It may be damaged, and a branch does not have that of the run that it left.
         with suppress(CheckpointError):
             weights = load(best.name).pieces[best.weights]
             return f"{best.weights} of the best checkpoint {best.name}", weights
-    weights = load(checkpoint_name(position)).pieces[otherwise]
-    return f"{otherwise} after step {position.optimizer_step}", weights
+    weights = load(checkpoint_name(state)).pieces[otherwise]
+    return f"{otherwise} after step {state.optimizer_step}", weights

@@ -35,9 +35,9 @@ class CheckpointConfig(Config):
         NOT_NEGATIVE.check(self, "checkpoint", "keep_for_replay")
         Range("to 2 or more", lambda number: number >= 2).check(self, "checkpoint", "keep_last_n")
 
-    def is_due(self, position: TrainState) -> bool:
-        """Whether a checkpoint is due at `position`."""
-        step = position.optimizer_step
-        is_epoch_due = position.step_in_epoch == 0 and position.epoch % self.every_n_epochs == 0
+    def is_due(self, state: TrainState) -> bool:
+        """Whether a checkpoint is due at `state`."""
+        step = state.optimizer_step
+        is_epoch_due = state.step_in_epoch == 0 and state.epoch % self.every_n_epochs == 0
         is_step_due = self.every_n_steps is not None and step % self.every_n_steps == 0
         return step > 0 and (is_epoch_due or is_step_due)

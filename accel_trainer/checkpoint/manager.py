@@ -148,7 +148,7 @@ class Checkpointer:
 
     def save(
         self,
-        position: TrainState,
+        state: TrainState,
         pieces: Pieces,
         *,
         best: BestCheckpoint | None = None,
@@ -161,7 +161,7 @@ class Checkpointer:
         one: it is kept, and best.json names it. `metadata` is what the user notes in the manifest.
         `unstepped` are the model's parameters that no optimizer steps: those that nothing else has
         changed since the run began are linked from the checkpoint before. A valid checkpoint of
-        this run at `position` is not written again.
+        this run at `state` is not written again.
 
         Waits for the save before, and raises its errors as `wait` does. Raises CheckpointError for
         a state that is not made of plain values and tensors, and ConfigError for `metadata` that is
@@ -173,8 +173,8 @@ class Checkpointer:
             name: local_slices(encode(value, name=name), index) for name, value in pieces.items()
         }
         copies, wait_for_copies = self._snapshot.take(encoded)
-        header = {**self.header, "metadata": copy_metadata(metadata), **position._asdict()}
-        name = checkpoint_name(position)
+        header = {**self.header, "metadata": copy_metadata(metadata), **state._asdict()}
+        name = checkpoint_name(state)
 
         def commit() -> None:
             wait_for_copies()

@@ -46,7 +46,7 @@ def explain_out_of_memory(
     config: BatchConfig, activity: Activity, accelerator: Accelerator
 ) -> OutOfMemoryError:
     """Return the error of a process that has no memory left: it says what to do."""
-    where = f"after step {activity.position.optimizer_step}, phase {activity.phase}"
+    where = f"after step {activity.state.optimizer_step}, phase {activity.phase}"
     fix = _NEEDS_LESS
     if activity.phase == "evaluation":
         fix = f"set --batch.eval-batch-size below {config.eval_batch_size}"

@@ -1,4 +1,4 @@
-"""The position of a run, from which its data, learning rates and random numbers follow."""
+"""How far a run has come: its data, learning rates and random numbers follow from that."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 
 class TrainState(NamedTuple):
-    """The position of a run, the same on every process and for any number of processes.
+    """How far a run has come, the same on every process and for any number of processes.
 
     `optimizer_step` counts completed steps, including skipped fp16 steps, whose data was consumed.
     `epoch` is the epoch in progress, and `step_in_epoch` the number of its step batches that were
@@ -24,7 +24,7 @@ class TrainState(NamedTuple):
     samples_seen: int = 0
 
     def after_step(self, num_samples: int) -> TrainState:
-        """Return the position after one more optimizer step, over `num_samples` samples."""
+        """Return the state after one more optimizer step, over `num_samples` samples."""
         return TrainState(
             self.optimizer_step + 1,
             self.epoch,
@@ -38,16 +38,16 @@ class TrainState(NamedTuple):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainState:
-        """Return the position that `values` has by name. Raises KeyError if a part is missing."""
+        """Return the state that `values` has by name. Raises KeyError if a part is missing."""
         return cls(*(int(values[name]) for name in cls._fields))
 
 
-def checkpoint_name(position: TrainState) -> str:
-    """Return the name of the checkpoint at `position`. Names sort as positions do.
+def checkpoint_name(state: TrainState) -> str:
+    """Return the name of the checkpoint at `state`. Names sort as a run goes on.
 
-    A step that ends an epoch has two positions: before and after the epoch's evaluation.
+    A step that ends an epoch has two states: before and after the epoch's evaluation.
     """
-    return f"step-{position.optimizer_step:010d}-epoch-{position.epoch:05d}"
+    return f"step-{state.optimizer_step:010d}-epoch-{state.epoch:05d}"
 
 
 Weights = Literal["model", "ema"]

@@ -1,4 +1,4 @@
-"""What a process is doing: its phase, the position of its run, and its number of forwards."""
+"""What a process is doing: its phase, how far its run has come, and its number of forwards."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..core.train_state import TrainState
 class Activity:
     """What a process is doing, as read by the watchdog's thread and by error reports.
 
-    The trainer sets `position`, and its steps count `num_forwards`. `phase_s` holds the seconds
+    The trainer sets `state`, and its steps count `num_forwards`. `phase_s` holds the seconds
     spent in each phase so far, without the current stay in `phase`. `compilation` counts the
     seconds of compiling the model. `couples_batch` is copied from the task. `result` is the
     RunResult at the end.
     """
 
     def __init__(self) -> None:
-        self.position = TrainState()
+        self.state = TrainState()
         self.num_forwards = 0
         self.couples_batch: bool | str = False
         self.phase_s: dict[str, float] = defaultdict(float)

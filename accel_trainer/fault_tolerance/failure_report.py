@@ -108,7 +108,7 @@ class _Report:
     rank: int
 
     def failure(self, error: str, exit_code: int) -> Failure:
-        where = f"step {self.activity.position.optimizer_step}, {self.activity.phase}"
+        where = f"step {self.activity.state.optimizer_step}, {self.activity.phase}"
         return Failure(self.rank, where, error, exit_code)
 
     def write(
@@ -124,7 +124,7 @@ class _Report:
             status = {
                 "state": state,
                 "exit_code": exit_code,
-                "optimizer_step": self.activity.position.optimizer_step,
+                "optimizer_step": self.activity.state.optimizer_step,
                 "last_commit": checkpoints[-1].name if checkpoints else None,
                 "error": failure and str(failure),
             }

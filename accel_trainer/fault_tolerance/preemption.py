@@ -216,7 +216,7 @@ def program_stopped(
         # One that is not agreed on came after the last poll.
         stop = flag.agreed if flag.agreed.is_preemption else flag._wish
         if stop.is_preemption:
-            step = activity.position.optimizer_step
+            step = activity.state.optimizer_step
             line = f"{stop.reason}: saved step {step}: run the same command to continue"
             raise Preempted("PREEMPTED", line, activity.result)
     except Preempted as error:

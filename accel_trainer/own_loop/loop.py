@@ -67,24 +67,24 @@ class ExactRun(Stateful):
         """Looks at what the loop in a frame carries from round to round."""
 
     @property
-    def position(self) -> TrainState:
+    def state(self) -> TrainState:
         """Where the loop is: `optimizer_step` are its steps, and `step_in_epoch` its batches."""
-        return self._activity.position
+        return self._activity.state
 
     @property
     def step(self) -> int:
         """How many steps were taken: rounds of the loop in which an optimizer has stepped."""
-        return self.position.optimizer_step
+        return self.state.optimizer_step
 
     @property
     def epoch(self) -> int:
         """The epoch in progress, counted from 0."""
-        return self.position.epoch
+        return self.state.epoch
 
     @property
     def batch_in_epoch(self) -> int:
         """How many batches of the epoch this process has taken: `enumerate` starts there."""
-        return self.position.step_in_epoch
+        return self.state.step_in_epoch
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Return the epochs that are left: the one in progress, and those up to `num_epochs`.
@@ -106,7 +106,7 @@ class ExactRun(Stateful):
                 self._settle()
             self.is_stopped = self._is_stopping
             if self.batch_in_epoch >= len(self._loader.batches):
-                self._activity.position = self.position.after_epoch()
+                self._activity.state = self.state.after_epoch()
             is_end = self.is_stopped or self._save_every == math.inf or is_over()
             if self._is_boundary:
                 self._stop_flag.agree()
@@ -237,8 +237,8 @@ class ExactRun(Stateful):
     def _end_round(self) -> None:
         """Move on, and write digests if they are due."""
         num_samples = len(self._loader.batches[self.batch_in_epoch])
-        position = self.position.after_step(num_samples * self._accelerator.num_processes)
-        self._activity.position = position._replace(optimizer_step=self.step)
+        state = self.state.after_step(num_samples * self._accelerator.num_processes)
+        self._activity.state = state._replace(optimizer_step=self.step)
         self._activity.num_forwards += 1
         if self._settle() and self._is_boundary and self.step % self._digest_every == 0:
             pieces = self.states.state_dict()
@@ -248,7 +248,7 @@ class ExactRun(Stateful):
     def _settle(self) -> bool:
         """Count the step, if optimizers have stepped; return whether they have."""
         has_stepped, self._is_boundary = self._updates.settle()
-        self._activity.position = self.position._replace(optimizer_step=self.step + has_stepped)
+        self._activity.state = self.state._replace(optimizer_step=self.step + has_stepped)
         # Without an update, nothing else may change.
         if self._carried and has_stepped and not self._accelerator.optimizer_step_was_skipped:
             self._carried.after_step()
@@ -269,7 +269,7 @@ class ExactRun(Stateful):
         with self._activity.during("save"):
             pieces = self.states.state_dict()
             if self._accelerator.is_main_process:
-                self.store(self.position, pieces)
+                self.store(self.state, pieces)
 
     def _order_digest(self) -> Tensor:
         return torch.tensor([self._loader.digest()], device=self._accelerator.device)

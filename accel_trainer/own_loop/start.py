@@ -123,8 +123,8 @@ def exact_run(
         run.resources.callback(ordered.close)
         with preserved_generators(accelerator.device):
             if resume is not None:
-                run.activity.position = TrainState.from_dict(resume.checkpoint.manifest)
-            ordered.begin(run.activity.position.epoch)
+                run.activity.state = TrainState.from_dict(resume.checkpoint.manifest)
+            ordered.begin(run.activity.state.epoch)
             _check_equal_rounds(len(ordered.batches), accelerator)
             header = identify(accelerator, ordered, settings, seed)
         if resume is not None:
@@ -205,7 +205,7 @@ def _record(run: JoinedRun, config: dict[str, Any]) -> None:
     environment = describe_environment(run.accelerator, {})
     if (edits := record_start(config, environment, run.folder, copies_recipe=True)) is not None:
         say(edits)
-    step = run.activity.position.optimizer_step
+    step = run.activity.state.optimizer_step
     record_attempt(run.folder, "start", step, {"num_processes": run.accelerator.num_processes})
 
 
@@ -217,7 +217,7 @@ def _record_end(
             history.sync()  # what was written after the last checkpoint
     reason = stopped_by or ("run.stop()" if loop.is_stopped else "all steps are done")
     result = RunResult(
-        "preempted" if stopped_by else "done", reason, loop.position, loop.metrics, None, run.folder
+        "preempted" if stopped_by else "done", reason, loop.state, loop.metrics, None, run.folder
     )
     phases = run.activity.phase_s
     record_attempt(run.folder, "end", loop.step, {"state": result.state, "phase_s": phases})

@@ -131,19 +131,19 @@ class TrainerConfig(Config):
         whole = self.total_steps(steps_per_epoch)
         return min(whole, self.max_steps or whole)
 
-    def evaluates_after(self, position: TrainState, steps_per_epoch: int) -> bool:
-        """Whether the run evaluates at `position`, where it has trained at least one step.
+    def evaluates_after(self, state: TrainState, steps_per_epoch: int) -> bool:
+        """Whether the run evaluates at `state`, where it has trained at least one step.
 
-        At the end of an epoch, that is the position with all its steps, before the next epoch.
+        At the end of an epoch, that is the state with all its steps, before the next epoch.
         """
         numerator, denominator, unit = _interval(self.evaluate_every or "1epoch")
-        step = position.optimizer_step
+        step = state.optimizer_step
         if unit == "epoch":
-            step = position.epoch * steps_per_epoch + position.step_in_epoch
+            step = state.epoch * steps_per_epoch + state.step_in_epoch
             numerator *= steps_per_epoch
-        is_epoch_end = position.step_in_epoch == steps_per_epoch
-        is_last = position.optimizer_step == self.num_steps or (
-            is_epoch_end and position.epoch + 1 == self.num_epochs
+        is_epoch_end = state.step_in_epoch == steps_per_epoch
+        is_last = state.optimizer_step == self.num_steps or (
+            is_epoch_end and state.epoch + 1 == self.num_epochs
         )
         # A multiple of the interval lies at this step, or between it and the one before.
         return is_last or step * denominator % numerator < denominator

@@ -70,7 +70,7 @@ class Log:
         fix = "give the bytes of a PNG, such as accel_trainer.vision.to_png(picture)"
         name = _row_name(name, png, is_png, fix)
         if self.is_main_process:
-            file = f"{name.replace('/', '=')}-step-{self.activity.position.optimizer_step:010d}.png"
+            file = f"{name.replace('/', '=')}-step-{self.activity.state.optimizer_step:010d}.png"
             path = f"pictures/{file}"
             with writes_to(self.folder):
                 filesystem.make_directory(self.folder / "pictures")

@@ -1,16 +1,19 @@
-"""The progress of a run: its position, its last and best evaluation, and why it ends."""
+"""The progress of a run: its state, its last and best evaluation, and why it ends."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from accelerate.utils import recursively_apply
+from torch import Tensor
 
 from ..core.errors import ConfigError
-from ..core.registry import StateDict
+from ..core.registry import StateDict, Stateful
 from ..core.train_state import BestCheckpoint, TrainState
 from ..core.types import Results
 from ..fault_tolerance.preemption import Stop
@@ -18,6 +21,11 @@ from .callback import RunResult
 from .config import RESTARTS_EPOCH, TrainerConfig
 from .evaluation.evaluation import TEST, Evaluations, check_monitored, groups_of
 from .plain_values import is_detail
+
+if TYPE_CHECKING:
+    from .callback_runner import CallbackRunner
+    from .log import Log
+    from .step.nonfinite_report import NonfiniteReport
 
 EVALUATION = "evaluation data"
 """Stands among the settings that were changed for data whose numbers cannot be compared."""
@@ -40,7 +48,7 @@ class Progress:
         limits = {name: getattr(config, name) for name in ("num_epochs", "num_steps", "max_steps")}
         self._limits = {name: limit for name, limit in limits.items() if limit is not None}
         self.monitored = next(iter(choose_monitor(config, evaluations).items()), None)
-        self.position = TrainState()
+        self.state = TrainState()
         self.num_turns = Counter[str]()
         self.metrics: Results = {}
         self.best: BestCheckpoint | None = None
@@ -53,16 +61,15 @@ class Progress:
         if self.requested_stop is not None:
             return self.requested_stop
         for name, limit in self._limits.items():
-            position = self.position
-            number = position.epoch if name == "num_epochs" else position.optimizer_step
+            number = self.state.epoch if name == "num_epochs" else self.state.optimizer_step
             if number >= limit:
                 return f"{name} reached"
         return None
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the weights of this position have been evaluated."""
-        return self.evaluated_step == self.position.optimizer_step
+        """Whether the weights of this state have been evaluated."""
+        return self.evaluated_step == self.state.optimizer_step
 
     def record_evaluation(self, metrics: Results, checkpoint: str) -> str | None:
         """Record an evaluation of the weights that `checkpoint` will hold.
@@ -82,23 +89,23 @@ class Progress:
             if is_better and not unusable:
                 self.best = BestCheckpoint(checkpoint, name, value, mode)
         self.metrics = metrics
-        self.evaluated_step = self.position.optimizer_step
+        self.evaluated_step = self.state.optimizer_step
         return unusable
 
     def result(self, stop: Stop, folder: Path) -> RunResult:
         """Return how the run ended: done and evaluated, or by `stop`."""
-        state: Literal["done", "stopped", "preempted"] = "stopped"
+        outcome: Literal["done", "stopped", "preempted"] = "stopped"
         reason = stop.reason or "left by the program"
         if self.end_reason is not None and self.is_evaluated:
-            state, reason = "done", self.end_reason
+            outcome, reason = "done", self.end_reason
         elif stop.is_preemption:
-            state = "preempted"
-        return RunResult(state, reason, self.position, self.metrics, self.best, folder=folder)
+            outcome = "preempted"
+        return RunResult(outcome, reason, self.state, self.metrics, self.best, folder=folder)
 
     def state_dict(self) -> StateDict:
         """Return plain values."""
         return {
-            "position": self.position._asdict(),
+            "position": self.state._asdict(),
             "best": self.best and asdict(self.best),
             "metrics": {
                 name: value for name, value in self.metrics.items() if not is_detail(value)
@@ -110,7 +117,7 @@ class Progress:
 
     def load_state_dict(self, state: StateDict) -> None:
         """Restore what `state_dict` returned."""
-        self.position = TrainState.from_dict(state["position"])
+        self.state = TrainState.from_dict(state["position"])
         self.num_turns = Counter(state.get("num_turns"))
         self.metrics = state["metrics"]
         self.evaluated_step = state["evaluated_step"]
@@ -126,7 +133,34 @@ class Progress:
         if EVALUATION in changes:
             self.best = None
         if RESTARTS_EPOCH & set(changes):
-            self.position = self.position._replace(step_in_epoch=0)
+            self.state = self.state._replace(step_in_epoch=0)
+
+
+@dataclass(eq=False)
+class LoopState(Stateful):
+    """The progress, the latest skipped steps, the callbacks, and the numbers for the next row."""
+
+    progress: Progress
+    nonfinite: NonfiniteReport
+    callbacks: CallbackRunner
+    log: Log
+
+    def state_dict(self) -> StateDict:
+        """Return plain values and tensors. **Collective** if the state of a callback is."""
+        return {
+            **self.progress.state_dict(),
+            "skipped_steps": self.nonfinite.skipped_steps,
+            "callbacks": self.callbacks.state_dict(),
+            "log": self.log.settle(),
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Restore what `state_dict` returned."""
+        self.progress.load_state_dict(state)
+        self.nonfinite.skipped_steps = state["skipped_steps"]
+        # In memory of their own, as in `load_all`.
+        self.callbacks.load_state_dict(recursively_apply(Tensor.clone, state["callbacks"]))
+        self.log.pending = state["log"]
 
 
 def choose_monitor(

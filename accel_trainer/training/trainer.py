@@ -34,8 +34,7 @@ from .evaluation.evaluation import (
 )
 from .inspector import Inspector
 from .log import Log
-from .loop_state import LoopState
-from .progress import Progress
+from .progress import LoopState, Progress
 from .step.turns import in_turn, joined, takes_turns, updates_at
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ class Trainer:
         loop = LoopState(self._progress, step.nonfinite, self._callback_runner, self.log)
         self._states = self._trained.extended({"trainer": loop})
         # Where the last checkpoint was taken; where a run begins, none is due.
-        self._saved_position = self.state
+        self._saved_state = self.state
         self.metadata: dict[str, Any] = {}
         """Plain JSON values that every checkpoint stores; those of the main process count."""
         self.result: RunResult | None = None
@@ -394,7 +393,7 @@ class Trainer:
     def _save(self) -> None:
         """Pass a checkpoint of the current position to the writer. **Collective.**"""
         self._stop_flag.is_save_agreed = False
-        self._saved_position = self.state
+        self._saved_state = self.state
         self._step.check.settle()
         with self._activity.during("disk"):
             self._checkpointer.wait()
@@ -427,7 +426,7 @@ class Trainer:
         self._states.load_state_dict(pieces, changes=changes)
         self._progress.go_on_with(changes)
         self._move_to(self.state)
-        self._saved_position = self.state
+        self._saved_state = self.state
         for name in sorted(pieces.keys() - self._states.parts.keys()):
             logger.warning("the checkpoint has %s, which this run does not have: it is lost", name)
         self._callback_runner.warn_of_lost(pieces["trainer"]["callbacks"])
@@ -452,7 +451,7 @@ class Trainer:
     @property
     def state(self) -> TrainState:
         """How far training has come."""
-        return self._progress.position
+        return self._progress.state
 
     @property
     def best(self) -> BestCheckpoint | None:
@@ -509,16 +508,16 @@ class Trainer:
     @property
     def _is_save_due(self) -> bool:
         best = self._progress.best
-        return self.state != self._saved_position and (
+        return self.state != self._saved_state and (
             (best is not None and best.name == checkpoint_name(self.state))
             or (self._config.num_steps is not None and self._progress.is_evaluated)
             or self._checkpointer.config.is_due(self.state)
             or self._stop_flag.is_save_agreed
         )
 
-    def _move_to(self, position: TrainState) -> None:
-        self._progress.position = position
-        self._activity.position = position
+    def _move_to(self, state: TrainState) -> None:
+        self._progress.state = state
+        self._activity.state = state
 
     @property
     def position(self) -> Position:
@@ -557,15 +556,15 @@ class Trainer:
             self._move_to(next_epoch)
             self._notify("on_epoch_end")
 
-    def _evaluate_at(self, position: TrainState) -> bool:
+    def _evaluate_at(self, state: TrainState) -> bool:
         """Evaluate the weights and notify; return False if a signal stopped the evaluation.
 
-        `position` names the checkpoint that will hold these weights.
+        `state` is that of the checkpoint that will hold these weights.
         """
         self._inspector.evaluation()
         try:
             metrics = self.evaluate()
-            unusable = self._progress.record_evaluation(metrics, checkpoint_name(position))
+            unusable = self._progress.record_evaluation(metrics, checkpoint_name(state))
         except EvaluationStopped:
             return False
         except CheckpointError:  # the evaluation has changed what would be saved
@@ -577,13 +576,13 @@ class Trainer:
                 self._save()
             raise
         if found := nonfinite_loss(metrics):
-            logger.warning("%s at step %d: lower the learning rate", found, position.optimizer_step)
+            logger.warning("%s at step %d: lower the learning rate", found, state.optimizer_step)
         elif unusable:
             logger.warning(
                 "[METRIC] %s decides the best checkpoint and is NaN or inf at step %d: this "
                 "evaluation is never the best, and no improvement",
                 unusable,
-                position.optimizer_step,
+                state.optimizer_step,
             )
         self._notify("on_evaluate_end", metrics)
         return True

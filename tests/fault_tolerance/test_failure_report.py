@@ -36,7 +36,7 @@ def train(
 ) -> None:
     """Report what rank 0 of a run does, which ends in a phase or by an error."""
     activity = Activity()
-    activity.position = TrainState(optimizer_step=7)
+    activity.state = TrainState(optimizer_step=7)
     watchdog = Watchdog(
         activity, StopFlag(num_processes=1, timeout_s=60), timeout_s=60, launcher_pid=None
     )

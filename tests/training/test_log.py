@@ -22,7 +22,7 @@ PNG = b"\x89PNG\r\n\x1a\nand so on"
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
     activity = Activity()
-    activity.position = TrainState(optimizer_step=12)
+    activity.state = TrainState(optimizer_step=12)
     return Log(tmp_path, activity, is_main_process=True)
 
 

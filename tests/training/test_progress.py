@@ -37,7 +37,7 @@ def make(**config: Any) -> Progress:
 
 
 def evaluate(progress: Progress, step: int, loss: float | None) -> None:
-    progress.position = TrainState(step)
+    progress.state = TrainState(step)
     progress.record_evaluation({"eval/loss": loss}, f"step-{step}")
 
 
@@ -77,7 +77,7 @@ def test_the_progress_of_a_run_knows_why_nothing_is_left(
     config: dict[str, Any], position: TrainState, reason: str | None
 ) -> None:
     progress = make(**config)
-    progress.position = position
+    progress.state = position
     assert progress.end_reason == reason
     progress.requested_stop = "early stopping"
     assert progress.end_reason == "early stopping"
@@ -108,7 +108,7 @@ def test_a_result_is_done_only_if_the_last_weights_are_evaluated(
 
 def test_progress_that_is_stored_is_restored_without_lists() -> None:
     progress = make()
-    progress.position = TrainState().after_step(16)
+    progress.state = TrainState().after_step(16)
     progress.record_evaluation({"eval/loss": 0.5, "eval/matrix": [[1]]}, "step-1")
     progress.requested_stop = "early stopping"
     stored = progress.state_dict()
@@ -136,12 +136,12 @@ def test_progress_after_changed_settings_decides_again(
     changes: list[str], step_in_epoch: int, requested_stop: str | None
 ) -> None:
     progress = make()
-    progress.position = TrainState(optimizer_step=13, epoch=1, step_in_epoch=3, samples_seen=99)
+    progress.state = TrainState(optimizer_step=13, epoch=1, step_in_epoch=3, samples_seen=99)
     progress.requested_stop = "early stopping"
     restored = make()
     restored.load_state_dict(progress.state_dict())
     restored.go_on_with(changes)
-    assert restored.position == TrainState(13, 1, step_in_epoch, 99)
+    assert restored.state == TrainState(13, 1, step_in_epoch, 99)
     assert restored.requested_stop == requested_stop
 
 
