@@ -72,13 +72,11 @@ def test_what_a_recipe_prints_last_changes_no_exit_code(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("python_is_forked")
 def test_a_run_whose_reader_is_gone_trains_to_its_end(tmp_path: Path) -> None:
-    train_into(tmp_path, "| head -n 1 > /dev/null", num_warnings=1)
+    train_into(tmp_path, "", num_warnings=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stdout", "num_warnings"), [("| head -n 1 > /dev/null", 1), ("> /dev/full", 1), (">&-", 0)]
-)
+@pytest.mark.parametrize(("stdout", "num_warnings"), [("", 1), ("> /dev/full", 1), (">&-", 0)])
 def test_a_run_whose_stdout_takes_no_more_trains_to_its_end(
     tmp_path: Path, stdout: str, num_warnings: int
 ) -> None:
@@ -86,20 +84,17 @@ def test_a_run_whose_stdout_takes_no_more_trains_to_its_end(
 
 
 def train_into(folder: Path, stdout: str, *, num_warnings: int) -> None:
+    """Train with a pipe that nobody reads as stdout, or what bash puts in its place."""
     recipe, run = folder / "recipe.py", folder / "run"
     recipe.write_text(RECIPE)
-    command = [
-        "bash",
-        "-c",
-        f'"$0" "$1" "$2" {stdout}; exit ${{PIPESTATUS[0]}}',
-        sys.executable,
-        recipe,
-        run,
-    ]
+    command = ["bash", "-c", f'"$0" "$1" "$2" {stdout}', sys.executable, recipe, run]
+    reader, writer = os.pipe()
+    os.close(reader)
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, check=False
+        command, cwd=folder, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True
     )
+    os.close(writer)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("cannot write to stdout") == num_warnings, done.stderr
     assert "Traceback" not in done.stderr

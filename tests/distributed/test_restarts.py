@@ -13,8 +13,8 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import yaml
 from PIL import Image
 
 from ..digits import ON_DIGITS
+from ..faults.signals import go_on, wait_for
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -89,6 +90,11 @@ class Cluster:
             **variables,
         }
         environment["PYTHONPATH"] = str(ROOT)
+        control = self.folder / f"attempt-{attempt}"
+        if attempt < len(self.disturbances):
+            control.mkdir()
+            environment["PAUSED_IN"] = str(control)
+            environment["ACCEL_TRAINER_CALLBACKS"] = str(Path(__file__).with_name("pausing.py"))
         with (self.folder / f"attempt-{attempt}.log").open("w") as log:
             process = subprocess.Popen(
                 command,
@@ -99,22 +105,16 @@ class Cluster:
                 start_new_session=True,
             )
             if attempt < len(self.disturbances):
-                self.wait_for_checkpoint_of(process, after=self.newest_step())
+                wait_for(lambda: process.poll() is not None or (control / "ready-0").exists())
+                assert process.poll() is None, self.output(attempt)
                 self.disturbances[attempt](process)
+                if self.disturbances[attempt] is not lose_machine:
+                    go_on(control)
             self.codes.append(process.wait(300))
         return self.codes[-1]
 
-    def wait_for_checkpoint_of(self, process: subprocess.Popen[Any], *, after: int) -> None:
-        while self.newest_step() <= after:
-            assert process.poll() is None, self.output()
-            time.sleep(0.02)
-
-    def newest_step(self) -> int:
-        names = [path.name for path in self.run.glob("checkpoints/step-*")]
-        return max((int(re.findall(r"\d+", name)[0]) for name in names), default=0)
-
-    def output(self) -> str:
-        return (self.folder / f"attempt-{len(self.codes) - 1}.log").read_text()
+    def output(self, attempt: int = -1) -> str:
+        return (self.folder / f"attempt-{attempt % len(self.codes)}.log").read_text()
 
     def export(self) -> bytes:
         return (self.run / "export" / "model.safetensors").read_bytes()
@@ -126,8 +126,9 @@ def terminate(process: subprocess.Popen[Any]) -> None:
 
 
 def lose_machine(process: subprocess.Popen[Any]) -> None:
-    for each in [*psutil.Process(process.pid).children(recursive=True), process]:
-        each.kill()
+    for each in [process, *psutil.Process(process.pid).children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 @pytest.fixture(scope="module")

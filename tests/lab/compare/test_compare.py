@@ -8,7 +8,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from accel_trainer.commands import read_rows, read_run
 from accel_trainer.core.run_dir import is_locked
 from tests.cli.conftest import run_command
+from tests.faults.signals import wait_for
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "tests" / "lab" / "replay" / "poisoned.py"
@@ -200,11 +200,31 @@ def test_runs_on_other_data_are_not_mixed(
     assert "B is" not in out.splitlines()[-1]
 
 
+PAUSES_ONCE = """
+import pathlib, time
+from accel_trainer import Callback
+
+class PausesOnce(Callback):
+    def on_step_end(self, trainer, report):
+        folder = pathlib.Path({folder!r})
+        if "arm-" in str(trainer.log.folder) and not (folder / "paused").exists():
+            (folder / "paused").touch()
+            while not (folder / "go").exists():
+                time.sleep(0.01)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_comparison_continues_and_finds_the_same(
-    compare: Compare, tmp_path: Path, signal_number: signal.Signals
+    compare: Compare,
+    tmp_path: Path,
+    signal_number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    callbacks = tmp_path / "pauses.py"
+    callbacks.write_text(PAUSES_ONCE.format(folder=str(tmp_path)))
+    monkeypatch.setenv("ACCEL_TRAINER_CALLBACKS", str(callbacks))
     program = "import sys; from accel_trainer.cli.main import main; sys.exit(main(sys.argv[1:]))"
     flags = ["--at", "50%", "--pairs", "2", "--json"]
     command = ["compare", RECIPE, *FLAGS.split(), "--b", "--lr 1e-6", *flags]
@@ -216,18 +236,18 @@ def test_a_stopped_comparison_continues_and_finds_the_same(
         start_new_session=True,
         cwd=ROOT,
     ) as process:
-        while process.poll() is None and not [*tmp_path.glob("runs/*/arm-*/*/metrics.jsonl")]:
-            time.sleep(0.05)
+        wait_for(lambda: (tmp_path / "paused").exists() or process.poll() is not None)
         code, _, err = compare("--lr 1e-6", "--pairs", 3)
         assert (code, f"{tmp_path / 'runs'} is locked" in err) == (73, True)
         os.killpg(process.pid, signal_number)
+        (tmp_path / "go").touch()
         out, err = process.communicate()
     if signal_number == signal.SIGINT:
         assert (process.returncode, err.splitlines()[-1]) == (130, "accel_trainer: interrupted")
         assert "the same command continues" in err
         assert out == ""
-    while any(is_locked(path) for path in tmp_path.rglob("run.lock")):
-        time.sleep(0.05)  # a recipe ends soon after the command that has started it
+    # A recipe ends soon after the command that has started it.
+    wait_for(lambda: not any(is_locked(path) for path in tmp_path.rglob("run.lock")))
     found = json.loads(compare("--lr 1e-6", "--pairs", 2, "--json")[1])
     (tmp_path / "runs").rename(tmp_path / "first")
     again = json.loads(compare("--lr 1e-6", "--pairs", 2, "--jobs", 2, "--json")[1])
