@@ -175,6 +175,17 @@ class Pair(ctypes.Structure):
     _fields_ = (("value", ctypes.c_int), ("other", ctypes.c_int))
 
 
+class OwnList(list[int]):
+    """A list of the user's class."""
+
+
+def scheduled() -> torch.optim.lr_scheduler.LRScheduler:
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimizer.step()
+    return schedule
+
+
 def generated() -> Iterator[int]:
     yield from range(1000)
 
@@ -218,6 +229,16 @@ PLACES: dict[str, Callable[[Path], Number]] = {
         torch.Generator, lambda generator: torch.rand(1, generator=generator)
     ),
     "generator of numpy": holding(np.random.default_rng, lambda generator: generator.random()),
+    "old generator of numpy": holding(
+        lambda: np.random.RandomState(0), lambda generator: generator.rand()
+    ),
+    "list of objects": holding(lambda: [Counts()], lambda held: held[0]()),
+    "dict of objects": holding(lambda: {"loss": Counts()}, lambda held: held["loss"]()),
+    "tuple of objects": holding(lambda: (1, Counts()), lambda held: held[1]()),
+    "long list": holding(lambda: [0.0] * 5000, add_to),
+    "long dict": holding(lambda: dict.fromkeys(range(5000), 0.0), add_to),
+    "list of an own class": holding(OwnList, lambda kept: kept.append(2)),
+    "schedule": holding(scheduled, lambda schedule: schedule.step()),
     "generator of Python": holding(random.Random, lambda generator: generator.random()),
     "bytearray": holding(lambda: bytearray(4), add_to),
     "array": holding(lambda: array.array("q", [0]), add_to),

@@ -216,13 +216,6 @@ def test_a_wrong_fraction_is_refused(tmp_path: Path, fraction: float) -> None:
         load(tmp_path, tmp_path, val_fraction=fraction)
 
 
-def test_a_fraction_of_a_source_that_has_a_split_is_refused(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        write_classes(tmp_path / "photos" / split)
-    with pytest.raises(ConfigError, match="has a validation split, so --val-fraction 0.1 does not"):
-        load(tmp_path / "photos", tmp_path, val_fraction=0.1)
-
-
 def test_photos_on_disk_and_in_memory_are_the_same(tmp_path: Path) -> None:
     both = DatasetDict(train=table(6), validation=table(4))
     both.save_to_disk(str(tmp_path / "saved"))
@@ -270,16 +263,6 @@ def test_tars_of_webdataset(tmp_path: Path) -> None:
     assert len(photos.val) == 3
 
 
-def test_metadata_names_the_labels(tmp_path: Path) -> None:
-    root = write_photos(tmp_path / "photos", ["a.jpg", "b.jpg", "deep/c.jpg"])
-    (root / "metadata.csv").write_text("file_name,class\na.jpg,dog\ndeep/c.jpg,cat\nb.jpg,dog\n")
-    photos = load(root, tmp_path, val_fraction=0.4)
-    assert photos.class_names == ("cat", "dog")
-    assert {name for _, name in contents(photos.train) + contents(photos.val)} == {
-        path.read_bytes() for path in root.rglob("*.jpg")
-    }
-
-
 @pytest.mark.parametrize(
     ("labels", "feature", "names", "expected"),
     [
@@ -317,8 +300,6 @@ def test_labels_are_integers_strings_or_classes(
             Value("int64"),
             "row 0 of the dataset has no label in column label (1 such row)",
         ),
-        ([0.0, 1.5], Value("float64"), " a different one with --label-column"),
-        ([[0], [1, 0]], List(Value("int64")), "each photo has several labels"),
     ],
 )
 def test_wrong_labels_are_one_line(
@@ -364,13 +345,6 @@ def test_a_missing_photo_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="row 0 of the dataset has no image: remove the row"):
         load(DatasetDict(train=empty, test=empty), tmp_path).train.encoded_at(0)
-
-
-def test_a_validation_class_without_training_photos_is_named(tmp_path: Path) -> None:
-    write_classes(tmp_path / "photos" / "train", ["cat", "dog"])
-    write_classes(tmp_path / "photos" / "val", ["catt", "dog"])
-    with pytest.raises(DataError, match="catt/0.jpg .* is of class catt, which no training photo"):
-        load(tmp_path / "photos", tmp_path)
 
 
 def test_a_stream_is_refused(tmp_path: Path) -> None:
