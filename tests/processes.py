@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -106,7 +106,7 @@ def like_torchrun(rank: int, num_processes: int) -> dict[str, str]:
 def start(
     target: Callable[..., Any],
     *arguments: Any,
-    num_processes: int,
+    num_processes: int = 1,
     folder: Path,
     has_workers: bool = False,
     variables: Callable[[int, int], dict[str, str]] = like_torchrun,
@@ -132,12 +132,21 @@ def start(
     return job
 
 
-def run(target: Callable[..., Any], *arguments: Any, num_processes: int = 1, folder: Path) -> Job:
-    """Run `target` to its end in `num_processes`; every process must succeed."""
-    job = start(target, *arguments, num_processes=num_processes, folder=folder)
-    codes = job.wait()
-    outputs = "\n".join(job.output(rank) for rank in range(num_processes))
-    assert codes == [0] * num_processes, f"exit codes {codes}:\n{outputs}"
+def run(
+    target: Callable[..., Any],
+    *arguments: Any,
+    num_processes: int = 1,
+    folder: Path,
+    codes: Sequence[int] | None = None,
+    has_workers: bool = False,
+) -> Job:
+    """Run `target` to its end, in processes that must have these `codes`; None: must succeed."""
+    codes = codes or [0] * num_processes
+    shape: dict[str, Any] = {"num_processes": len(codes), "has_workers": has_workers}
+    job = start(target, *arguments, folder=folder, **shape)
+    found = job.wait()
+    outputs = "\n".join(job.output(rank) for rank in range(len(codes)))
+    assert found == [*codes], f"exit codes {found}:\n{outputs}"
     return job
 
 

@@ -32,6 +32,5 @@ def _crash() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch shows stacks of C++ on Linux alone")
 def test_a_crash_shows_the_stack_of_each_thread_in_cpp(tmp_path: Path) -> None:
-    job = processes.start(_crash, num_processes=1, folder=tmp_path)
-    assert job.wait() == [-signal.SIGABRT]
+    job = processes.run(_crash, folder=tmp_path, codes=[-signal.SIGABRT])
     assert "libc10.so" in job.output()

@@ -13,8 +13,7 @@ from . import processes, reaper
 
 
 def test_a_test_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
-    job = processes.start(start_and_die, tmp_path / "pids", num_processes=1, folder=tmp_path)
-    assert job.wait() == [-signal.SIGKILL]
+    processes.run(start_and_die, tmp_path / "pids", folder=tmp_path, codes=[-signal.SIGKILL])
     for pid in (tmp_path / "pids").read_text().split():
         try:
             psutil.Process(int(pid)).wait()

@@ -237,8 +237,7 @@ def train_shards(folder: Path, is_whole: bool) -> None:
 
 def test_a_shard_is_not_logged_and_no_process_waits(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    job = processes.start(train_shards, tmp_path / "run", False, num_processes=2, folder=logs)
-    assert job.wait() == [64, 64], job.output()
+    job = processes.run(train_shards, tmp_path / "run", False, folder=logs, codes=[64, 64])
     said = "log/weights is of type DTensor: it is a shard, so call full_tensor() on all processes"
     assert said in job.output().splitlines()[-1]
 

@@ -212,8 +212,9 @@ def test_quiet_still_prints_warnings(tmp_path: Path) -> None:
 
 
 def test_a_run_that_continues_reports_from_where(tmp_path: Path) -> None:
-    job = processes.start(attempt, tmp_path / "run", 7, num_processes=1, folder=tmp_path / "killed")
-    assert job.wait() == [-signal.SIGKILL]
+    job = processes.run(
+        attempt, tmp_path / "run", 7, folder=tmp_path / "killed", codes=[-signal.SIGKILL]
+    )
     assert "continuing" not in job.output()
     job = processes.run(attempt, tmp_path / "run", folder=tmp_path / "again")
     assert (
@@ -224,10 +225,9 @@ def test_a_run_that_continues_reports_from_where(tmp_path: Path) -> None:
 
 def test_ctrl_c_says_at_once_what_happens_and_at_the_end_how_to_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
-    job = processes.start(
-        attempt, tmp_path / "run", 0, False, None, 2, 1, num_processes=1, folder=folder
+    job = processes.run(
+        attempt, tmp_path / "run", 0, False, None, 2, 1, folder=folder, codes=[ExitCode.PREEMPTED]
     )
-    assert job.wait() == [ExitCode.PREEMPTED]
     *_, pressed, last = [line for line in job.output().splitlines() if line and "best" not in line]
     assert pressed == "stopping after this step; press again to leave now"
     assert last == "SIGINT: saved step 7: run the same command to continue"
@@ -235,10 +235,9 @@ def test_ctrl_c_says_at_once_what_happens_and_at_the_end_how_to_go_on(tmp_path: 
 
 def test_a_second_ctrl_c_says_what_is_lost(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
-    job = processes.start(
-        attempt, tmp_path / "run", 0, False, None, 2, 2, num_processes=1, folder=folder
+    job = processes.run(
+        attempt, tmp_path / "run", 0, False, None, 2, 2, folder=folder, codes=[128 + signal.SIGINT]
     )
-    assert job.wait() == [128 + signal.SIGINT]
     last = job.output().splitlines()[-1]
     assert "losing 2 steps after step 5" in last
     assert "run the same command" in last
@@ -246,10 +245,9 @@ def test_a_second_ctrl_c_says_what_is_lost(tmp_path: Path) -> None:
 
 def test_a_second_ctrl_c_leaves_if_the_checkpoints_cannot_be_listed(tmp_path: Path) -> None:
     options = (0, False, None, 2, 2, True)
-    job = processes.start(
-        attempt, tmp_path / "run", *options, num_processes=1, folder=tmp_path / "logs"
+    job = processes.run(
+        attempt, tmp_path / "run", *options, folder=tmp_path / "logs", codes=[128 + signal.SIGINT]
     )
-    assert job.wait() == [128 + signal.SIGINT]
     assert "Traceback" not in job.output()
 
 

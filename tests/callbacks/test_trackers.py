@@ -147,10 +147,14 @@ def test_a_run_killed_twice_has_each_row_once_in_its_tracker(tmp_path: Path, nam
     run = tmp_path / "project" / "run"
     run.parent.mkdir()
     for dies_after in (3, 7):  # before the first checkpoint, and two rows after the second
-        job = processes.start(
-            attempt, run, name, dies_after, num_processes=1, folder=tmp_path / f"logs-{dies_after}"
+        processes.run(
+            attempt,
+            run,
+            name,
+            dies_after,
+            folder=tmp_path / f"logs-{dies_after}",
+            codes=[-signal.SIGKILL],
         )
-        assert job.wait() == [-signal.SIGKILL], job.output()
         left = {step for _, step, _ in READERS[name](run / "trackers" / name)}
         assert left == set(range(1, dies_after + 1)), (
             "rows that the next attempt takes another time"

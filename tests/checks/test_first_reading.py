@@ -164,7 +164,7 @@ def test_a_stream_that_is_divided_already_is_refused_on_all_processes(
 
 
 def test_it_is_refused_where_a_run_of_one_process_is_resumed_on_two(tmp_path: Path) -> None:
-    processes.run(begin, tmp_path, num_processes=1, folder=tmp_path / "one")
+    processes.run(begin, tmp_path, folder=tmp_path / "one")
     processes.run(resume, tmp_path, num_processes=2, folder=tmp_path / "two")
 
 

@@ -124,10 +124,7 @@ class Hungry(ClassificationTask):
 
 
 def test_a_real_limit_of_memory_is_one_line_with_the_way_out(tmp_path: Path) -> None:
-    job = processes.start(
-        train_below_a_limit, tmp_path / "run", num_processes=1, folder=tmp_path / "logs"
-    )
-    assert job.wait() == [64]
+    job = processes.run(train_below_a_limit, tmp_path / "run", folder=tmp_path / "logs", codes=[64])
     line = only_line(job.output())
     assert "out of memory after step 0, phase training (peak" in line
     assert "start again with --global-batch-size 16 --accumulate 2" in line
@@ -161,8 +158,7 @@ def test_out_of_memory_is_one_line_and_the_flags_that_it_names_resume(tmp_path: 
     """Fault (Signals and processes): out of GPU or host memory in a step -> one line that says what
     would fit, exit 64; older checkpoints are intact
     """
-    job = processes.start(train_alone, tmp_path / "run", {}, num_processes=1, folder=tmp_path / "1")
-    assert job.wait() == [64]
+    job = processes.run(train_alone, tmp_path / "run", {}, folder=tmp_path / "1", codes=[64])
     line = only_line(job.output())
     said = "accel_trainer: error[OUT_OF_MEMORY]: out of memory after step 6, phase training (peak"
     assert line.startswith(said)
@@ -198,8 +194,7 @@ def test_out_of_memory_is_found_wherever_it_happens(tmp_path: Path, where: str) 
 
 def test_one_process_out_of_memory_ends_all_with_its_line(tmp_path: Path) -> None:
     """Only process 1 is out of memory, in the midst of collectives: the job ends at once."""
-    job = processes.start(train_two, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
-    assert job.wait() == [64, 64], job.output()
+    job = processes.run(train_two, tmp_path / "run", folder=tmp_path / "logs", codes=[64, 64])
     line = only_line(job.output(0))
     assert line.startswith(
         f"accel_trainer: error[PROCESS]: rank 1, step {BAD_STEP - 1}, training: out of memory"
@@ -239,10 +234,7 @@ def test_a_step_of_pairs_is_not_told_to_split_its_batch(coupling: bool | str) ->
 
 
 def test_out_of_memory_at_the_first_step_leaves_the_folder_to_look_at(tmp_path: Path) -> None:
-    job = processes.start(
-        train_alone, tmp_path / "run", {}, 1, num_processes=1, folder=tmp_path / "logs"
-    )
-    assert job.wait() == [64]
+    processes.run(train_alone, tmp_path / "run", {}, 1, folder=tmp_path / "logs", codes=[64])
     assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 64
 
 

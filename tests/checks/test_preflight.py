@@ -166,10 +166,7 @@ def train_a_large_batch(folder: Path) -> None:
 
 
 def test_a_start_that_cannot_work_is_refused_before_the_processes_join(tmp_path: Path) -> None:
-    job = processes.start(
-        train_on_a_mac, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
-    )
-    assert job.wait() == [0, 0]
+    processes.run(train_on_a_mac, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
     assert not (tmp_path / "run").exists()
 
 

@@ -148,10 +148,7 @@ def test_an_optimizer_that_differs_by_process_or_hides_in_shards_is_named(
     each draws its own noise or computes a norm over its own shards only -> the run ends at its
     first step, with one line that names the first tensor that differs
     """
-    job = processes.start(
-        train, tmp_path / "run", kind, name, num_processes=2, folder=tmp_path / "logs"
-    )
-    assert job.wait() == [1, 1]
+    job = processes.run(train, tmp_path / "run", kind, name, folder=tmp_path / "logs", codes=[1, 1])
     for rank in (0, 1):
         assert REFUSED[kind, name] in job.output(rank)
     assert not list(tmp_path.glob("run/checkpoints/step-*"))

@@ -75,8 +75,7 @@ def test_a_launch_that_contradicts_itself_is_one_line(
 
 
 def test_processes_are_compared_and_the_network_between_them_is_measured(tmp_path: Path) -> None:
-    job = processes.start(look_together, num_processes=2, folder=tmp_path)
-    assert job.wait() == [0, 0]
+    job = processes.run(look_together, num_processes=2, folder=tmp_path)
     shown = job.output(0)
     assert re.search(
         r"^all_reduce over 2 processes: \S+ GB/s \(16 MiB\), \S+ ms for one number$", shown, re.M

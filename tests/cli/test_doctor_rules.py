@@ -36,7 +36,7 @@ def with_threads(num_threads: int | None) -> RecipeConfig:
 
 
 def in_a_process(act: Callable[..., None], *arguments: Any, folder: Path) -> None:
-    processes.run(act, *arguments, num_processes=1, folder=folder)
+    processes.run(act, *arguments, folder=folder)
 
 
 # --- launching ---

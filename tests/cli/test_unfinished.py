@@ -102,7 +102,7 @@ def test_a_run_that_is_killed_has_described_its_model(
     pytest.importorskip("sklearn")
     Image.new("L", (16, 16)).save(tmp_path / "image.png")
     (tmp_path / "runs").mkdir()
-    job = processes.start(train_long, tmp_path / "runs", num_processes=1, folder=tmp_path / "logs")
+    job = processes.start(train_long, tmp_path / "runs", folder=tmp_path / "logs")
     (process,) = job.processes
     while (
         not any((tmp_path / "runs" / "run" / "checkpoints").glob("step-*/COMMIT"))

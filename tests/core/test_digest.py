@@ -105,7 +105,7 @@ def test_one_and_two_processes_have_the_same_digests(tmp_path: Path) -> None:
 
 def test_a_row_has_the_digests_of_the_checkpoint_after_its_step(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    processes.run(job, folder, "float", num_processes=1, folder=tmp_path / "logs")
+    processes.run(job, folder, "float", folder=tmp_path / "logs")
     rows = dict(digests(folder))
     newest = list_checkpoints(folder / "checkpoints")[-1]
     loaded = load_checkpoint(newest.parent, newest.name)

@@ -182,10 +182,7 @@ def test_a_net_of_three_dimensions_trains_with_channels_last_on(tmp_path: Path) 
 
 
 def test_workers_stay_for_all_epochs_and_evaluations(tmp_path: Path) -> None:
-    job = processes.start(
-        train_with_workers, tmp_path, num_processes=1, folder=tmp_path / "logs", has_workers=True
-    )
-    assert job.wait() == [0], job.output()
+    processes.run(train_with_workers, tmp_path, folder=tmp_path / "logs", has_workers=True)
     pids = Counter((tmp_path / "pids").read_text().split())
     main, *workers = sorted(pids, key=int)
     assert len(workers) == 2  # one that trains and one that evaluates the weights and their average

@@ -162,8 +162,7 @@ def test_a_run_whose_stream_ends_early_loses_nothing(tmp_path: Path) -> None:
 def test_both_processes_of_a_run_notice_the_end(tmp_path: Path) -> None:
     """After 60 samples, the first process has its part of an eighth step, the second has not."""
     folder = tmp_path / "logs"
-    job = processes.start(train_short, tmp_path / "run", num_processes=2, folder=folder)
-    assert job.wait() == [65, 65], job.output()
+    processes.run(train_short, tmp_path / "run", folder=folder, codes=[65, 65])
     assert max(map(step_of, list_checkpoints(tmp_path / "run" / "checkpoints"))) == 7
 
 

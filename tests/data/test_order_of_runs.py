@@ -116,10 +116,7 @@ def train_with_workers(folder: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_data_workers_read_an_order_to_the_same_bits(tmp_path: Path, whole: Any, kind: str) -> None:
     run = tmp_path / "run"
-    job = processes.start(
-        train_with_workers, run, kind, num_processes=1, folder=tmp_path / "logs", has_workers=True
-    )
-    assert job.wait() == [0], job.output()
+    processes.run(train_with_workers, run, kind, folder=tmp_path / "logs", has_workers=True)
     assert same(run, whole(kind))
 
 

@@ -191,7 +191,6 @@ def test_a_worker_ends_if_its_main_process_died_before_it_began(tmp_path: Path) 
     job = processes.start(
         die_before_the_workers_begin,
         tmp_path,
-        num_processes=1,
         folder=tmp_path / "logs",
         has_workers=True,
     )

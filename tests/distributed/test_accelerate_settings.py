@@ -117,10 +117,7 @@ def refuse(variables: dict[str, str], message: str) -> None:
 
 
 def test_a_layer_class_that_the_model_does_not_have_is_one_line(tmp_path: Path) -> None:
-    job = processes.start(
-        train_in_blocks, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
-    )
-    assert job.wait() == [0, 0], job.output()
+    processes.run(train_in_blocks, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
 
 
 def train_in_blocks(folder: Path) -> None:

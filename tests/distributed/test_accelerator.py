@@ -165,7 +165,7 @@ def test_by_default_the_processes_of_a_machine_share_its_cores(
     not hasattr(os, "sched_setaffinity"), reason="needs a limit on the cores, as Linux has"
 )
 def test_a_process_takes_no_more_threads_than_it_was_given_cores(tmp_path: Path) -> None:
-    processes.run(check_threads_on_one_core, num_processes=1, folder=tmp_path)
+    processes.run(check_threads_on_one_core, folder=tmp_path)
 
 
 def check_threads_on_one_core() -> None:

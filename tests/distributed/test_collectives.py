@@ -155,8 +155,7 @@ def fail() -> None:
 
 
 def test_an_error_of_the_main_process_is_raised_there_if_no_other_is_left(tmp_path: Path) -> None:
-    job = processes.start(leave_or_stop, num_processes=2, folder=tmp_path)
-    assert job.wait() == [0, 7], job.output(0)
+    processes.run(leave_or_stop, folder=tmp_path, codes=[0, 7])
 
 
 def leave_or_stop() -> None:

@@ -91,10 +91,9 @@ def test_a_run_records_it_and_a_strict_one_ends(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "result.json").read_text())[
         "nondeterministic_operations"
     ] == ["put_"]
-    strict = processes.start(
-        train_putting, tmp_path / "strict", "strict", num_processes=1, folder=tmp_path / "more"
+    strict = processes.run(
+        train_putting, tmp_path / "strict", "strict", folder=tmp_path / "more", codes=[64]
     )
-    assert strict.wait() == [64]
     assert "error[NONDETERMINISTIC]: put_ has no deterministic kernel here" in strict.output()
     assert "Traceback" not in strict.output()
 

@@ -183,8 +183,7 @@ def _evaluate_untrained(folder: Path) -> None:
 
 
 def test_a_sharded_gradient_that_is_not_finite_is_found_by_all(tmp_path: Path) -> None:
-    job = processes.start(_diverge, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
-    assert job.wait() == [1, 1]
+    processes.run(_diverge, tmp_path / "run", folder=tmp_path / "logs", codes=[1, 1])
     record = json.loads(next((tmp_path / "run").glob("nonfinite-step-*.json")).read_text())
     assert BAD in record["nonfinite_sample_ids"]
 
@@ -206,10 +205,9 @@ def _diverge(folder: Path) -> None:
 def test_what_needs_whole_weights_is_refused_in_one_line(
     tmp_path: Path, changes: dict[str, object], setting: str
 ) -> None:
-    job = processes.start(
-        _train_with, tmp_path / "run", changes, num_processes=2, folder=tmp_path / "logs"
+    job = processes.run(
+        _train_with, tmp_path / "run", changes, folder=tmp_path / "logs", codes=[1, 1]
     )
-    assert job.wait() == [1, 1]
     assert f"error[FSDP]: {setting} does not work with FSDP: leave it out" in job.output()
 
 

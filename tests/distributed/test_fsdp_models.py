@@ -296,10 +296,7 @@ def test_a_language_model_is_sharded_with_or_without_tied_embeddings(
 def test_what_cannot_be_sharded_is_refused_by_name(
     tmp_path: Path, net: str, name: str, line: str
 ) -> None:
-    job = processes.start(
-        train, tmp_path / "run", net, name, num_processes=2, folder=tmp_path / "logs"
-    )
-    assert job.wait() == [1, 1]
+    job = processes.run(train, tmp_path / "run", net, name, folder=tmp_path / "logs", codes=[1, 1])
     assert line in job.output()
 
 

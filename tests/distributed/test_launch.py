@@ -208,9 +208,7 @@ def test_a_gpu_that_is_in_use_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) 
 def test_the_processes_end_in_good_order_with_the_one_that_launched_them(
     tmp_path: Path, number: str
 ) -> None:
-    job = processes.start(
-        launch_slowly, tmp_path, num_processes=1, folder=tmp_path, has_workers=True
-    )
+    job = processes.start(launch_slowly, tmp_path, folder=tmp_path, has_workers=True)
     steps = tmp_path / "steps"
     while not (steps.exists() and len(steps.read_text()) > 2):
         time.sleep(0.02)
@@ -315,9 +313,7 @@ def test_what_ends_one_process_ends_several_in_the_same_way(tmp_path: Path, name
     for num_processes in (1, 2):
         folder = tmp_path / str(num_processes)
         folder.mkdir()
-        job = processes.start(
-            end, name, num_processes, folder, num_processes=1, folder=folder, has_workers=True
-        )
+        job = processes.start(end, name, num_processes, folder, folder=folder, has_workers=True)
         codes = job.wait()
         said = [line for line in job.output().splitlines() if line.startswith(">>>")]
         ends.append((codes, said))

@@ -76,8 +76,7 @@ def test_processes_of_one_machine_meet_where_no_other_can_reach_them(
     tmp_path: Path, address: str, heard: set[str]
 ) -> None:
     """torch would listen on all interfaces, and whoever reaches its store can write there."""
-    job = processes.start(serve, address, num_processes=2, folder=tmp_path)
-    assert job.wait() == [0, 0], job.output()
+    job = processes.run(serve, address, num_processes=2, folder=tmp_path)
     assert set(job.output().split()) <= heard
 
 
@@ -107,8 +106,7 @@ def test_processes_that_the_program_has_joined_are_not_single_ones(
         variables=lambda rank, num_processes: {"OWN_RANK": str(rank)},
     )
     assert several.wait() == [0, 0], several.output()
-    alone = processes.start(join_by_hand, 0, num_processes=1, folder=tmp_path / "alone")
-    assert alone.wait() == [0], alone.output()
+    processes.run(join_by_hand, 0, folder=tmp_path / "alone")
 
 
 def join_by_hand(port: int) -> None:

@@ -122,10 +122,7 @@ def test_a_second_interrupt_leaves_at_once(
     many steps are lost and exits at once with code 130; a second SIGTERM changes nothing,
     because schedulers repeat it
     """
-    job = processes.start(
-        interrupt_myself, numbers, same_interrupt_s, num_processes=1, folder=tmp_path
-    )
-    assert job.wait() == [code]
+    job = processes.run(interrupt_myself, numbers, same_interrupt_s, folder=tmp_path, codes=[code])
     assert job.output() == ("" if code else "saved\n")
 
 
@@ -267,7 +264,7 @@ def leave_after_a_poll() -> None:
 
 
 def test_data_workers_outlive_every_signal_to_a_run(tmp_path: Path) -> None:
-    processes.run(ignore_all, num_processes=1, folder=tmp_path)
+    processes.run(ignore_all, folder=tmp_path)
 
 
 def ignore_all() -> None:

@@ -84,17 +84,13 @@ def slow_down(owner: Any, name: str, seconds: float, *, at: int | None) -> None:
     ],
 )
 def test_slow_work_is_not_stuck(tmp_path: Path, slow: str, stuck_timeout_s: float | None) -> None:
-    job = processes.start(
-        train, tmp_path / "run", slow, stuck_timeout_s, num_processes=1, folder=tmp_path / "logs"
-    )
-    assert job.wait() == [0], job.output()
+    processes.run(train, tmp_path / "run", slow, stuck_timeout_s, folder=tmp_path / "logs")
 
 
 def test_a_stuck_timeout_ends_a_process_and_shows_its_stacks(tmp_path: Path) -> None:
-    job = processes.start(
-        train, tmp_path / "run", "stuck", LIMIT_S, num_processes=1, folder=tmp_path / "logs"
+    job = processes.run(
+        train, tmp_path / "run", "stuck", LIMIT_S, folder=tmp_path / "logs", codes=[70]
     )
-    assert job.wait() == [70]
     assert (
         "error[STUCK]: rank 0, step 2, training: stuck, no progress for"
         in job.output().splitlines()[-1]
@@ -121,8 +117,7 @@ def hang_with_a_tee() -> None:
 
 
 def test_a_stuck_process_ends_even_if_stderr_has_no_file(tmp_path: Path) -> None:
-    job = processes.start(hang_with_a_tee, num_processes=1, folder=tmp_path)
-    assert job.wait() == [70]
+    job = processes.run(hang_with_a_tee, folder=tmp_path, codes=[70])
     assert "in hang_with_a_tee" in job.output()
     assert "accel_trainer: stuck for" in job.output()
 

@@ -147,9 +147,7 @@ def go_on(control: Path) -> None:
 
 def start(case: Case, folder: Path) -> processes.Job:
     if case.receiver == "launcher":
-        return processes.start(
-            launch, case, str(folder), sys.executable, num_processes=1, folder=folder / "logs"
-        )
+        return processes.start(launch, case, str(folder), sys.executable, folder=folder / "logs")
     arguments = (str(folder), case.phase, case.receiver == "group")
     return processes.start(
         child, *arguments, num_processes=case.num_processes, folder=folder / "logs"

@@ -66,7 +66,7 @@ def replace(path: Path) -> None:
 
 
 def run_and_harm(tmp_path: Path, harm: Callable[[Path], object]) -> tuple[list[int | None], str]:
-    job = processes.start(train, tmp_path, harm, num_processes=1, folder=tmp_path / "logs")
+    job = processes.start(train, tmp_path, harm, folder=tmp_path / "logs")
     return job.wait(), job.output()
 
 

@@ -91,7 +91,7 @@ def test_a_disk_that_fills_after_the_last_save_is_one_line_and_resumed(
 
 def run(act: Callable[[Path], None], folder: Path) -> str:
     (folder / "disk").mkdir()
-    output = processes.run(act, folder / "disk", num_processes=1, folder=folder / "logs").output()
+    output = processes.run(act, folder / "disk", folder=folder / "logs").output()
     assert "Traceback" not in output
     assert "(No space left on device): free some space and start again" in output
     return output

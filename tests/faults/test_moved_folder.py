@@ -120,10 +120,14 @@ def test_a_folder_that_took_the_place_of_a_runs_is_left_as_it_is(
     tmp_path: Path, act: Callable[[Path], None], step: int, num_processes: int
 ) -> None:
     folder = tmp_path / "run"
-    job = processes.start(
-        train, folder, step, Act(act, folder), num_processes=num_processes, folder=tmp_path / "logs"
+    job = processes.run(
+        train,
+        folder,
+        step,
+        Act(act, folder),
+        folder=tmp_path / "logs",
+        codes=[ExitCode.CHECKPOINT] * num_processes,
     )
-    assert job.wait() == [ExitCode.CHECKPOINT] * num_processes
     output = "".join(job.output(rank) for rank in range(num_processes))
     assert output.count("error[RUN_FOLDER]: the folder is gone, and there is a") == 1
     assert f"{folder} in its place" in output
@@ -138,16 +142,15 @@ def test_a_moved_folder_is_not_made_again_and_the_run_resumes_where_it_is(
     tmp_path: Path, num_processes: int
 ) -> None:
     folder = tmp_path / "run"
-    job = processes.start(
+    job = processes.run(
         train,
         folder,
         6,
         Act(move, folder),
         2,
-        num_processes=num_processes,
         folder=tmp_path / "logs",
+        codes=[ExitCode.CHECKPOINT] * num_processes,
     )
-    assert job.wait() == [ExitCode.CHECKPOINT] * num_processes
     assert f"the folder is gone: there is no {folder}" in job.output(0)
     assert not folder.exists()
     processes.run(
@@ -178,9 +181,7 @@ class MoveAndWait:
 
 def test_a_run_with_a_moved_folder_does_not_write_into_the_next_one(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    first = processes.start(
-        train, folder, 3, MoveAndWait(folder), num_processes=1, folder=tmp_path / "logs"
-    )
+    first = processes.start(train, folder, 3, MoveAndWait(folder), folder=tmp_path / "logs")
     while not (tmp_path / "moved").exists():
         time.sleep(0.05)
     processes.run(train_whole, folder, folder=tmp_path / "logs-2")

@@ -172,10 +172,9 @@ def test_processes_with_other_versions_are_named_before_a_file_is_written(tmp_pa
     """Fault (Resume): versions, code, data or config differ between processes -> an error on all
     processes that lists the differences, before anything is written
     """
-    job = processes.start(
-        train_differently, tmp_path / "run", num_processes=3, folder=tmp_path / "logs"
+    job = processes.run(
+        train_differently, tmp_path / "run", folder=tmp_path / "logs", codes=[1, 1, 1]
     )
-    assert job.wait() == [1, 1, 1]
     for rank in range(3):
         said = job.output(rank)
         assert (
@@ -196,10 +195,9 @@ def train_differently(folder: Path) -> None:
 
 
 def test_processes_with_other_data_are_named_before_the_first_step(tmp_path: Path) -> None:
-    job = processes.start(
-        train_on_other_data, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
+    job = processes.run(
+        train_on_other_data, tmp_path / "run", folder=tmp_path / "logs", codes=[1, 1]
     )
-    assert job.wait() == [1, 1]
     assert "PROCESSES_DIFFER]: not the same as on process 0: data on 1" in job.output(0)
     assert not (tmp_path / "run").exists()
 

@@ -246,9 +246,7 @@ def test_a_stop_wins_over_a_requested_save(tmp_path: Path) -> None:
 
 
 def test_the_launcher_forwards_usr2_and_lives(tmp_path: Path) -> None:
-    job = processes.start(
-        launch_child, tmp_path, sys.executable, num_processes=1, folder=tmp_path / "logs"
-    )
+    job = processes.start(launch_child, tmp_path, sys.executable, folder=tmp_path / "logs")
     wait_until_paused(job, tmp_path)
     os.kill(job.processes[0].pid or 0, signal.SIGUSR2)
     go_on(tmp_path)

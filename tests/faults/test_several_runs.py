@@ -43,8 +43,7 @@ def test_no_run_follows_a_signal_and_the_same_program_continues(tmp_path: Path, 
 
 
 def test_a_signal_ends_the_program_that_launched_the_run(tmp_path: Path) -> None:
-    job = processes.start(launch_in_turn, tmp_path, num_processes=1, folder=tmp_path)
-    assert job.wait() == [75], job.output()
+    job = processes.run(launch_in_turn, tmp_path, folder=tmp_path, codes=[75])
     assert job.output().splitlines()[-1] == "preempted by SIGINT"
     assert not (tmp_path / "run-2").exists()
 
@@ -58,8 +57,7 @@ def launch_in_turn(folder: Path) -> None:
 
 
 def test_a_recipe_of_several_runs_ends_with_its_usual_line(tmp_path: Path) -> None:
-    job = processes.start(main_in_turn, tmp_path, num_processes=1, folder=tmp_path)
-    assert job.wait() == [75], job.output()
+    job = processes.run(main_in_turn, tmp_path, folder=tmp_path, codes=[75])
     said = [line for line in job.output().splitlines() if "run the same command" in line]
     assert said == ["SIGTERM: saved step 1: run the same command to continue"]
     assert not (tmp_path / "run-2").exists()

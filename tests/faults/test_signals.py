@@ -62,9 +62,7 @@ def test_a_run_whose_launcher_dies_saves_and_ends(
     Fault (Signals and processes): the launcher is terminated or killed -> the processes notice,
     save and exit; no orphan is left
     """
-    launcher = processes.start(
-        launch_with_accelerate, tmp_path, num_processes, num_processes=1, folder=tmp_path
-    )
+    launcher = processes.start(launch_with_accelerate, tmp_path, num_processes, folder=tmp_path)
     ready = [tmp_path / f"ready-{rank}" for rank in range(num_processes)]
     wait_for(lambda: all(path.exists() and path.read_text() for path in ready))
     os.kill(launcher.processes[0].pid or 0, number)
@@ -166,7 +164,7 @@ def start_and_leave(folder: Path) -> None:
 
 
 def test_a_signal_before_there_are_handlers_is_a_preemption(tmp_path: Path) -> None:
-    job = processes.start(launch_sleeper, str(tmp_path), num_processes=1, folder=tmp_path)
+    job = processes.start(launch_sleeper, str(tmp_path), folder=tmp_path)
     wait_for((tmp_path / "up").exists)
     os.kill(job.processes[0].pid or 0, signal.SIGUSR1)
     assert job.wait() == [75]
@@ -182,8 +180,7 @@ def launch_sleeper(folder: str) -> None:
 
 @pytest.mark.parametrize("code", [65, *slow([0, 3])])
 def test_the_launcher_ends_with_the_code_of_the_run(tmp_path: Path, code: int) -> None:
-    job = processes.start(launch_exit, str(tmp_path), code, num_processes=1, folder=tmp_path)
-    assert job.wait() == [code]
+    processes.run(launch_exit, str(tmp_path), code, folder=tmp_path, codes=[code])
 
 
 def launch_exit(folder: str, code: int) -> None:
@@ -198,8 +195,7 @@ def test_the_launcher_leaves_its_processes_the_time_to_save(tmp_path: Path) -> N
     """Fault (Signals and processes): the launcher kills its processes before a save is done -> the
     previous checkpoint remains; `accel-trainer launch` waits 300 s
     """
-    job = processes.start(launch_to_see, tmp_path, num_processes=1, folder=tmp_path)
-    assert job.wait() == [0]
+    job = processes.run(launch_to_see, tmp_path, folder=tmp_path)
     assert job.output().splitlines()[-1] == "300"  # torch's own would be 30
 
 
@@ -219,9 +215,7 @@ def test_a_signal_to_the_process_group_leaves_data_workers_alive(
     Fault (Signals and processes): a signal to the process group, including data workers -> the
     workers ignore it and end together with their training process
     """
-    job = processes.start(
-        train_with_workers, tmp_path, num_processes=1, folder=tmp_path / "logs", has_workers=True
-    )
+    job = processes.start(train_with_workers, tmp_path, folder=tmp_path / "logs", has_workers=True)
     wait_for((tmp_path / "ready-0").exists)
     os.killpg(job.processes[0].pid or 0, signal.SIGTERM)
     signals.go_on(tmp_path)
@@ -243,9 +237,7 @@ def train_with_workers(folder: Path) -> None:
 
 def test_ctrl_c_on_a_terminal_reaches_launcher_and_run_and_counts_once(tmp_path: Path) -> None:
     """Use a real interpreter: a forked one has another group and may get both signals as one."""
-    job = processes.start(
-        launch_in_own_group, tmp_path, sys.executable, num_processes=1, folder=tmp_path / "logs"
-    )
+    job = processes.start(launch_in_own_group, tmp_path, sys.executable, folder=tmp_path / "logs")
     wait_for((tmp_path / "ready-0").exists)
     os.killpg(job.processes[0].pid or 0, signal.SIGINT)
     signals.go_on(tmp_path)

@@ -17,10 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_nothing_grows_with_the_steps_of_a_run(tmp_path: Path, num_workers: int) -> None:
-    job = processes.start(
-        soak_for, 1000, num_workers, num_processes=1, folder=tmp_path, has_workers=True
-    )
-    assert job.wait() == [0], job.output()
+    job = processes.run(soak_for, 1000, num_workers, folder=tmp_path, has_workers=True)
     assert "nothing grew by more than" in job.output().splitlines()[-1]
 
 
@@ -44,7 +41,7 @@ class Hoarder(Callback):
 
 
 def test_what_grows_is_reported(tmp_path: Path) -> None:
-    job = processes.run(soak_with_a_hoarder, tmp_path, num_processes=1, folder=tmp_path / "logs")
+    job = processes.run(soak_with_a_hoarder, tmp_path, folder=tmp_path / "logs")
     assert "rss_mib grew from" in job.output()
     assert "open_files grew from" in job.output()
     assert "threads grew" not in job.output()

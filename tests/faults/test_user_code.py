@@ -155,10 +155,9 @@ def test_shapes_that_do_not_fit_are_one_line_and_cost_no_step(
     """Fault (Data, config and users' code): model, labels and metrics do not match -> exit 64 at
     the first batch, with both shapes and the fix
     """
-    job = processes.start(
-        train_on_pixels, tmp_path / "run", task, num_processes=1, folder=tmp_path / "logs"
+    job = processes.run(
+        train_on_pixels, tmp_path / "run", task, folder=tmp_path / "logs", codes=[64]
     )
-    assert job.wait() == [64], job.output()
     assert job.output().splitlines()[-1].startswith(f"accel_trainer: error[SHAPES]: {said}")
     assert "Traceback" not in job.output()
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))
@@ -197,10 +196,9 @@ def test_a_bad_sample_of_one_process_ends_both_and_is_named(
     tmp_path: Path, rank: int, num_workers: int
 ) -> None:
     arguments = (tmp_path / "run", rank, num_workers)
-    job = processes.start(
-        train_on_unreadable, *arguments, num_processes=2, folder=tmp_path / "logs", has_workers=True
+    job = processes.run(
+        train_on_unreadable, *arguments, folder=tmp_path / "logs", has_workers=True, codes=[65, 65]
     )
-    assert job.wait() == [65, 65], job.output() + job.output(1)
     said = job.output().splitlines()[-1]
     assert "cannot be read (OSError: cut short, at tests/faults/test_user_code.py:" in said
     assert "in __getitem__): fix it" in said

@@ -57,8 +57,14 @@ def run_cells(folder: Path, killed_at: int | None, keeps: bool) -> None:
 
 def in_a_kernel(folder: Path, killed_at: int | None = None, *, keeps: bool = True) -> str:
     logs = folder.with_suffix(".logs")
-    job = processes.start(run_cells, folder, killed_at, keeps, num_processes=1, folder=logs)
-    assert job.wait() == [0 if killed_at is None else -signal.SIGKILL], job.output()
+    job = processes.run(
+        run_cells,
+        folder,
+        killed_at,
+        keeps,
+        folder=logs,
+        codes=[0 if killed_at is None else -signal.SIGKILL],
+    )
     return job.output()
 
 

@@ -46,7 +46,7 @@ def test_a_folder_has_one_start_at_a_time(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
     folder = tmp_path / "run"
     with exact_run(accelerator, folder, **parts_of(accelerator)):
-        second = processes.start(fit, folder, num_processes=1, folder=tmp_path / "logs")
+        second = processes.start(fit, folder, folder=tmp_path / "logs")
         assert second.wait() != [0]
     assert "locked by" in second.output()
     fit(folder)

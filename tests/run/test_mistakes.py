@@ -323,10 +323,9 @@ def fail_on_the_last_process(folder: Path) -> None:
 
 
 def test_an_error_in_the_code_of_one_process_has_its_exit_code_on_all(tmp_path: Path) -> None:
-    job = processes.start(
-        fail_on_the_last_process, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
+    job = processes.run(
+        fail_on_the_last_process, tmp_path / "run", folder=tmp_path / "logs", codes=[80, 80]
     )
-    assert job.wait() == [80, 80], job.output()
     said = (
         "step 1, training: callback FailsOnTheLastProcess.on_step_end failed (ZeroDivisionError: "
         "division by zero), at "

@@ -210,8 +210,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     from .. import processes
 
     with run_lock(tmp_path / "run.lock"):
-        job = processes.start(run, tmp_path, num_processes=1, folder=tmp_path / "logs")
-        assert job.wait() == [1]
+        job = processes.run(run, tmp_path, folder=tmp_path / "logs", codes=[1])
         assert "is locked by pid" in job.output()
 
 

@@ -160,7 +160,6 @@ def test_resume_after_every_step_is_bitwise_equal(
             accumulation,
             num_workers,
             runs,
-            num_processes=1,
             folder=tmp_path / f"logs {name}",
             has_workers=bool(num_workers),
         )

@@ -221,10 +221,14 @@ def test_a_killed_run_keeps_its_settings_though_the_rules_change(
     place = (flag, str(tmp_path / "killed"))
     callbacks = tmp_path / "kill.py"
     callbacks.write_text(KILL.format(folder=place[1]))
-    job = processes.start(
-        run_until_killed, photos, callbacks, place, num_processes=1, folder=tmp_path / "logs"
+    processes.run(
+        run_until_killed,
+        photos,
+        callbacks,
+        place,
+        folder=tmp_path / "logs",
+        codes=[-signal.SIGKILL],
     )
-    assert job.wait() == [-signal.SIGKILL], job.output()
     monkeypatch.setattr(rules, "_PEAKS", {"sgd": (0.7, 0.7)})  # as after an update
     monkeypatch.setattr(rules, "_WARMUP", 0.5)
     capfd.readouterr()

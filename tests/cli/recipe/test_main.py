@@ -37,8 +37,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_a_process_that_fails_before_it_connects_reports_its_own_error(tmp_path: Path) -> None:
-    job = processes.start(join_unless_mistaken, num_processes=2, folder=tmp_path)
-    assert job.wait() == [70, 64]
+    job = processes.run(join_unless_mistaken, folder=tmp_path, codes=[70, 64])
     assert job.output(1).splitlines() == [
         "accel_trainer: process 1: error[CONFIG]: unknown flag --epoch: did you mean --epochs?"
     ]
@@ -130,10 +129,9 @@ def test_a_run_whose_last_evaluation_loss_is_nan_ends_as_diverged(
 ) -> None:
     folder = tmp_path / "run"
     for attempt in ("first", "again"):
-        job = processes.start(
-            train_to_nan, folder, num_processes=num_processes, folder=tmp_path / attempt
+        job = processes.run(
+            train_to_nan, folder, folder=tmp_path / attempt, codes=[79] * num_processes
         )
-        assert job.wait() == [79] * num_processes
         last = job.output().splitlines()[-1]
         assert last.startswith(
             "accel_trainer: error[EVAL_NONFINITE]: training has ended, but eval/loss is nan in the"

@@ -84,15 +84,14 @@ def test_a_killed_probe_continues_with_what_is_stored(
     poisoned: Path, live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["probe", poisoned, PROBE, "--to", tmp_path / "probed", "--jobs", 1, "--until", 28]
-    job = processes.start(
+    processes.run(
         probe_until_the_second_stretch_is_stored,
         sys.executable,
         [*map(str, argv), "--keep", str(tmp_path / "left")],
-        num_processes=1,
         folder=tmp_path / "logs",
         has_workers=True,
+        codes=[-signal.SIGKILL],
     )
-    assert job.wait() == [-signal.SIGKILL], job.output()
     assert not (tmp_path / "probed" / "probe.jsonl").exists()
     code, out, _ = run_command(capsys, argv)
     assert code == 0

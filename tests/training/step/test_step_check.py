@@ -125,10 +125,7 @@ def test_a_wrong_bit_ends_the_run_and_names_the_device(tmp_path: Path, backward:
     faulty device from an operation without a deterministic kernel, and from a forward that does
     not repeat itself. **Not detected by default**, and never in the update itself
     """
-    job = processes.start(
-        train_wrongly, tmp_path / "run", backward, num_processes=2, folder=tmp_path
-    )
-    assert job.wait() == [0, 0], job.output(0) + job.output(1)
+    job = processes.run(train_wrongly, tmp_path / "run", backward, num_processes=2, folder=tmp_path)
     told = (
         "step 2 is not applied, since cpu:0 of process 1 repeated the gradient of layers.3.weight"
     )

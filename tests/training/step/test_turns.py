@@ -462,10 +462,7 @@ def train_in_shards(folder: Path) -> None:
 
 
 def test_several_optimizers_are_refused_with_shards(tmp_path: Path) -> None:
-    job = processes.start(
-        train_in_shards, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
-    )
-    assert job.wait() == [1, 1]
+    job = processes.run(train_in_shards, tmp_path / "run", folder=tmp_path / "logs", codes=[1, 1])
     assert "error[FSDP]: a dict of optimizers does not work with FSDP" in job.output()
 
 

@@ -154,14 +154,13 @@ def train_unfreezing(folder: Path, max_steps: list[int], *, finds_unused: bool) 
 
 
 def test_freezing_after_the_start_names_the_flag_that_it_needs(tmp_path: Path) -> None:
-    job = processes.start(
+    job = processes.run(
         partial(train_unfreezing, finds_unused=False),
         tmp_path / "run",
         [8],
-        num_processes=2,
         folder=tmp_path / "log",
+        codes=[1, 1],
     )
-    assert job.wait() == [1, 1]
     assert "UNUSED_PARAMETERS" in job.output()
     assert "deep.bias, deep.weight took no part" in job.output()
     assert "before build_trainer" in job.output()

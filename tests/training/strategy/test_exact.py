@@ -93,8 +93,7 @@ def add_up() -> None:
 
 
 def test_torch_does_not_warn_of_the_strides_of_filters_with_one_channel(tmp_path: Path) -> None:
-    job = processes.start(reduce_filters, num_processes=2, folder=tmp_path)
-    assert job.wait() == [0, 0]
+    job = processes.run(reduce_filters, num_processes=2, folder=tmp_path)
     assert "Grad strides" not in job.output(0) + job.output(1)
 
 
@@ -345,10 +344,9 @@ def test_what_changes_the_micro_batches_is_refused(option: dict[str, Any]) -> No
 
 
 def test_too_many_processes_are_refused_before_any_work(tmp_path: Path) -> None:
-    job = processes.start(
-        train, tmp_path / "run", {"clip": 1.0}, num_processes=3, folder=tmp_path / "log"
+    job = processes.run(
+        train, tmp_path / "run", {"clip": 1.0}, folder=tmp_path / "log", codes=[1, 1, 1]
     )
-    assert job.wait() == [1, 1, 1]
     assert "there are 3: launch 2" in job.output()
     assert not (tmp_path / "run").exists()
 
@@ -367,10 +365,7 @@ def test_a_model_that_normalises_over_processes_is_refused() -> None:
 
 def test_an_integer_buffer_that_depends_on_the_data_is_refused_on_all(tmp_path: Path) -> None:
     options = {"net": "usage, not declared"}
-    job = processes.start(
-        train, tmp_path / "run", options, num_processes=2, folder=tmp_path / "log"
-    )
-    assert job.wait() == [1, 1]
+    job = processes.run(train, tmp_path / "run", options, folder=tmp_path / "log", codes=[1, 1])
     for rank in (0, 1):
         assert (
             "error[REDUCE]: the integer buffer usage changes by 0 in one micro-batch"
@@ -460,8 +455,7 @@ def test_a_loss_scale_is_refused() -> None:
 
 
 def test_fsdp_is_refused(tmp_path: Path) -> None:
-    job = processes.start(train_sharded, tmp_path / "run", num_processes=2, folder=tmp_path / "log")
-    assert job.wait() == [1, 1]
+    job = processes.run(train_sharded, tmp_path / "run", folder=tmp_path / "log", codes=[1, 1])
     assert "error[FSDP]: reduce='exact' does not work with FSDP: leave it out" in job.output()
 
 
