@@ -116,43 +116,6 @@ def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Pat
     return folder
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
-        (["--epoch", "3"], ExitCode.USAGE, "unknown flag --epoch: did you mean --epochs?"),
-        (["--model", "resnet21"], ExitCode.USAGE, "no model 'resnet21': did you mean resnet"),
-        (
-            ["--dataset", "digitz"],
-            ExitCode.USAGE,
-            "no dataset or folder 'digitz': did you mean digits?",
-        ),
-        (["--dataset", "cifar10"], ExitCode.DATA, "it cannot be loaded from the Hugging Face hub"),
-        (
-            ["--batch-size", "0"],
-            ExitCode.USAGE,
-            "--batch-size is 0: set it to 1 or more",
-        ),
-        (["--batch-size", "5000"], ExitCode.USAGE, "larger than the 1438 training samples"),
-        (["--lr", "-0.1"], ExitCode.USAGE, "--lr is -0.1: set it to at least 0"),
-        (["--lr", "fast"], ExitCode.USAGE, "--lr fast: expected float"),
-        (["--mixed-precision", "fp16"], ExitCode.USAGE, "needs a GPU"),
-        (["--resume", "nowhere"], ExitCode.CHECKPOINT, "neither a checkpoint nor a run"),
-        (["--init-from", "nowhere"], ExitCode.CHECKPOINT, "--init-from nowhere"),
-        (["--output-dir", "/dev/null/run"], ExitCode.OUTPUT, "choose a different --output-dir"),
-        (["--config", "nowhere.yaml"], ExitCode.USAGE, "nowhere.yaml"),
-    ],
-)
-def test_a_mistake_is_one_line_before_any_training(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: list[str],
-    code: ExitCode,
-    message: str,
-) -> None:
-    pytest.importorskip("sklearn")
-    expect_refusal(tmp_path, capsys, flags, code, message)
-
-
 def test_bad_data_is_named_before_any_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,20 +183,6 @@ def test_the_pictures_of_the_card_lie_beside_it(model: Path) -> None:
             assert image.size[0] == 920
 
 
-def test_the_code_in_the_card_runs_without_this_package(
-    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = re.search(r"```python\n(.*?)```", (model / "README.md").read_text(), re.DOTALL)
-    assert code is not None
-    digit(runs, model / "image.png")
-    script = "import sys; sys.modules['accel_trainer'] = None; sys.path.insert(0, '.')\n" + code[1]
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", script], cwd=model, capture_output=True, text=True, check=True
-    )
-    _, out, _ = run_command(capsys, ["predict", model, model / "image.png"])
-    assert out.split()[1:] == done.stdout.split(), "the card and `predict` see the same"
-
-
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_the_source_in_an_export_builds_the_same_model(name: str, tmp_path: Path) -> None:
     config = ModelConfig(name=name, width=8, norm="group" if name.endswith("8") else "batch")

@@ -20,8 +20,6 @@ from ..variants import slow
 FILES = {
     "binary": b"\xff\xfe\x00\x80",
     "broken.yaml": b"trainer: {num_epochs: 3\n\tx",
-    "unknown.yaml": b"trainer:\n  num_epoch: 3\n",
-    "type.yaml": b"trainer:\n  num_epochs: many\n",
     "junk.safetensors": b"\x08" * 64,
 }
 BASE = (
@@ -40,16 +38,9 @@ TWO = {
     "MASTER_PORT": "1",
 }
 
-# The flags, the exit code, and what the line must say.
+# The flags, the exit code, and what the line must say, beside what the parser and the configs say.
 BAD_FLAGS = [
     ("--epoch 3", 64, "unknown flag --epoch: did you mean --epochs?"),
-    ("--learning-rate 0.1", 64, "unknown flag --learning-rate: did you mean --lr?"),
-    ("--num_gpus 2", 64, "unknown flag --num_gpus: the launcher starts the processes"),
-    ("--use-amp", 64, "unknown flag --use-amp: did you mean --mixed-precision bf16?"),
-    ("--lr fast", 64, "--lr fast: expected float"),
-    ("--lr nan", 64, "--lr is nan"),
-    ("--lr -1", 64, "--lr is -1.0"),
-    ("--optimizer.momentum 2", 64, "optimizer.momentum is 2.0: set it to at least 0 and below 1"),
     (
         "--optimizer.name lion",
         64,
@@ -87,35 +78,15 @@ BAD_FLAGS = [
         "has 'nothing', which matches no trained parameter (",
     ),
     ("--freeze nothing", 64, "--freeze 'nothing' matches none of the "),
-    ("--schedule.shape zigzag", 64, "--schedule.shape zigzag: expected constant, cosine, "),
     ("--schedule.warmup-epochs 1000", 64, "the warmup has"),
-    ("--batch-size 0", 64, "--batch-size is 0: set it to 1 or more"),
-    ("--batch-size 1.5", 64, "--batch-size 1.5: expected int"),
     ("--batch-size 99999999999", 64, "larger than the 1438 training samples"),
-    ("--accumulate 0", 64, "--accumulate is 0: set it to 1 or more"),
     ("--batch.num-workers -1", 64, "--batch.num-workers is -1: set it to at least 0"),
-    ("--epochs -1", 64, "--epochs is -1: set it to at least 0"),
-    ("--max-steps 0", 64, "--max-steps is 0: set it to 1 or more"),
-    ("--trainer.max-time-s -5", 64, "--trainer.max-time-s is -5.0: set it above 0"),
-    ("--trainer.patience 0", 64, "trainer.patience is 0"),
-    ("--trainer.max-grad-norm -1", 64, "--trainer.max-grad-norm is -1.0"),
-    ("--ema 1.5", 64, "--ema is 1.5: set it above 0 and below 1"),
-    ("--checkpoint-every-n-steps 0", 64, "--checkpoint-every-n-steps is 0"),
-    ("--mixed-precision fp8", 64, "--mixed-precision fp8: expected "),
     (
         "--mixed-precision fp16",
         64,
         "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no",
     ),
-    ("--compile yes", 64, "--compile yes: expected bool or reduce-overhead"),
-    ("--runtime.num-threads 1000000", 64, "--runtime.num-threads is 1000000: set it to 1 to 1024"),
-    ("--runtime.timeout-s nan", 64, "--runtime.timeout-s is nan"),
-    ("--runtime.loss-scale 0", 64, "--runtime.loss-scale is 0.0: set it above 0"),
-    ("--runtime.backend pigeon", 64, "--runtime.backend pigeon: expected "),
     ("--model resnet9000", 64, "no model 'resnet9000': did you mean resnet9?"),
-    ("--model.dropout 1.5", 64, "--model.dropout is 1.5"),
-    ("--task.label-smoothing 2", 64, "--task.label-smoothing is 2.0"),
-    ("--augment.mixup nan", 64, "augment.mixup is nan"),
     (
         "--augment.crop-padding 1000000000",
         64,
@@ -126,17 +97,11 @@ BAD_FLAGS = [
         64,
         "images of 16 pixels: set it to 16 or less",
     ),
-    ("--dataset nowhere", 64, "no dataset or folder 'nowhere'"),
+    ("--dataset digitz", 64, "no dataset or folder 'digitz': did you mean digits?"),
+    ("--dataset cifar10", 65, "it cannot be loaded from the Hugging Face hub"),
     ("--dataset /dev/null", 65, "--dataset /dev/null is a file"),
     ("--dataset empty", 65, "no dataset in empty: expected train*.parquet"),
-    ("--config missing.yaml", 64, "--config missing.yaml: No such file"),
     ("--config broken.yaml", 64, "broken.yaml: line 2"),
-    (
-        "--config unknown.yaml",
-        64,
-        "unknown key trainer.num_epoch: did you mean trainer.num_epochs?",
-    ),
-    ("--config type.yaml", 64, "type.yaml: trainer.num_epochs many: expected int"),
     ("--resume /nowhere", 74, "--resume /nowhere is neither a checkpoint nor a run"),
     ("--init-from /nowhere", 74, "--init-from /nowhere does not exist"),
     ("--init-from junk.safetensors", 74, "--init-from junk.safetensors cannot be read"),
