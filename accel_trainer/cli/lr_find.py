@@ -12,19 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.errors import ConfigError, ExitCode, OutputError
 from ..run.config import RecipeConfig
 from .common.output import tell
-from .common.own_files import refuse_other_file
+from .common.own_files import refuse_other_file, write_own_file
 from .common.parser import CommandParser
 from .common.processes import train_recipe
 from .common.recipes import find_config_class
 from .flags.fields import fields_by_flag
 from .flags.parser import parse_config
 from .recipe.start import Start
-from .report.figures import save_picture
+from .report.figures import LIGHT, draw_chart
 from .runs.run_reader import read_run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _RULES = (
     "The range test of L. N. Smith, Cyclical Learning Rates for Training Neural Networks "
@@ -180,27 +184,24 @@ def _verdict(test: RangeTest) -> list[str]:
 
 def draw(test: RangeTest, path: Path) -> None:
     """Draw the loss over the learning rate, with the suggestion, as a PNG at `path`."""
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(
-        test.learning_rates, test.losses, ".", color="#b9b9b9", markersize=4, label="each step"
-    )
-    axes.plot(test.learning_rates, test.smooth, color="#2f62d3", label="averaged")
-    if test.divergence is not None:
-        axes.axvline(
-            test.divergence,
-            color="#c8345e",
-            linestyle=":",
-            label=f"diverges, {test.divergence:.2g}",
-        )
-    if test.suggestion is not None:
-        axes.axvline(test.suggestion, color="#0c8a6c", label=f"suggestion, {test.suggestion:.2g}")
-    finite = [value for value in test.losses if math.isfinite(value)]
-    axes.set(xscale="log", xlabel="--lr", ylabel="training loss", title="Learning-rate range test")
-    if finite:
-        axes.set_ylim(min(finite) - 0.05 * finite[0], finite[0] * 1.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    save_picture(figure, path)
+    def curves(axes: Axes) -> None:
+        blue, _, green, _, red, *_ = LIGHT.series
+        rates = test.learning_rates
+        axes.plot(rates, test.losses, ".", color=LIGHT.muted, alpha=0.5, label="each step")
+        axes.plot(rates, test.smooth, color=blue, label="averaged")
+        if test.divergence is not None:
+            label = f"diverges, {test.divergence:.2g}"
+            axes.axvline(test.divergence, color=red, linestyle=":", label=label)
+        if test.suggestion is not None:
+            label = f"suggestion, {test.suggestion:.2g}"
+            axes.axvline(test.suggestion, color=green, label=label)
+        finite = [value for value in test.losses if math.isfinite(value)]
+        axes.set(xscale="log", xlabel="--lr", ylabel="training loss")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        if finite:
+            axes.set_ylim(min(finite) - 0.05 * finite[0], finite[0] * 1.5)
+        axes.legend(loc="best")
+
+    chart = draw_chart("lr-find", title="Learning-rate range test", size=(7, 4), draw=curves)
+    write_own_file(path, chart.png, "--png")

@@ -34,24 +34,9 @@ class ImageClassificationConfig(ClassificationConfig):
 class ImageClassificationTask(ClassificationTask):
     """Classification of images [B, C, H, W].
 
-    An evaluation averages the logits over the views of `tta`.
+    An evaluation averages the logits over the views of `tta`, if an `ImageClassificationConfig`
+    is given.
     """
-
-    def __init__(
-        self,
-        config: ImageClassificationConfig | None = None,
-        *,
-        class_weights: Tensor | None = None,
-        class_counts: Tensor | None = None,
-        ignore_index: int | None = None,
-    ) -> None:
-        super().__init__(
-            config,
-            class_weights=class_weights,
-            class_counts=class_counts,
-            ignore_index=ignore_index,
-        )
-        self._tta: Views = "none" if config is None else config.tta
 
     @returns_logits
     def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
@@ -63,7 +48,8 @@ class ImageClassificationTask(ClassificationTask):
 
     def evaluated(self, model: nn.Module) -> nn.Module:
         """Return what an evaluation computes: the model, averaged over the views of `tta`."""
-        return model if self._tta == "none" else AveragedOverViews(model, self._tta)
+        tta: Views = getattr(self.config, "tta", "none")
+        return model if tta == "none" else AveragedOverViews(model, tta)
 
 
 class AveragedOverViews(nn.Module):

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from ...vision.data.eval_transform import Box, shrink_for
 from ...vision.data.photo_decode import decode_photo, read_header
-
-_MAX_SHRINK = 8  # the largest factor by which a JPEG decoder can shrink
 
 
 def reencode(data: bytes, name: str, *, short_side: int, quality: int) -> bytes:
@@ -29,9 +28,8 @@ def reencode(data: bytes, name: str, *, short_side: int, quality: int) -> bytes:
         # A broken photo is found now, not in the middle of a run.
         decode_photo(data, name, header=header)
         return data
-    shrink = 1
-    while shrink < _MAX_SHRINK and shorter >= 4 * shrink * short_side:
-        shrink *= 2
+    # Twice the size that is kept: the resize sees the detail that it averages.
+    shrink = shrink_for(Box(0, 0, header.height, header.width), 2 * short_side)
     pixels = decode_photo(data, name, header=header, shrink=shrink)
     sides = (header.height, header.width)
     size = tuple(max(1, round(side * short_side / shorter)) for side in sides)

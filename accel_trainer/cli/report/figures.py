@@ -12,14 +12,12 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..common.own_files import SOFTWARE, write_own_file
+from ..common.own_files import SOFTWARE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 NUM_SERIES = 20
 _PNG_DPI = 200
@@ -185,10 +183,3 @@ def _for_page(svg: str, title: str) -> str:
         if variable not in ("page", "card"):  # colours around the chart
             svg = svg.replace(color, f"var(--{variable})")
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1)
-
-
-def save_picture(figure: Figure, path: Path) -> None:
-    """Write a figure to the path of `--png`. Raises OutputError."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150, metadata=SOFTWARE)
-    write_own_file(path, picture.getvalue(), "--png")

@@ -148,9 +148,11 @@ def recorded_recipes(runs: Sequence[RunReader], chosen: Sequence[Path | None]) -
     notes = []
     for run, each, recipe in zip(runs, chosen, named, strict=True):
         recorded = _recorded_code(run).get("sha256")
-        if each is None and (recorded := _hash_at_start(run, recipe)) is None:
-            fact = f"{_shown_folder()} does not list {run.folder} as a run that you started"
-            raise UnknownRecipeError(f"{fact}, so {recipe} is not run", named)
+        if each is None:
+            if (entry := _entry_at_start(run, recipe)) is None:
+                fact = f"{_shown_folder()} does not list {run.folder} as a run that you started"
+                raise UnknownRecipeError(f"{fact}, so {recipe} is not run", named)
+            recorded = str(entry["sha256"])
         if recorded not in (None, sha256_of(recipe)):
             copy = run.folder / "recipe.py"
             where = f"; {copy} is the copy in the run folder" if copy.is_file() else ""
@@ -177,12 +179,6 @@ def _named(run: RunReader, chosen: Path | None) -> Path:
 def _recorded_code(run: RunReader) -> Mapping[str, Any]:
     code = run.environment.get("code")
     return code if isinstance(code, dict) else {}
-
-
-def _hash_at_start(run: RunReader, recipe: Path) -> str | None:
-    """Return the hash of `recipe` when this user started the run with it; None: not known."""
-    entry = _entry_at_start(run, recipe)
-    return None if entry is None else str(entry["sha256"])
 
 
 def _entry_at_start(run: RunReader, recipe: Path) -> Mapping[str, Any] | None:

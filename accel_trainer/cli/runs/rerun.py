@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         start = own_start(run, folder)
     else:
         (start,) = recorded_starts([run], [options.recipe])
-        start = replace(start, flags=[*start.flags, *_flags(run, folder)])
+        start = replace(start, flags=[*start.flags, *_flags(run, folder, final[0])])
     start = replace(start, variables={**start.variables, SHOWN_BY_COMMAND: "1"})
     say(f"training {run.name} again in {folder}, with {start.recipe}")
     tell(f"note: running {start.recipe}", file=sys.stderr)
@@ -76,7 +76,7 @@ def _free_folder(run: Path) -> Path:
     return next(each for each in itertools.chain([first], others) if not each.exists())
 
 
-def _flags(run: RunReader, folder: Path) -> list[str]:
+def _flags(run: RunReader, folder: Path, step: int) -> list[str]:
     """Return the flags for the same start, up to the same step."""
     branched_from = run.settings.get("run.resume", "auto")
     flags = {
@@ -84,7 +84,7 @@ def _flags(run: RunReader, folder: Path) -> list[str]:
         "--resume": "never" if branched_from == "auto" else branched_from,
     }
     if run.result.get("state") != "done":  # stopped by time or signal
-        flags["--max-steps"] = _final_weights(run)[0]
+        flags["--max-steps"] = step
     return [str(word) for flag in flags.items() for word in flag]
 
 

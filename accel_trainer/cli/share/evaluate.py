@@ -18,7 +18,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...core.errors import CheckpointError, ConfigError
-from ...core.run_dir import expand_home
 from ...distributed.accelerator import RuntimeConfig, start_accelerator
 from ...distributed.machine import available_cpus
 from ...distributed.placement import place_model
@@ -99,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
         image_column=options.image_column,
         label_column=options.label_column,
         of_run=(settings.get("photos") or {}) if _is_data_of(stored.run, dataset) else None,
-        cache_dir=expand_home(options.cache_dir),
+        cache_dir=options.cache_dir,
     )
     stored_batch_size = (settings.get("batch") or {}).get("eval_batch_size")
     batch_size = options.batch_size or stored_batch_size or _BATCH_SIZE

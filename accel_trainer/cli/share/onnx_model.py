@@ -58,7 +58,7 @@ def is_own_model(export: Path) -> bool:
 
 
 class OnnxModel:
-    """The ONNX file of an export, on the CPU.
+    """The ONNX file of an export, on the CPU, which maps images to logits.
 
     Raises:
         CheckpointError: there is no such file, or it is not the one that the run has written.
@@ -96,39 +96,33 @@ class OnnxModel:
             raise CheckpointError(
                 "EXPORT", f"{export}/model.onnx cannot be loaded ({_in_short(error)}): export again"
             ) from error
-        self.input_names = [value.name for value in self._session.get_inputs()]
-        values = [*self._session.get_inputs(), *self._session.get_outputs()]
-        if not self.input_names or not all(value.type.startswith("tensor(") for value in values):
+        inputs = self._session.get_inputs()
+        self._inputs = [value.name for value in inputs]
+        values = [*inputs, *self._session.get_outputs()]
+        if not inputs or not all(value.type.startswith("tensor(") for value in values):
             fact = f"{export}/model.onnx has inputs or outputs that are not tensors"
             raise CheckpointError("EXPORT", f"{fact}: export a model of tensors")
 
-    def run(self, inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """Return the outputs as arrays [B, ...], by name.
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the first output of the model for its only input.
 
-        Raises DataError if the inputs of `name` do not fit.
+        Raises DataError if it has others, or if the images do not fit.
         """
-        if missing := [key for key in self.input_names if key not in inputs]:
-            raise DataError(
-                "INPUT",
-                f"{name} has no {missing[0]}: the model takes {', '.join(self.input_names)}",
-            )
+        first, *others = self._inputs
+        if others:
+            taken = ", ".join(self._inputs)
+            raise DataError("INPUT", f"the image has no {others[0]}: the model takes {taken}")
         try:
-            outputs = self._session.run(None, {key: inputs[key] for key in self.input_names})
+            output, *_ = self._session.run(None, {first: images.numpy()})
         except Exception as error:  # the types of onnxruntime's errors are private
-            fact = f"{name} does not fit the model ({_in_short(error)})"
+            fact = f"the image does not fit the model ({_in_short(error)})"
             raise DataError("INPUT", f"{fact}: give inputs like those in training") from error
-        if not all(output.ndim for output in outputs):
-            fact = f"the model returns a single number for all samples of {name}"
+        if not output.ndim:
+            fact = "the model returns a single number for all images"
             raise DataError(
                 "INPUT", f"{fact}: export a model that returns an output for each sample"
             )
-        names = [value.name for value in self._session.get_outputs()]
-        return dict(zip(names, outputs, strict=True))
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return the first output of the model for its only input."""
-        outputs = self.run({self.input_names[0]: images.numpy()}, "the image")
-        return torch.from_numpy(next(iter(outputs.values())))
+        return torch.from_numpy(output)
 
 
 def _in_short(error: Exception) -> str:
@@ -142,8 +136,3 @@ def top_classes(logits: Tensor, class_names: Sequence[str], *, top: int) -> list
     return [
         [(class_names[label], value) for value, label in zip(*row, strict=True)] for row in rows
     ]
-
-
-def as_json(classes: Classes) -> list[dict[str, Any]]:
-    """Return predicted classes as values of JSON."""
-    return [{"label": label, "probability": probability} for label, probability in classes]

@@ -40,7 +40,7 @@ from ..common.parser import CommandParser
 from ..common.threads import decoding_threads, in_order
 from .best_so_far import opened_export
 from .export import evaluation_of, run_of
-from .onnx_model import Classes, OnnxModel, as_json, is_own_model, top_classes
+from .onnx_model import Classes, OnnxModel, is_own_model, top_classes
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+]+:/", re.IGNORECASE)
 
@@ -192,4 +192,5 @@ def _read_resized(data: bytes, name: str, config: ExportConfig) -> Tensor:
 def _row(path: Path, found: Classes | DataError) -> dict[str, Any]:
     if isinstance(found, DataError):
         return {"path": str(path), "error": str(found)}
-    return {"path": str(path), "predictions": as_json(found)}
+    classes = [{"label": label, "probability": probability} for label, probability in found]
+    return {"path": str(path), "predictions": classes}

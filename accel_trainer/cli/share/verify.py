@@ -29,7 +29,6 @@ from ...callbacks.onnx import ONNX_FILES
 from ...checkpoint.sharded import stream_tensors
 from ...core import filesystem
 from ...core.errors import CheckpointError, ConfigError, DataError, ExitCode
-from ...core.run_dir import expand_home
 from ...distributed.machine import available_cpus
 from ...vision.pretrained import find_export, read_export_config, read_export_content
 from ..common.output import format_number, is_fraction, tell
@@ -153,9 +152,7 @@ def _write_test_images(
 ) -> None:
     """Write the evaluated images, cropped and resized but not normalised, to files in `folder`."""
     of_run = (read_export_content(export).get("evaluation") or {}).get("photos") or {}
-    choice = DataChoice(
-        dataset=dataset, split=None, of_run=of_run, cache_dir=expand_home(cache_dir)
-    )
+    choice = DataChoice(dataset=dataset, split=None, of_run=of_run, cache_dir=cache_dir)
     config = read_export_config(export)
     cpu = torch.device("cpu")
     data = load_eval_data(choice, config, batch_size=1, num_workers=0, device=cpu)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.types import Batch
-from ...data.order import Ids, to_tensor
+from ...data.order import Ids, take, to_tensor
 from .batch import BasicAugmentConfig, draw_mix, draw_partners
 
 
@@ -21,9 +21,18 @@ class Mixer:
         self, config: BasicAugmentConfig, *, kept: Ids, num_classes: int, seed: int
     ) -> None:
         self._config = config
+        self._ids = kept
         self._kept = to_tensor(kept)
         self._num_classes = num_classes
         self._seed = seed
+
+    def class_counts(self, labels: Tensor) -> Tensor:
+        """Return the number of images of each class that are trained on, [K].
+
+        `labels` are of all images: [N], or [N, K] if they have several classes.
+        """
+        kept = take(labels, self._ids)
+        return kept.sum(0) if kept.ndim == 2 else torch.bincount(kept, minlength=self._num_classes)
 
     def with_partners(self, drawn: Tensor, epoch: int) -> Tensor:
         """Return the drawn ids, followed by the ids of the images that they are mixed with."""

@@ -117,14 +117,13 @@ class AugmentedImageReader(ImageReader):
             raise ConfigError("AUGMENT", f"{fact}: set it to {most} or less")
         self._augment = augment
         self._seed = seed
-        self._kept = range(len(split)) if kept is None else kept
-        self._num_classes = split.num_classes
-        self._mixer = Mixer(augment, kept=self._kept, num_classes=split.num_classes, seed=seed)
+        kept = range(len(split)) if kept is None else kept
+        self._mixer = Mixer(augment, kept=kept, num_classes=split.num_classes, seed=seed)
 
     @property
     def class_counts(self) -> Tensor:
         """The number of images of each class that are trained on, int64 [K]."""
-        return torch.bincount(take(self.labels, self._kept), minlength=self._num_classes)
+        return self._mixer.class_counts(self.labels)
 
     def read(self, ids: Iterable[Tensor], epoch: int | None) -> Iterator[Batch]:
         """Yield a batch for each tensor of `ids`; its inputs are their crops and flips.

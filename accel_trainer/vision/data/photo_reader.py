@@ -160,17 +160,13 @@ class AugmentedPhotoReader(PhotoReader):
             raise ConfigError("AUGMENT", f"{fact}: set it below {transform.size}")
         self._augment = augment
         self._seed = seed
-        self._kept = range(len(split)) if kept is None else kept
-        self._num_classes = num_classes
-        self._mixer = Mixer(augment, kept=self._kept, num_classes=num_classes, seed=seed)
+        kept = range(len(split)) if kept is None else kept
+        self._mixer = Mixer(augment, kept=kept, num_classes=num_classes, seed=seed)
 
     @property
     def class_counts(self) -> Tensor:
         """The number of photos of each class that are trained on, [K]."""
-        labels: Tensor = take(self._labels, self._kept)
-        if labels.ndim == 2:
-            return labels.sum(0)
-        return torch.bincount(labels, minlength=self._num_classes)
+        return self._mixer.class_counts(self._labels)
 
     def read(self, ids: Iterable[Tensor], epoch: int | None) -> Iterator[Batch]:
         """Yield a batch of photos for each tensor of `ids`, with the partners of their mixes.
