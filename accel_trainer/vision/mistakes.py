@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -15,8 +14,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from ..core import filesystem
 from ..core.filesystem import writes_to
+from ..core.json_files import write_json
 from ..core.types import Batch, StepOutput
 from ..training.callback import Callback, RunResult, TrainerView
 from ..training.evaluation.metrics import check_labels
@@ -103,9 +102,8 @@ class WorstMistakes(Callback):
             "mistakes": self._shown(result.metrics[f"{group}{_MEASURED}"]),
             "predictions": self._shown(result.metrics[f"{group}/predictions"]),
         }
-        encoded = json.dumps(content, indent=1).encode()
         with writes_to(self._folder):
-            filesystem.write_file_atomic(self._folder / MISTAKES_FILE, encoded)
+            write_json(self._folder / MISTAKES_FILE, content)
 
     def _shown(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return rows as people read them, with the pictures."""

@@ -192,17 +192,16 @@ def read_export_config(folder: Path) -> ExportConfig:
             _bounded("width", model.width, _MAX_WIDTH)
         size = content.get("image_size")
         if size is not None:
-            height, width = size
-            height = _bounded("image_size", height, _MAX_SIDE)
-            width = _bounded("image_size", width, _MAX_SIDE)
+            height, width = (_bounded("image_size", side, _MAX_SIDE) for side in size)
             size = (height, width)
+        transform = content.get("eval_transform")
         return ExportConfig(
             model=model,
             in_channels=_bounded("in_channels", channels, _MAX_CHANNELS),
             class_names=tuple(content["class_names"]),
             normalization=Normalization(**mean_and_std),
             image_size=size,
-            transform=_transform_in(content),
+            transform=transform and EvalTransform.from_dict(transform),
         )
     except (
         OSError,
@@ -216,12 +215,6 @@ def read_export_config(folder: Path) -> ExportConfig:
         reason = f"no {error}" if isinstance(error, KeyError) else error
         message = f"{path} does not describe a model of accel_trainer.vision ({reason})"
         raise CheckpointError("EXPORT", message) from error
-
-
-def _transform_in(content: Mapping[str, Any]) -> EvalTransform | None:
-    if "eval_transform" not in content:
-        return None
-    return EvalTransform.from_dict(content["eval_transform"])
 
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:

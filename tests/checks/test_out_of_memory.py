@@ -168,7 +168,7 @@ def test_out_of_memory_is_one_line_and_the_flags_that_it_names_resume(tmp_path: 
     )
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"], status["optimizer_step"]) == ("failed", 64, 6)
-    assert [finding.code for finding in diagnose(tmp_path / "run")] == ["OUT_OF_MEMORY"]
+    assert [finding.code for finding in diagnose(status)] == ["OUT_OF_MEMORY"]
     named = {"global_batch_size": 16, "accumulation_steps": 2}
     processes.run(train_alone, tmp_path / "run", named, folder=tmp_path / "2")
     workload.train(make_config(tmp_path / "whole"), dtype=torch.float64)

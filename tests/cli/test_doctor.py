@@ -20,6 +20,7 @@ from accel_trainer.cli.doctor.command import CHECKS
 from accel_trainer.cli.doctor.starting import START_EXPECTATIONS
 from accel_trainer.cli.doctor.symptoms import SYMPTOMS, diagnose
 from accel_trainer.cli.main import main
+from accel_trainer.cli.runs.status import read_status
 from accel_trainer.core.errors import ExitCode
 from tests import processes, workload
 from tests.cli.conftest import run_command
@@ -210,9 +211,9 @@ def test_the_last_lines_of_a_failed_run_are_explained(
     tmp_path: Path, said: str, code: str | None
 ) -> None:
     (tmp_path / "status.json").write_text(json.dumps({"state": "failed", "error": said}))
-    assert [finding.code for finding in diagnose(tmp_path)] == ([code] if code else [])
+    assert [finding.code for finding in diagnose(read_status(tmp_path))] == ([code] if code else [])
     (tmp_path / "status.json").write_text(json.dumps({"state": "done", "error": None}))
-    assert diagnose(tmp_path) == []
+    assert diagnose(read_status(tmp_path)) == []
 
 
 # --- the page ---

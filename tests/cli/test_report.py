@@ -40,7 +40,7 @@ from accel_trainer.cli.report.charts import (
 from accel_trainer.cli.report.facts import facts_of
 from accel_trainer.cli.report.figures import draw_chart
 from accel_trainer.cli.report.page_data import page_data
-from accel_trainer.cli.report.pictures import read_mistakes, read_predictions
+from accel_trainer.cli.report.pictures import read_samples
 from accel_trainer.cli.report.report import render
 from accel_trainer.cli.runs.confusion import Confusion, read_confusion
 from accel_trainer.cli.runs.run_reader import RunReader, read_run
@@ -298,7 +298,7 @@ def test_the_worst_mistakes_of_all_test_images_need_nothing_but_the_run(
     runs: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(runs / "slow", tmp_path / "run")
-    mistakes = read_mistakes(read_run(tmp_path / "run"))
+    mistakes = read_samples(read_run(tmp_path / "run"), "mistakes")
     images = load_images("digits", cache_dir=runs.parent / "cache")
     checkpoint = sorted((runs / "slow" / "checkpoints").glob("step-*"))[-1]
     model = load_model(checkpoint, weights="ema").model.eval()
@@ -307,7 +307,7 @@ def test_the_worst_mistakes_of_all_test_images_need_nothing_but_the_run(
         confidences, predictions = model((images.test.images / 255 - mean) / std).softmax(1).max(1)
     wrong = confidences[predictions != images.test.labels].sort(descending=True).values
     assert len(mistakes) == 16 < len(wrong)
-    shown = read_predictions(read_run(tmp_path / "run"))
+    shown = read_samples(read_run(tmp_path / "run"), "predictions")
     is_right = [each["label"] == each["truth"] for each in shown]
     assert len(shown) == 16
     assert any(is_right)
@@ -336,7 +336,7 @@ def test_a_report_on_photos_shows_mistakes_by_name(photo_run: Path) -> None:
     captions = "".join(re.findall("<figcaption>.*?</figcaption>", text, re.DOTALL))
     assert f"<span>{stored[0]['label']}/" in captions
     assert str(photo_run.parent) not in captions, "a folder of this machine"
-    assert Page(text).counts["img"] == min(16, len(stored)) + len(read_predictions(run))
+    assert Page(text).counts["img"] == min(16, len(stored)) + len(read_samples(run, "predictions"))
 
 
 def test_a_report_says_which_settings_a_rule_chose(photo_run: Path, runs: Path) -> None:

@@ -96,9 +96,9 @@ class CommandParser(argparse.ArgumentParser):
         model_help = "a run, one of its checkpoints, an export, or ORG/NAME on the hub"
         self.add_argument("model", type=Path, help=model_help)
 
-    def add_json_option(self) -> None:
+    def add_json_option(self, text: str = "print one JSON object") -> None:
         """Add the flag of commands whose result programs can read."""
-        self.add_argument("--json", action="store_true", help="print one JSON object")
+        self.add_argument("--json", action="store_true", help=text)
 
     def add_data_options(self) -> None:
         """Add the flags of commands that read labelled photos."""

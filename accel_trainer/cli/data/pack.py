@@ -11,7 +11,6 @@ example: accel-trainer pack photos packed --short-side 256 --num-workers 8
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from tqdm import tqdm
 from ...core import filesystem, platform
 from ...core.errors import ConfigError, DataError, OutputError
 from ...core.filesystem import writes_to
-from ...core.json_files import read_json_object
+from ...core.json_files import read_json_object, write_json
 from ...core.own_files import SUMS, format_sums, read_sums
 from ...core.run_dir import prepare_directory
 from ...core.wording import counted
@@ -124,9 +123,9 @@ def pack(
                     bar.update(shard.rows.stop - bar.n)
             descriptions = describe_shards(shards, source.class_names, source.fingerprint)
             for name, content in descriptions.items():
-                filesystem.write_file_atomic(out / split / name, _json(content))
+                write_json(out / split / name, content)
     filesystem.write_file_atomic(out / SUMS, format_sums(sums))
-    filesystem.write_file_atomic(out / _COMMIT, _json({"splits": list(source.splits)}))
+    write_json(out / _COMMIT, {"splits": list(source.splits)})
     if left_out:
         num_photos = counted(len(left_out), "photo")
         tell(f"left out now: {num_photos}, the first because {left_out[0].message}")
@@ -181,7 +180,7 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
     """Store the settings, or check those of an earlier pack. Raises OutputError for others."""
     path = out / _SETTINGS
     if not path.exists():
-        filesystem.write_file_atomic(path, _json(settings))
+        write_json(path, settings)
         return
     try:
         stored = read_json_object(path)
@@ -237,7 +236,3 @@ def _records(
             raise DataError(
                 row.code, f"{row.message}, or leave such photos out with --on-bad-image skip"
             )
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, indent=1).encode() + b"\n"

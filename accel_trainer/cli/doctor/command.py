@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     **Collective** when launched on several processes.
     """
     parser = CommandParser(__doc__)
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_json_option("print the findings as JSON")
     options, flags = parser.parse_known_args(argv)
     target = Path(flags.pop(0)) if flags and not flags[0].startswith("-") else None
     if target is not None and target.is_dir():
@@ -70,7 +70,7 @@ def _explain(run: Path) -> tuple[list[str], list[Finding]]:
     lines = [f"{name}: {status[name]}" for name in ("state", "error") if status.get(name)]
     if status["state"] == "killed":
         return lines, [Finding("KILLED", "error", _KILLED)]
-    return lines, diagnose(run) or advise(run, status)
+    return lines, diagnose(status) or advise(run, status)
 
 
 def _examine(recipe: Path | None, flags: Sequence[str]) -> tuple[list[str], list[Finding]]:

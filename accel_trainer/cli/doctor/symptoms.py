@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ...core.json_files import read_json_object
 from ...core.yaml_files import read_yaml
 from .findings import Finding
 
@@ -25,18 +26,13 @@ SYMPTOMS = tuple(
 )
 
 
-def diagnose(run: Path) -> list[Finding]:
-    """Return the explanation of the error that ended the run, empty if the error is not known."""
-    try:
-        status = read_json_object(run / "status.json")
-    except (OSError, ValueError):
-        return []
+def diagnose(status: Mapping[str, Any]) -> list[Finding]:
+    """Return the explanation of the error that ended a run, empty if the error is not known."""
     error = status.get("error")
-    if status.get("state") != "failed" or not error or not isinstance(error, str):
+    if status["state"] != "failed" or not isinstance(error, str):
         return []
-    first_line = error.splitlines()[0]
     for symptom in SYMPTOMS:
         if re.search(symptom.pattern, error):
-            message = f"the last attempt ended with: {first_line[:160]}; {symptom.meaning}"
+            message = f"the last attempt ended with: {error[:160]}; {symptom.meaning}"
             return [Finding(symptom.code, "error", message)]
     return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ import psutil
 import torch
 
 from accel_trainer.checkpoint.loading import load_checkpoint
-from accel_trainer.core import filesystem
+from accel_trainer.core.json_files import write_json
 from accel_trainer.core.types import Batch, EvalSource, StepReport
 from accel_trainer.data.loader import EvalLoader
 from accel_trainer.distributed.collectives import run_on_main
@@ -93,14 +92,14 @@ class Timer(Observer):
         if report.optimizer_step == 1:
             trainer.request_save()  # a run trains with the copy of a checkpoint in memory
         self._num_steps = report.optimizer_step - NUM_FIRST_STEPS
-        if self._num_steps <= 0:
+        is_first = self._num_steps <= 0
+        is_due = self._num_steps >= self._next_look
+        if is_first or is_due:
             _wait_for(trainer.accelerator.device)
         self._last_time = time.time()
-        if self._num_steps <= 0:
+        if is_first:
             self._first_time = self._last_time
-        elif self._num_steps >= self._next_look:
-            _wait_for(trainer.accelerator.device)
-            self._last_time = time.time()
+        if is_due:
             self._next_look = int(_GROWTH * self._num_steps) + 1
             spent_s = self._last_time - self._first_time
             if run_on_main(lambda: spent_s >= self._seconds, trainer.accelerator):
@@ -141,7 +140,7 @@ class Timer(Observer):
             rest_of_test_s=sum(each.rest_s for each in self.passes if each not in evaluations),
             peak_memory_bytes=peak_bytes,
         )
-        filesystem.write_file_atomic(self._file, json.dumps(asdict(times)).encode())
+        write_json(self._file, asdict(times))
 
 
 def _wait_for(device: torch.device) -> None:

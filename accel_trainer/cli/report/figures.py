@@ -48,6 +48,10 @@ def series_name(number: int) -> str:
     return f"series-{number % NUM_SERIES + 1}"
 
 
+_LIGHT_SERIES = (
+    "#2f62d3 #d96f10 #0c8a6c #8a4bcb #c8345e #7a7034 #1593b8 #8c5a3c #5f6b7a #b8369f "
+    "#7fa3f0 #f0a55c #56bd9f #bd93e8 #ec7f9f #b5a94f #5fc0dc #c4957a #a1abb8 #e286d3"
+)
 LIGHT = Palette(
     page="#fafaf8",
     card="#ffffff",
@@ -55,28 +59,11 @@ LIGHT = Palette(
     muted="#66686f",
     line="#e4e3df",
     on_fill="#ffffff",
-    series=(
-        "#2f62d3",
-        "#d96f10",
-        "#0c8a6c",
-        "#8a4bcb",
-        "#c8345e",
-        "#7a7034",
-        "#1593b8",
-        "#8c5a3c",
-        "#5f6b7a",
-        "#b8369f",
-        "#7fa3f0",
-        "#f0a55c",
-        "#56bd9f",
-        "#bd93e8",
-        "#ec7f9f",
-        "#b5a94f",
-        "#5fc0dc",
-        "#c4957a",
-        "#a1abb8",
-        "#e286d3",
-    ),
+    series=tuple(_LIGHT_SERIES.split()),
+)
+_DARK_SERIES = (
+    "#7ea6ff #f4a04c #4cc9a4 #c093f2 #f4819f #cfc37a #5cc8e8 #d09a78 #a9b4c2 #f08fe0 "
+    "#4a72d0 #b87224 #2a8f72 #8b5cc4 #c04c6e #918639 #2d8fb0 #9a6a4a #75808f #b85aa8"
 )
 DARK = Palette(
     page="#121316",
@@ -85,28 +72,7 @@ DARK = Palette(
     muted="#9c9ea6",
     line="#303238",
     on_fill="#ffffff",
-    series=(
-        "#7ea6ff",
-        "#f4a04c",
-        "#4cc9a4",
-        "#c093f2",
-        "#f4819f",
-        "#cfc37a",
-        "#5cc8e8",
-        "#d09a78",
-        "#a9b4c2",
-        "#f08fe0",
-        "#4a72d0",
-        "#b87224",
-        "#2a8f72",
-        "#8b5cc4",
-        "#c04c6e",
-        "#918639",
-        "#2d8fb0",
-        "#9a6a4a",
-        "#75808f",
-        "#b85aa8",
-    ),
+    series=tuple(_DARK_SERIES.split()),
 )
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",

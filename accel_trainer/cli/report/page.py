@@ -20,7 +20,7 @@ from .facts import facts_of
 from .figures import DARK, LIGHT, Chart, series_name
 from .logged import read_pictures
 from .page_data import page_data, policy
-from .pictures import read_mistakes, read_predictions
+from .pictures import read_samples
 
 # Where a run ends that nothing cuts short. `max_steps` leaves steps for a later start.
 _PLANNED_ENDS = ("num_epochs reached", "num_steps reached")
@@ -118,8 +118,8 @@ def _describe(run: RunReader, number: int) -> dict[str, Any]:
         "cells": {fact["name"]: fact["value"] for fact in facts},
         "restarts": run.restarts,
         "num_killed": run.num_killed,
-        "predictions": read_predictions(run),
-        "mistakes": read_mistakes(run),
+        "predictions": read_samples(run, "predictions"),
+        "mistakes": read_samples(run, "mistakes"),
         "logged": read_pictures(run),
         "class_rows": class_rows(run),
         "changed": _chosen_settings(run),

@@ -17,17 +17,11 @@ _PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+=*")
 Picture = Mapping[str, Any]
 
 
-def read_mistakes(run: RunReader) -> list[Picture]:
-    """Return the mistakes of the last evaluation that the run stored, the most confident first."""
-    return _read(run, "mistakes")
+def read_samples(run: RunReader, name: str) -> list[Picture]:
+    """Return samples of the last evaluation that the run stored.
 
-
-def read_predictions(run: RunReader) -> list[Picture]:
-    """Return predictions of the same evaluation for evenly spaced samples, right or wrong."""
-    return _read(run, "predictions")
-
-
-def _read(run: RunReader, name: str) -> list[Picture]:
+    `mistakes`: the most confident first; `predictions`: evenly spaced ones, right or wrong.
+    """
     try:
         stored = read_json_object(run.folder / MISTAKES_FILE).get(name, [])
     except FileNotFoundError:

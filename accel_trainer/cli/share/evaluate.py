@@ -81,9 +81,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_number("--batch-size", "default: the run's batch size", lowest=1)
     parser.add_data_options()
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object, with the confusion matrix"
-    )
+    parser.add_json_option("print one JSON object, with the confusion matrix")
     options = parser.parse_args(argv)
     stored = load_model(options.model, weights=options.weights)
     settings = stored.run.config if stored.run is not None else {}

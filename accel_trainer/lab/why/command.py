@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_number("--until", "the last step to compare", lowest=1, metavar="STEP")
     parser.add_path("--keep", "FOLDER", "keep the replays in this new folder")
-    parser.add_argument("--json", action="store_true", help="print the finding as JSON")
+    parser.add_json_option("print the finding as JSON")
     options = parser.parse_args(argv)
     if len(options.run) > 2:
         parser.error(f"{len(options.run)} runs are given, but only two can be compared")

@@ -121,13 +121,8 @@ class ModelConfig(Config):
 
     def _check_timm(self) -> None:
         read_keywords(self.keywords)
-        given = {
-            "width": self.width is not None,
-            "stem": self.stem != "auto",
-            "norm": self.norm != "batch",
-        }
-        for name, is_given in given.items():
-            if is_given:
+        for name in ("width", "stem", "norm"):
+            if getattr(self, name) != getattr(ModelConfig, name):
                 fact = f"--model.{name} has no effect on {self.name}"
                 raise ConfigError("MODEL_NAME", f"{fact}: leave it out")
 

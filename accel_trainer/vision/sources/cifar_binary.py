@@ -31,11 +31,6 @@ class BinaryFiles:
     label_bytes: int
     names_file: Path
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All files with images."""
-        return self.train + self.test
-
 
 def find_binary(folder: Path) -> BinaryFiles | None:
     """Return the binary files of CIFAR in `folder`, None if there are none."""

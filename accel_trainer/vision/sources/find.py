@@ -108,7 +108,7 @@ def _find_in_folder(root: Path) -> ImageSource:
         if binary := find_binary(folder):
             return ImageSource(
                 name=_name(root),
-                key=_content_key(binary.files),
+                key=_content_key([*binary.train, *binary.test]),
                 read=partial(read_binary, binary),
                 notes=tuple(describe_left_out(unread_data(root, ()))),
             )

@@ -75,7 +75,7 @@ def find_label_column(
     }
     typed = [column for column, feature in inner.items() if isinstance(feature, ClassLabel)]
     usable = [column for column, feature in inner.items() if _holds_labels(feature)]
-    if wanted is None and not any(_plain(column) in _LABEL_NAMES for column in features):
+    if wanted is None and not any(map(is_label_name, features)):
         _refuse_inner_labels(features, name)
         usable = [column for column in usable if not column.startswith("__")]
     return _find(features, wanted, name, "label", _LABEL_NAMES, typed=typed, usable=usable)

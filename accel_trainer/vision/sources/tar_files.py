@@ -18,7 +18,6 @@ from .listing import LITTER, LeftOut, is_litter, reason_to_skip
 
 _BLOCK = 512
 _DOTS = "the name of a sample ends at its first dot, so replace dots in names by _"
-_SIDECAR_EXAMPLE = "0001.jpg with 0001.cls"
 
 
 class TarIndex(NamedTuple):
@@ -103,7 +102,7 @@ def check_samples(tar: TarIndex) -> None:
             raise DataError("DATA_TAR", f"{fact}: {fix}")
     if all(reason_to_skip(name) is None for name in expected):
         fact = f"{tar.path} has no labels: the first sample only has {expected[0]}"
-        fix = f"add label files ({_SIDECAR_EXAMPLE}), or if folders are classes, extract it"
+        fix = "add label files (0001.jpg with 0001.cls), or if folders are classes, extract it"
         raise DataError("DATA_TAR", f"{fact}: {fix}")
 
 
