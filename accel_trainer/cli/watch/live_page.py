@@ -27,50 +27,32 @@ _EMPTY = '<svg role="img"></svg>'  # the page's script draws the curves
 
 
 class LivePage:
-    """Follows runs in a thread, and makes their page when somebody asks for it."""
+    """Looks for changes of the runs, and makes their page, when somebody asks for it."""
 
     def __init__(self, followed: Followed) -> None:
         self._followed = followed
-        self._news = threading.Condition()
-        self._making = threading.Lock()
-        self._has_ended = threading.Event()
+        self._lock = threading.Lock()
         self._drawn: dict[Path, tuple[RunReader, Sequence[Chart]]] = {}
         self._page = b""
         self._page_version = -1
         self._making_s = 0.0
-        self.version = 0
+        self._version = 0
         self._followed.look()
+        self._looked_s = time.monotonic()
 
-    def follow(self) -> None:
-        """Look for changes until `end` is called."""
-        while not self._has_ended.wait(
-            min(max(_INTERVAL_S, _REST * self._making_s), _MAX_INTERVAL_S)
-        ):
-            with self._making:
-                has_changed = self._followed.look()
-            if has_changed:
-                with self._news:
-                    self.version += 1
-                    self._news.notify_all()
-
-    def end(self) -> None:
-        """Let `follow` and all that wait return."""
-        self._has_ended.set()
-        with self._news:
-            self._news.notify_all()
-
-    def wait(self, version: int, timeout_s: float) -> int | None:
-        """Return a version that is not `version`, or `version` after a while; None at the end."""
-        with self._news:
-            self._news.wait_for(
-                lambda: self.version != version or self._has_ended.is_set(), timeout_s
-            )
-            return None if self._has_ended.is_set() else self.version
+    def version(self) -> int:
+        """Return how often the runs have changed; they are looked at again after a while."""
+        with self._lock:
+            interval_s = min(max(_INTERVAL_S, _REST * self._making_s), _MAX_INTERVAL_S)
+            if time.monotonic() - self._looked_s >= interval_s:
+                self._version += self._followed.look()
+                self._looked_s = time.monotonic()
+            return self._version
 
     def html(self) -> bytes:
         """Return the newest page. Raises OutputError if the contents of a run are malformed."""
-        with self._making:
-            version = self.version
+        version = self.version()
+        with self._lock:
             if self._page_version != version:
                 begun_s = time.monotonic()
                 runs = self._followed.read()

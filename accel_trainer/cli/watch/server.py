@@ -1,4 +1,4 @@
-"""Serves a live page on this machine, with an event for each of its versions."""
+"""Serves a live page on this machine, and the number of its version."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _MAX_CONNECTIONS = 64
 _TIMEOUT_S = 30.0  # of a reader that neither sends its request nor takes the answer
-_HEARTBEAT_S = 10.0  # of an event stream, so that a reader that has gone is noticed
 _POLL_S = 0.1  # how long the end of the server may take
+_ANSWERS = {"": "text/html", "version": "text/plain"}
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -31,7 +31,7 @@ _HEADERS = {
 
 
 class PageServer(ThreadingHTTPServer):
-    """Answers `/TOKEN/` with the page, and `/TOKEN/events` with its versions.
+    """Answers `/TOKEN/` with the page, and `/TOKEN/version` with its version.
 
     The token is random: other people on this machine, and pages of other origins, cannot guess it.
     Connections beyond a limit are closed at once, and those that wait for half a minute.
@@ -97,42 +97,27 @@ class _Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = cast(PageServer, self.server)
         _, token, *rest = [*self.path.partition("?")[0].split("/"), ""]
-        if not secrets.compare_digest(token.encode(), server.token.encode()):
-            self.send_error(HTTPStatus.NOT_FOUND)
-        elif rest[0] == "events":
-            self._send_events(server.page)
-        elif rest[0] == "":
-            self._send_newest(server.page)
+        if secrets.compare_digest(token.encode(), server.token.encode()) and rest[0] in _ANSWERS:
+            self._answer(server.page, rest[0])
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
-    def _begin(self, status: HTTPStatus, kind: str, **headers: str) -> None:
+    def _answer(self, page: LivePage, asked: str) -> None:
+        status, kind, headers = HTTPStatus.OK, _ANSWERS[asked], dict(_HEADERS)
+        try:
+            content = str(page.version()).encode() if asked else page.html()
+        except (UserError, OSError) as error:
+            status, kind = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain"
+            content = f"{error}\n".encode(errors="backslashreplace")
+        if "gzip" in self.headers.get("Accept-Encoding", "") and kind == "text/html":
+            content = gzip.compress(content, 1)
+            headers["Content-Encoding"] = "gzip"
         self.send_response(status)
-        for name, value in (_HEADERS | {"Content-Type": kind} | headers).items():
+        headers |= {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-
-    def _send_newest(self, page: LivePage) -> None:
-        try:
-            newest = page.html()
-        except (UserError, OSError) as error:
-            self._begin(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8")
-            self.wfile.write(f"{error}\n".encode(errors="backslashreplace"))
-            return
-        headers = {}
-        if "gzip" in self.headers.get("Accept-Encoding", ""):
-            newest = gzip.compress(newest, 1)
-            headers["Content-Encoding"] = "gzip"
-        headers["Content-Length"] = str(len(newest))
-        self._begin(HTTPStatus.OK, "text/html; charset=utf-8", **headers)
-        self.wfile.write(newest)
-
-    def _send_events(self, page: LivePage) -> None:
-        self._begin(HTTPStatus.OK, "text/event-stream")
-        known = -1
-        while (newest := page.wait(known, _HEARTBEAT_S)) is not None:
-            self.wfile.write(f"data: {newest}\n\n".encode())
-            known = newest
+        self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Print nothing: a page asks once a second."""
@@ -148,15 +133,9 @@ def serving(page: LivePage, host: str, port: int) -> Iterator[PageServer]:
         raise OutputError(
             "WATCH", f"{host}:{port} cannot be used ({reason}): choose a different --port or --host"
         ) from error
-    threads = [
-        threading.Thread(target=page.follow, daemon=True),
-        threading.Thread(target=server.serve_forever, args=(_POLL_S,), daemon=True),
-    ]
-    for thread in threads:
-        thread.start()
+    threading.Thread(target=server.serve_forever, args=(_POLL_S,), daemon=True).start()
     try:
         yield server
     finally:
-        page.end()
         server.shutdown()
         server.server_close()

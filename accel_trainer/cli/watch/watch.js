@@ -3,9 +3,9 @@
 (() => {
   const live = document.getElementById("live");
   const parts = ["top", "data", "details"];
-  const silence = 30000; // milliseconds; the server says something every 10 s
+  const silence = 30000; // milliseconds
+  const gone = "not live: accel-trainer watch has ended, or cannot be reached";
   let isAsking = false;
-  let heard = 0;
 
   function say(text) {
     if (live.textContent !== text) live.textContent = text;
@@ -13,38 +13,39 @@
 
   const sayUpdated = () => say(`live, updated ${new Date().toLocaleTimeString()}`);
 
-  async function renew(version) {
-    if (isAsking || String(version) === document.body.dataset.version) return;
+  async function renew() {
+    const answer = await fetch(location.href);
+    const text = await answer.text();
+    if (!answer.ok) return say(text);
+    const page = new DOMParser().parseFromString(text, "text/html");
+    if (page.body.dataset.shape !== document.body.dataset.shape) return location.reload();
+    const wasOpen = [...document.querySelectorAll("details")].map((each) => each.open);
+    for (const id of parts) {
+      const part = page.getElementById(id);
+      if (part) document.getElementById(id).replaceWith(part);
+    }
+    document.querySelectorAll("details").forEach((each, number) => (each.open = wasOpen[number] ?? each.open));
+    document.body.dataset.version = page.body.dataset.version;
+    document.dispatchEvent(new Event("news"));
+    sayUpdated();
+  }
+
+  async function look() {
+    if (isAsking) return;
     isAsking = true;
     try {
-      const answer = await fetch(location.href);
+      const answer = await fetch("version", { signal: AbortSignal.timeout(silence) });
       const text = await answer.text();
-      if (!answer.ok) return say(text);
-      const page = new DOMParser().parseFromString(text, "text/html");
-      if (page.body.dataset.shape !== document.body.dataset.shape) return location.reload();
-      const wasOpen = [...document.querySelectorAll("details")].map((each) => each.open);
-      for (const id of parts) {
-        const part = page.getElementById(id);
-        if (part) document.getElementById(id).replaceWith(part);
-      }
-      document.querySelectorAll("details").forEach((each, number) => (each.open = wasOpen[number] ?? each.open));
-      document.body.dataset.version = page.body.dataset.version;
-      document.dispatchEvent(new Event("news"));
-      sayUpdated();
+      if (!answer.ok) say(answer.status === 404 ? gone : text); // of a server that was started again
+      else if (text !== document.body.dataset.version) await renew();
+      else if (!live.textContent.startsWith("live,")) sayUpdated();
+    } catch {
+      say(gone);
     } finally {
       isAsking = false;
     }
   }
 
-  const events = new EventSource("events");
-  events.onopen = sayUpdated;
-  events.onerror = () => say("not live: accel-trainer watch has ended, or cannot be reached");
-  events.onmessage = (event) => {
-    if (Date.now() - heard > silence) sayUpdated();
-    heard = Date.now();
-    renew(event.data);
-  };
-  setInterval(() => {
-    if (heard && Date.now() - heard > silence) say("not live: nothing was heard for half a minute");
-  }, 1000);
+  look();
+  setInterval(look, 1000);
 })();
