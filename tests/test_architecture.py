@@ -811,6 +811,11 @@ def test_the_checks_are_smaller_than_what_they_watch() -> None:
     assert count_tokens_in("checks") <= 16_990
 
 
+def test_the_commands_and_photos_stay_as_small_as_they_are() -> None:
+    assert count_tokens_in("cli", "lab") <= 90_983
+    assert count_tokens_in("vision") <= 43_598
+
+
 def modules_after(statement: str) -> set[str]:
     """Return the package's modules loaded after `statement`, without those its own import loads."""
     probe = (
