@@ -14,6 +14,8 @@ from ..names.unknown import describe_unknown
 from .config import RecipeConfig
 
 C = TypeVar("C")
+Settings = Mapping[str, Any]
+"""Values by the dotted names of their settings."""
 
 
 def everyday_config(settings: Everyday) -> RecipeConfig:
@@ -31,7 +33,7 @@ def everyday_config(settings: Everyday) -> RecipeConfig:
 
 def build_config(
     config_class: type[C],
-    values: Mapping[str, Any],
+    values: Settings,
     given: Mapping[str, str] = MappingProxyType({}),
 ) -> C:
     """Return the config with `values`, which have dotted names.
@@ -49,7 +51,7 @@ def build_config(
         raise ConfigError("CONFIG", str(error)) from None
 
 
-def with_values(config: C, values: Mapping[str, Any], prefix: str = "") -> C:
+def with_values(config: C, values: Settings, prefix: str = "") -> C:
     """Return the config with `values`, by their dotted names behind `prefix`."""
     changes = {}
     for field in fields(config):  # type: ignore[arg-type]

@@ -20,6 +20,9 @@ from ..core.types import Batch, StepOutput
 from ..training.callback import Callback, RunResult, TrainerView
 from ..training.evaluation.metrics import check_labels
 
+Row = dict[str, Any]
+"""What is known of a sample, by name."""
+
 MISTAKES_FILE = "mistakes.json"
 _MEASURED = "/worst_mistakes"
 _NUM_KEPT = 24
@@ -105,7 +108,7 @@ class WorstMistakes(Callback):
         with writes_to(self._folder):
             write_json(self._folder / MISTAKES_FILE, content)
 
-    def _shown(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def _shown(self, rows: Sequence[Row]) -> list[Row]:
         """Return rows as people read them, with the pictures."""
         reader = self._loader.reader
         return [
@@ -121,7 +124,7 @@ class WorstMistakes(Callback):
         ]
 
 
-def _rows(sums: Tensor, ids: Tensor) -> list[dict[str, Any]]:
+def _rows(sums: Tensor, ids: Tensor) -> list[Row]:
     """Return what is known of some samples, of the sums [4, N]."""
     columns = zip(ids.tolist(), *sums[:3, ids].tolist(), strict=True)
     return [

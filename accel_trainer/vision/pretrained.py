@@ -24,6 +24,7 @@ from ..core.json_files import MAX_BYTES, parse_json, read_json_object
 from .data.eval_transform import EvalTransform, Views
 from .data.images import Normalization
 from .models.zoo import ModelConfig, build_model
+from .sources.class_names import Names
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_WEIGHTS_BYTES = 2**36
@@ -44,7 +45,7 @@ class ExportConfig:
     model: ModelConfig | None
     """None: a user's own model, which only its ONNX file describes."""
     in_channels: int
-    class_names: tuple[str, ...]
+    class_names: Names
     normalization: Normalization
     image_size: tuple[int, int] | None
     """Height and width of the training images; None: not recorded, any size works."""

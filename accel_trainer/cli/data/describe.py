@@ -19,14 +19,13 @@ from statistics import median_low
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ...core.errors import DataError, ExitCode, UserError
 from ...core.wording import counted
 from ...vision import EvalTransform, Photos, PhotoSplit, load_photos
 from ...vision.data.eval_transform import shrink_for
-from ...vision.data.photo_decode import decode_photo, format_of, opened_image, read_header
+from ...vision.data.photo_decode import Pixels, decode_photo, format_of, opened_image, read_header
 from ...vision.data.pixel_range import range_of
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..common.output import both_ends, format_table, tell
@@ -155,7 +154,7 @@ def examine_photo(split: PhotoSplit, index: int) -> Photo:
     )
 
 
-def hash_of(pixels: NDArray[np.uint8]) -> bytes:
+def hash_of(pixels: Pixels) -> bytes:
     """Return the SHA-256 of a photo's size and pixels [H, W, 3], however they are encoded."""
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).digest()
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from io import BytesIO
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 
 from ...vision.data.eval_transform import Box, shrink_for
-from ...vision.data.photo_decode import decode_photo, read_header
+from ...vision.data.photo_decode import Pixels, decode_photo, read_header
 
 
 def reencode(data: bytes, name: str, *, short_side: int, quality: int) -> bytes:
@@ -38,7 +36,7 @@ def reencode(data: bytes, name: str, *, short_side: int, quality: int) -> bytes:
     return _encode(resized[0].permute(1, 2, 0).contiguous().numpy(), quality)
 
 
-def _encode(pixels: NDArray[np.uint8], quality: int) -> bytes:
+def _encode(pixels: Pixels, quality: int) -> bytes:
     try:
         import simplejpeg
     except ImportError:

@@ -20,7 +20,7 @@ from ...data.loader import EvalLoader
 from ...vision import ImageReader, PhotoReader, PhotoSplit, load_images, load_photos
 from ...vision.data.bad_images import WHATEVER_WAS_KEPT
 from ...vision.pretrained import ExportConfig
-from ...vision.sources.class_names import check_class_names, numbers_in
+from ...vision.sources.class_names import Names, check_class_names, numbers_in
 from ...vision.sources.layouts import VAL_NAMES
 from ...vision.sources.photo_splits import load_splits
 
@@ -108,7 +108,7 @@ def load_eval_data(
     return EvalData(loader, labels, split_name, fingerprint)
 
 
-def _load_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...], str, str | None]:
+def _load_photos(choice: DataChoice) -> tuple[PhotoSplit, Names, str, str | None]:
     """Return the photos, their class names, the name of their split, and a run's fingerprint."""
     columns: dict[str, Any] = {
         name: getattr(choice, name) or (choice.of_run or {}).get(name)

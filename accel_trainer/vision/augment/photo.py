@@ -13,13 +13,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...core.config import FRACTION, NOT_NEGATIVE, POSITIVE, Range
 from ...core.errors import ConfigError
 from ...core.rng import fold_in
 from ..data.eval_transform import Box, crop_photo
+from ..data.photo_decode import Pixels
 from .batch import BasicAugmentConfig, draw_placement
 from .draws import random_uniform
 from .photo_ops import MAX_MAGNITUDE, OPERATIONS, jitter_colors, operate
@@ -159,7 +159,7 @@ class PhotoAugment:
             pixels = _shifted(pixels, config, draws)
         if draws.is_flipped:
             pixels = pixels.flip(1)  # numpy's flip takes twenty times as long
-        array: NDArray[np.uint8] = pixels.numpy()
+        array: Pixels = pixels.numpy()
         if any(config.color_jitter):
             array = jitter_colors(array, config.color_jitter, draws.of(Draw.JITTER, 5))
         for operation, strength, sign in self._operations(draws):
@@ -205,7 +205,7 @@ class PhotoAugment:
             for which, sign in zip(chosen, signs, strict=True)
         ]
 
-    def _erased(self, array: NDArray[np.uint8], draws: PhotoDraws) -> NDArray[np.uint8]:
+    def _erased(self, array: Pixels, draws: PhotoDraws) -> Pixels:
         """Set a box to the mean colour: 2 to 33 % of the area, 0.3 to 3.3 times as high as wide."""
         _, area, shape, top, left = draws.of(Draw.ERASE, 5)
         size = self._size

@@ -10,7 +10,8 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ..data.photo_decode import Pixels
 
 OPERATIONS = (
     "identity",
@@ -40,9 +41,7 @@ _MAX_TRANSLATE = 150 / 331  # fraction of the width or height
 _MAX_BITS_LOST = 4
 
 
-def jitter_colors(
-    pixels: NDArray[np.uint8], most: Sequence[float], uniform: Sequence[float]
-) -> NDArray[np.uint8]:
+def jitter_colors(pixels: Pixels, most: Sequence[float], uniform: Sequence[float]) -> Pixels:
     """Change brightness, contrast, saturation and hue of uint8 [H, W, 3], in random order.
 
     `most` are the four largest changes. `uniform` are five numbers in 0..1: for the order of the
@@ -72,13 +71,13 @@ def _turned_hue(image: Any, change: float) -> Any:
 
 
 def operate(
-    pixels: NDArray[np.uint8],
+    pixels: Pixels,
     operation: str,
     *,
     strength: float,
     is_negative: bool,
     fill: tuple[int, ...],
-) -> NDArray[np.uint8]:
+) -> Pixels:
     """Apply one of `OPERATIONS` to uint8 [H, W, 3].
 
     `strength` is 0..1. `is_negative` reverses an operation that has a direction. `fill` is the

@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...core.config import BELOW_ONE, Config, short_flag
 from ...core.errors import DataError
 from ..sources.raw import RawSplit
+from .photo_decode import Pixels
 
 
 class BadImage(NamedTuple):
@@ -52,7 +50,7 @@ class BadImageConfig(Config):
 
     def usable(
         self, split: RawSplit, left_out: list[BadImage], *, start: int = 0
-    ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    ) -> Iterator[tuple[int, Pixels]]:
         """Yield index and pixels [H, W, C] of the usable images from `start` on.
 
         The other images are appended to `left_out`.

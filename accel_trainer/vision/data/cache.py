@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
@@ -34,6 +33,7 @@ from ..sources.find import find_image_source
 from ..sources.raw import ImageSource, RawImages, RawSplit, checked_class_names
 from .bad_images import BadImage, BadImageConfig
 from .images import ImageDataset, ImageSplit, MappedFile, Normalization
+from .photo_decode import Pixels
 
 _FORMAT = 2  # it changes whenever the same files decode to different pixels
 _MANIFEST = "images.json"
@@ -51,6 +51,8 @@ _MIN_STD = 1 / 255  # avoids a division by zero for an all-black channel
 
 Shape = Sequence[int]
 """H, W, C of one image."""
+Manifest = dict[str, Any]
+"""What a cache holds, with the hashes of its files, as JSON values."""
 Row = dict[str, Any]
 """A chunk's line in the journal: `start` and `stop` of its samples, `left_out`, and the `sha256`
 of its pixels."""
@@ -195,7 +197,7 @@ def _build(
         left_out: dict[str, list[BadImage]] = {"train": [], "test": []}
         train = _write_split(partial, "train", raw.train, shape, bad_images, left_out["train"])
         test = _write_split(partial, "test", raw.test, shape, bad_images, left_out["test"])
-        manifest: dict[str, Any] = {
+        manifest: Manifest = {
             "shape": shape,
             "class_names": class_names,
             "train": train,
@@ -229,7 +231,7 @@ def _write_split(
     shape: Shape,
     bad_images: BadImageConfig,
     left_out: list[BadImage],
-) -> dict[str, Any]:
+) -> Manifest:
     """Write the usable images and labels of a split; return their entry in the manifest."""
     digest = hashlib.sha256()
     kept: list[int] = []
@@ -270,7 +272,7 @@ def _chunks(
     journal: AppendFile,
     bad_images: BadImageConfig,
     left_out: list[BadImage],
-) -> Iterator[tuple[Row, NDArray[np.uint8]]]:
+) -> Iterator[tuple[Row, Pixels]]:
     """Yield chunks of a split's usable images [n, H, W, C], in order, each with its journal row.
 
     A chunk is yielded once its pixels and its row are written.
@@ -303,7 +305,7 @@ def _chunks(
 
 def _written_chunks(
     images: AppendFile, journal: AppendFile, shape: Shape
-) -> Iterator[tuple[Row, NDArray[np.uint8]]]:
+) -> Iterator[tuple[Row, Pixels]]:
     """Yield the chunks that a killed writer left, up to the first wrong hash; cut off the rest."""
     num_image_bytes = 0
     num_journal_bytes = 0
@@ -325,11 +327,11 @@ def _written_chunks(
     journal.truncate(num_journal_bytes)
 
 
-def _encoded(manifest: dict[str, Any]) -> bytes:
+def _encoded(manifest: Manifest) -> bytes:
     return json.dumps(manifest, indent=1).encode()
 
 
-def _sha256(manifest: dict[str, Any]) -> str:
+def _sha256(manifest: Manifest) -> str:
     return hashlib.sha256(_encoded(manifest)).hexdigest()
 
 

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...core.errors import DataError
+from ..sources.class_names import Names
 from ..sources.raw import PhotoSplit, RawImages, RawSplit
-from .photo_decode import decode_photo, read_header
+from .photo_decode import Pixels, decode_photo, read_header
 
 _MAX_PIXELS = 2**24  # of small images, which are all decoded at the start
 
 
-def decode_on_demand(
-    train: PhotoSplit, test: PhotoSplit, *, class_names: tuple[str, ...]
-) -> RawImages:
+def decode_on_demand(train: PhotoSplit, test: PhotoSplit, *, class_names: Names) -> RawImages:
     """Return both splits, whose images are decoded when they are read.
 
     All images must have the size and number of channels of the first readable training image.
@@ -27,7 +23,7 @@ def decode_on_demand(
     decoder = _decoder_for(train) if len(train.labels) else None
 
     def raw(split: PhotoSplit) -> RawSplit:
-        def image_at(index: int) -> NDArray[np.uint8]:
+        def image_at(index: int) -> Pixels:
             assert decoder is not None
             return decoder(split.encoded_at(index), name=split.name_of(index))
 
@@ -65,7 +61,7 @@ class Decoder:
             raise DataError("DATA_IMAGE_LARGE", f"{fact}: make the images smaller")
         return cls(header.height, header.width, num_channels=1 if header.is_grey else 3)
 
-    def __call__(self, data: bytes, *, name: str) -> NDArray[np.uint8]:
+    def __call__(self, data: bytes, *, name: str) -> Pixels:
         """Return the pixels, uint8 [H, W, C]. `name` is used in errors."""
         header = read_header(data, name)
         # Checked before decoding: a few bytes can claim to be gigabytes of pixels.

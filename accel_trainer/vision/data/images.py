@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...core.errors import DataError
 from ...core.filesystem import sha256_of, stamp_of
+from ..sources.class_names import Names
 from .bad_images import BadImage
 
 
@@ -82,7 +83,7 @@ class ImageDataset:
 
     train: ImageSplit
     test: ImageSplit
-    class_names: tuple[str, ...]
+    class_names: Names
     normalization: Normalization
     fingerprint: str
     notes: tuple[str, ...] = ()

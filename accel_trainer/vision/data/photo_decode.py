@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 
 from ...core.errors import DataError
 
+Pixels = NDArray[np.uint8]
+"""The pixels of an image, [H, W, C]."""
+
 MAX_PIXELS = 2**27
 """The largest H * W that is decoded: a few bytes can claim to be gigabytes of pixels."""
 
@@ -117,7 +120,7 @@ def read_header(data: bytes, name: str) -> PhotoHeader:
 
 def decode_photo(
     data: bytes, name: str, *, header: PhotoHeader | None = None, shrink: int = 1
-) -> NDArray[np.uint8]:
+) -> Pixels:
     """Return the upright pixels, uint8 [H, W, 3], contiguous and writable.
 
     Grey becomes RGB, transparent pixels become white, and of more than 8 bits the upper 8 are
@@ -206,7 +209,7 @@ def _orientation_of(load: Callable[[], Any]) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def _decode_plain_jpeg(data: bytes, header: PhotoHeader, shrink: int) -> NDArray[np.uint8] | None:
+def _decode_plain_jpeg(data: bytes, header: PhotoHeader, shrink: int) -> Pixels | None:
     """Return the pixels; None for a faulty file, as Pillow may tolerate or explain the fault."""
     height, width = header.height, header.width
     if header.orientation >= 5:
@@ -221,7 +224,7 @@ def _decode_plain_jpeg(data: bytes, header: PhotoHeader, shrink: int) -> NDArray
     return _upright(pixels, header.orientation)
 
 
-def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+def _upright(pixels: Pixels, orientation: int) -> Pixels:
     if orientation == 1:
         return pixels
     if orientation >= 5:
@@ -259,7 +262,7 @@ def _has_exif(png: bytes) -> bool:
     return place + 4 <= len(png)
 
 
-def _decode_with_pillow(data: bytes, name: str) -> NDArray[np.uint8]:
+def _decode_with_pillow(data: bytes, name: str) -> Pixels:
     with opened_image(data, name) as image:
         try:
             pixels = _rgb(image, data)
@@ -289,7 +292,7 @@ def _bits_of_channel(image: Any, data: bytes) -> int:
     return max(_tag(image, _BITS_PER_SAMPLE), default=1) if image.format == "TIFF" else 8
 
 
-def _rgb(image: Any, data: bytes) -> NDArray[np.uint8]:
+def _rgb(image: Any, data: bytes) -> Pixels:
     from PIL import Image
 
     if image.mode == "F":
@@ -326,7 +329,7 @@ def _has_alpha(image: Any, data: bytes) -> bool:
     return has_alpha and bool(image.has_transparency_data)
 
 
-def _deep_grey(image: Any, data: bytes) -> NDArray[np.uint8]:
+def _deep_grey(image: Any, data: bytes) -> Pixels:
     """Return the pixels of a photo with more than 8 bits of grey."""
     stored = np.array(image)  # [H, W], uint16 or int32
     num_bits = 16
@@ -344,7 +347,7 @@ def _deep_grey(image: Any, data: bytes) -> NDArray[np.uint8]:
     return np.repeat(grey[:, :, None], 3, axis=2)
 
 
-def _deep_colour(image: Any, data: bytes) -> NDArray[np.uint8]:
+def _deep_colour(image: Any, data: bytes) -> Pixels:
     """Return the pixels of a 16-bit RGB PNG with a transparent colour.
 
     Pillow keeps the upper bytes of the pixels; it finds the lower ones in the other byte order.

@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...core.errors import ConfigError
@@ -26,7 +24,7 @@ from ..augment.mix import Mixer
 from ..augment.photo import PhotoAugment, PhotoAugmentConfig
 from ..sources.raw import PhotoSplit
 from .eval_transform import EvalTransform
-from .photo_decode import decode_photo
+from .photo_decode import Pixels, decode_photo
 from .pixels import Normalizer
 
 _BATCHES_AHEAD = 2
@@ -225,7 +223,7 @@ class PhotoDataset:
         return self._transform(Image.fromarray(pixels)), self._photos.labels[index]
 
 
-def _fill(pixels: NDArray[np.uint8], make_row: MakeRow, rows: range) -> None:
+def _fill(pixels: Pixels, make_row: MakeRow, rows: range) -> None:
     for row in rows:
         pixels[row] = make_row(row).numpy()
 

@@ -12,11 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...core.errors import DataError
-from .photo_decode import decode_photo, format_of, read_header
+from .photo_decode import Pixels, decode_photo, format_of, read_header
 
 _NARROW = 32  # values, an eighth of all
 _WHITE = 255 - _NARROW
@@ -37,7 +34,7 @@ class PixelRange(NamedTuple):
         return self.high - self.low < _NARROW
 
 
-def range_of(pixels: NDArray[np.uint8]) -> PixelRange:
+def range_of(pixels: Pixels) -> PixelRange:
     """Return the range of one picture."""
     return PixelRange(int(pixels.min()), int(pixels.max()))
 

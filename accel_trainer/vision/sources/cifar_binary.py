@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...core.errors import DataError
+from ..data.photo_decode import Pixels
 from .raw import RawImages, RawSplit
 
 _IMAGE_SHAPE = (3, 32, 32)
@@ -91,9 +91,9 @@ def _raw_split(paths: Sequence[Path], label_bytes: int) -> RawSplit:
         file = int(np.searchsorted(ends, index, side="right"))
         return f"record {index - (ends[file] - len(files[file]))} of {paths[file]}"
 
-    def image_at(index: int) -> NDArray[np.uint8]:
+    def image_at(index: int) -> Pixels:
         image = records[index, label_bytes:].reshape(_IMAGE_SHAPE)
-        pixels: NDArray[np.uint8] = image.transpose(1, 2, 0)
+        pixels: Pixels = image.transpose(1, 2, 0)
         return pixels
 
     return RawSplit(
@@ -103,7 +103,7 @@ def _raw_split(paths: Sequence[Path], label_bytes: int) -> RawSplit:
     )
 
 
-def _records(path: Path, label_bytes: int) -> NDArray[np.uint8]:
+def _records(path: Path, label_bytes: int) -> Pixels:
     data = np.fromfile(path, dtype=np.uint8)
     record_bytes = label_bytes + _IMAGE_BYTES
     if len(data) % record_bytes:

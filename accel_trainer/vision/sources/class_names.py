@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from ...core.errors import DataError, listed
 
+Names = tuple[str, ...]
+"""The names of the K classes, in the order of their numbers."""
+
 _HIDDEN = ("Cc", "Cf")
 
 
@@ -69,6 +72,6 @@ def numbers_in(known: Sequence[str], names: Sequence[str]) -> NDArray[np.int64]:
     return np.array([number_of.get(name, -1) for name in names], np.int64)
 
 
-def merged_names(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
+def merged_names(lists: Iterable[Sequence[str]]) -> Names:
     """Return the names of all lists, each once, in the order in which they are first listed."""
     return tuple(dict.fromkeys(name for names in lists for name in names))

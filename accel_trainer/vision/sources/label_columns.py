@@ -7,6 +7,9 @@ from typing import Any
 
 from ...core.errors import ConfigError, DataError, shortened
 
+Features = Mapping[str, Any]
+"""The types of a table's columns in `datasets`, by their names."""
+
 _IMAGE_NAMES = ("image", "img", "photo", "picture")
 FOLDER = "folder"
 """The label column that stands for the names of the photos' folders."""
@@ -32,7 +35,7 @@ def is_label_name(column: str) -> bool:
     return _plain(column) in _LABEL_NAMES
 
 
-def find_image_column(features: Mapping[str, Any], wanted: str | None, name: str) -> str:
+def find_image_column(features: Features, wanted: str | None, name: str) -> str:
     """Return the column with images: `wanted`, the one with a usual name, or the only one.
 
     `name` describes the table in errors.
@@ -54,7 +57,7 @@ def find_image_column(features: Mapping[str, Any], wanted: str | None, name: str
 
 
 def find_label_column(
-    features: Mapping[str, Any], wanted: str | None, name: str, *, multi_label: bool = False
+    features: Features, wanted: str | None, name: str, *, multi_label: bool = False
 ) -> str:
     """Return the column with labels: `wanted`, the one with a usual name, or the only one.
 
@@ -81,9 +84,7 @@ def find_label_column(
     return _find(features, wanted, name, "label", _LABEL_NAMES, typed=typed, usable=usable)
 
 
-def refuse_unnamed_labels(
-    features: Mapping[str, Any], table: str, folders: Collection[str]
-) -> None:
+def refuse_unnamed_labels(features: Features, table: str, folders: Collection[str]) -> None:
     """Raise DataError if no column of a table of metadata is called like labels.
 
     Any of its columns may describe something else, and the classes may be the `folders` that the
@@ -134,7 +135,7 @@ def _plain(column: str) -> str:
 
 
 def _find(
-    features: Mapping[str, Any],
+    features: Features,
     wanted: str | None,
     name: str,
     kind: str,
@@ -171,7 +172,7 @@ def _find(
     raise DataError("DATA_COLUMNS", f"{fact}: choose one with --{kind}-column")
 
 
-def _refuse_inner_labels(features: Mapping[str, Any], name: str) -> None:
+def _refuse_inner_labels(features: Features, name: str) -> None:
     """Raise DataError if a struct, or a list of them, has a field that is called like labels."""
     for column, feature in features.items():
         inside = [name for name in _fields_of(feature) if is_label_name(name)]

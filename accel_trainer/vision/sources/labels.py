@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import DataError, shortened
 from ...core.wording import counted
-from .class_names import check_class_names, merged_names, numbers_in
+from .class_names import Names, check_class_names, merged_names, numbers_in
 from .label_columns import refuse_unusable
 from .raw import Split, Table
 
@@ -27,7 +27,7 @@ class _Labels(NamedTuple):
     """
 
     kind: str
-    names: tuple[str, ...]
+    names: Names
     codes: NDArray[np.int64]
     rows: NDArray[np.int64]
     table: Table
@@ -35,7 +35,7 @@ class _Labels(NamedTuple):
 
 def read_labels(
     splits: Sequence[Split], column: str, *, multi_label: bool = False
-) -> tuple[tuple[str, ...], list[NDArray[Any]]]:
+) -> tuple[Names, list[NDArray[Any]]]:
     """Return the names of the K classes, and the labels of each split, int64 [N] below K.
 
     With `multi_label` they are float32 [N, K]: 1 for each class in a photo's list, and 0 for the
@@ -122,7 +122,7 @@ def _labels_in(feature: Any, values: Any, rows: NDArray[np.int64], table: Table)
     return _Labels(kind, names, codes, rows, table)
 
 
-def _classes_of(tables: Sequence[_Labels], column: str, splits: Sequence[Split]) -> tuple[str, ...]:
+def _classes_of(tables: Sequence[_Labels], column: str, splits: Sequence[Split]) -> Names:
     """Return the names of all tables' classes: in the order of the lists, or else sorted.
 
     Raises DataError for integers, which count in one table, beside names in another.

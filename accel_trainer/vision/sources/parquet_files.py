@@ -6,16 +6,17 @@ then mean a different class wherever the names are listed in a different order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import DataError, reason_of
+from .label_columns import Features
 from .raw import Table
 
 
-def have_same_types(files: Sequence[Path], of_card: Mapping[str, Any] | None) -> bool:
+def have_same_types(files: Sequence[Path], of_card: Features | None) -> bool:
     """Return whether all parquet files have the same columns, and the classes of the card, if any.
 
     A card may name the classes of integers.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import DataError, reason_of
 from ..data.photo_decode import read_photo
+from .class_names import Names
 from .label_columns import FOLDER, find_image_column, find_label_column
 from .labels import read_labels
 from .raw import Opened, PhotoSplit, Split
@@ -147,7 +148,7 @@ class Columns(NamedTuple):
 
     splits: list[PhotoSplit]
     images: list[ImageColumn]
-    class_names: tuple[str, ...]
+    class_names: Names
     names: tuple[str, str]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...core.errors import DataError, listed
 from ...core.wording import counted
-from .class_names import check_class_names, numbers_in
+from .class_names import Names, check_class_names, numbers_in
 from .layouts import (
     EXPECTED,
     SPLIT_NAMES,
@@ -88,7 +88,7 @@ def list_splits(root: Path, *, described_by: Sequence[str] = METADATA) -> SplitF
     return found
 
 
-def find_classes(found: SplitFolders) -> tuple[str, ...]:
+def find_classes(found: SplitFolders) -> Names:
     """Return the names of the class folders, sorted.
 
     Raises DataError if the folders cannot be classes, or if nothing is read of one of them.

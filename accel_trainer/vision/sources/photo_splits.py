@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...core.errors import DataError
 from ...core.logger import logger
+from .class_names import Names
 from .held_out import train_and_val
 from .links import refuse_two_classes
 from .notes import facts_about, warnings_about
@@ -30,7 +31,7 @@ class PhotoSplits:
 
     splits: Mapping[str, PhotoSplit]
     images: Mapping[str, ImageColumn]
-    class_names: tuple[str, ...]
+    class_names: Names
     fingerprint: str
     notes: tuple[str, ...]
     facts: tuple[str, ...]

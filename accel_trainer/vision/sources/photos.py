@@ -22,6 +22,7 @@ from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
 from ..data.pixel_range import PixelRanges
 from ..models.timm_nets import input_settings
+from .class_names import Names
 from .held_out import may_be_held_out, set_aside, train_and_val
 from .links import notes_on_links, refuse_two_classes
 from .notes import facts_about, warnings_about
@@ -75,7 +76,7 @@ class Photos:
 
     train: PhotoSplit
     val: PhotoSplit
-    class_names: tuple[str, ...]
+    class_names: Names
     fingerprint: str
     notes: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
@@ -221,7 +222,7 @@ def class_at(split: PhotoSplit, index: int, class_names: Sequence[str]) -> str:
 
 
 def fingerprint_photos(
-    splits: Mapping[str, PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]
+    splits: Mapping[str, PhotoSplit], columns: tuple[str, str], class_names: Names
 ) -> tuple[str, list[str]]:
     """Return a hash of labels, names of columns and classes, decoder, and some photos of a split.
 

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import DataError
+from ..data.photo_decode import Pixels
+from .class_names import Names
 from .listing import LeftOut
 
 
@@ -73,7 +75,7 @@ class RawSplit:
     """
 
     labels: NDArray[np.int64]
-    image_at: Callable[[int], NDArray[np.uint8]]
+    image_at: Callable[[int], Pixels]
     name_of: Callable[[int], str]
 
 
@@ -83,7 +85,7 @@ class RawImages:
 
     train: RawSplit
     test: RawSplit
-    class_names: tuple[str, ...] | None
+    class_names: Names | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,7 @@ class ImageSource:
     facts: tuple[str, ...] = ()
 
 
-def checked_class_names(raw: RawImages) -> tuple[str, ...]:
+def checked_class_names(raw: RawImages) -> Names:
     """Return the class names (numbers if the source has none), after checking all labels.
 
     Raises:
