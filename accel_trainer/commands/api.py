@@ -5,6 +5,7 @@ from ..checks.subject import first_difference
 from ..checks.unsaved_state import mark_unsaved
 from ..cli.common.listing import files_with_status
 from ..cli.common.output import (
+    JsonObject,
     Say,
     format_duration,
     format_number,
@@ -18,6 +19,7 @@ from ..cli.common.output import (
 )
 from ..cli.common.parser import CommandParser, at_least
 from ..cli.common.processes import (
+    Stops,
     command_of,
     environment_of,
     stops_noted,
@@ -61,6 +63,7 @@ from ..run.config import MUTABLE_ON_RESUME
 from ..run.extra_callbacks import Observer, callbacks_in
 
 __all__ = [
+    "JsonObject",
     "MUTABLE_ON_RESUME",
     "NOT_RECORDED",
     "UNSAVED",
@@ -76,6 +79,7 @@ __all__ = [
     "RunReader",
     "Say",
     "Start",
+    "Stops",
     "StoredCheckpoint",
     "TrialFailed",
     "UnknownRecipeError",

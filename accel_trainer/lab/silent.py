@@ -7,7 +7,7 @@ from collections.abc import Collection
 from tempfile import TemporaryFile
 
 from accel_trainer import ExitCode, OutputError
-from accel_trainer.commands import Start, tell, train_recipe
+from accel_trainer.commands import Start, Stops, tell, train_recipe
 
 
 class RecipeError(OutputError):
@@ -25,7 +25,7 @@ def train_silently(
     what: str,
     *,
     may_end: Collection[int],
-    received: list[int] | None = None,
+    received: Stops | None = None,
 ) -> None:
     """Train as `start` says; `received` is that of `train_recipe`.
 
@@ -39,7 +39,7 @@ def train_silently(
         raise RecipeError(command, f"{fact}: see its error above", code)
 
 
-def caught(start: Start, received: list[int] | None = None) -> tuple[int, str]:
+def caught(start: Start, received: Stops | None = None) -> tuple[int, str]:
     """Train as `start` says; return the exit code, and what the recipe said on stderr."""
     with TemporaryFile() as errors:
         code = train_recipe(start, errors=errors, received=received)

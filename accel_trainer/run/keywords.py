@@ -14,7 +14,7 @@ from ..names.unknown import describe_unknown
 from .config import RecipeConfig
 
 C = TypeVar("C")
-Settings = Mapping[str, Any]
+Settings = dict[str, Any]
 """Values by the dotted names of their settings."""
 
 

@@ -11,6 +11,8 @@ from ...callbacks import console
 from ...callbacks.console import terminal_columns, wrap_lines
 from ...callbacks.metrics_file import without_nan
 
+JsonObject = dict[str, Any]
+"""Values of JSON by name: what `--json` prints, and what files of a run hold."""
 Say = Callable[[str], None]
 """Called with each line about the progress of a command."""
 

@@ -14,10 +14,12 @@ from dataclasses import asdict
 from types import FrameType
 from typing import IO, Any, TypeVar
 
-from ...core.platform import RUN_SIGNALS, STOP_SIGNALS
+from ...core.platform import STOP_SIGNALS, signals_handled
 from ...run.extra_callbacks import START_VARIABLE
 from ..recipe.start import Start
 
+Stops = list[int]
+"""The signals to stop that have come so far."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -31,7 +33,7 @@ def train_recipe(
     start: Start,
     *,
     errors: IO[Any] | None = None,
-    received: list[int] | None = None,
+    received: Stops | None = None,
 ) -> int:
     """Train as `start` says without showing what the recipe prints, and return its exit code.
 
@@ -53,7 +55,7 @@ def train_recipe(
 
 
 def train_at_once(
-    train_one: Callable[[T, list[int]], R], items: Iterable[T], *, jobs: int
+    train_one: Callable[[T, Stops], R], items: Iterable[T], *, jobs: int
 ) -> Iterator[tuple[T, R]]:
     """Yield each item with what `train_one` returns for it, as they end; at most `jobs` at once.
 
@@ -112,41 +114,29 @@ def command_of(start: Start, environment: Mapping[str, str]) -> list[str]:
 
 
 @contextmanager
-def stops_noted() -> Iterator[list[int]]:
+def stops_noted() -> Iterator[Stops]:
     """Yield a list of the stop signals that come inside the block; the second one interrupts it."""
-    received: list[int] = []
+    received: Stops = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
+        if number in STOP_SIGNALS:
+            received.append(number)
         if len(received) > 1:
             raise KeyboardInterrupt
 
-    with _handling(STOP_SIGNALS, note):
+    with signals_handled(note):
         yield received
 
 
 @contextmanager
-def _handling(
-    signals: Iterable[int], handler: Callable[[int, FrameType | None], None]
-) -> Iterator[None]:
-    """Let `handler` handle some signals inside the block."""
-    previous = {number: signal.signal(number, handler) for number in signals}
-    try:
-        yield
-    finally:
-        for number, earlier in previous.items():
-            signal.signal(number, earlier)
-
-
-@contextmanager
-def forward_signals() -> Iterator[list[int]]:
+def forward_signals() -> Iterator[Stops]:
     """Forward signals to all children inside the block; yield the list of stop signals received.
 
     A first INT is forwarded as TERM: a terminal also sends INT to the children, and a second INT
     would make them exit at once. The launchers of torch and accelerate do not expose the children
     that they start, so `Popen` is patched to record them.
     """
-    received: list[int] = []
+    received: Stops = []
     children: list[subprocess.Popen[Any]] = []
     start = subprocess.Popen.__init__
 
@@ -165,7 +155,7 @@ def forward_signals() -> Iterator[list[int]]:
             if child.returncode is None:
                 child.send_signal(sent)
 
-    with _handling(RUN_SIGNALS, forward):
+    with signals_handled(forward):
         # mypy refuses any assignment to a method; this one is undone below.
         subprocess.Popen.__init__ = start_and_record  # type: ignore[method-assign]
         try:

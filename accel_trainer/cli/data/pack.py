@@ -32,11 +32,11 @@ from ...core.wording import counted
 from ...vision.data.photo_decode import decoder_version
 from ...vision.sources.photo_columns import CHECKSUM
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
-from ..common.output import tell
+from ..common.output import JsonObject, tell
 from ..common.parser import CommandParser
 from ..common.threads import decoding_threads, in_order
 from .reencode import reencode
-from .shards import Shard, describe_shards, plan_shards, write_shard
+from .shards import Record, Shard, describe_shards, plan_shards, write_shard
 
 _SETTINGS = "pack.json"
 _COMMIT = "dataset_dict.json"
@@ -96,9 +96,7 @@ def _check_range(flag: str, value: int, most: int) -> None:
         raise ConfigError("USAGE", f"{flag} is {value}: set it to 1 to {most}")
 
 
-def pack(
-    source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_workers: int | None
-) -> None:
+def pack(source: PhotoSplits, out: Path, settings: JsonObject, *, num_workers: int | None) -> None:
     """Write the shards that are missing or damaged, then the files that make `out` a dataset."""
     from datasets import load_from_disk
 
@@ -176,7 +174,7 @@ def _locked(out: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _claim(out: Path, settings: dict[str, Any]) -> None:
+def _claim(out: Path, settings: JsonObject) -> None:
     """Store the settings, or check those of an earlier pack. Raises OutputError for others."""
     path = out / _SETTINGS
     if not path.exists():
@@ -198,18 +196,18 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
 def _records(
     source: PhotoSplits,
     shard: Shard,
-    settings: dict[str, Any],
+    settings: JsonObject,
     threads: ThreadPoolExecutor,
     left_out: list[DataError],
     bar: Any,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Record]:
     """Yield the rows of a shard, in order.
 
     A photo that cannot be decoded is added to `left_out`, or raises DataError, as the settings ask.
     """
     photos = source.splits[shard.split]
 
-    def record(index: int) -> dict[str, Any] | DataError:
+    def record(index: int) -> Record | DataError:
         try:
             data = reencode(
                 photos.encoded_at(index),

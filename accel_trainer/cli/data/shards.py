@@ -13,6 +13,9 @@ from typing import Any
 from ...core import filesystem
 from ...vision.sources.photo_columns import CHECKSUM
 
+Record = dict[str, Any]
+"""A photo as a row of a table, by column."""
+
 _BATCH_SIZE = 64  # photos in an Arrow record batch
 
 
@@ -41,7 +44,7 @@ def _features(class_names: Sequence[str]) -> Any:
     )
 
 
-def write_shard(path: Path, records: Iterator[dict[str, Any]]) -> str:
+def write_shard(path: Path, records: Iterator[Record]) -> str:
     """Write a shard, whole or not at all, and return its hash."""
     digest = hashlib.sha256()
 
@@ -54,7 +57,7 @@ def write_shard(path: Path, records: Iterator[dict[str, Any]]) -> str:
     return digest.hexdigest()
 
 
-def _stream(records: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+def _stream(records: Iterator[Record]) -> Iterator[bytes]:
     """Yield the records as the parts of an Arrow stream."""
     import pyarrow as pa
 

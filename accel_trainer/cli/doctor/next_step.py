@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import ExitCode
+from ..common.output import JsonObject
 from .findings import Finding
 
 # By how the run ended.
@@ -22,7 +22,7 @@ _FIXES: Mapping[int, str] = {
 _AGAIN = "start the same command again, with --debug for the whole traceback; {resumes}"
 
 
-def advise(run: Path, status: Mapping[str, Any]) -> list[Finding]:
+def advise(run: Path, status: JsonObject) -> list[Finding]:
     """Return the cause of the failure that `status` records, and the next command."""
     if status["state"] not in ("failed", "diverged"):
         return []

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...core.yaml_files import read_yaml
+from ..common.output import JsonObject
 from .findings import Finding
 
 
@@ -26,7 +25,7 @@ SYMPTOMS = tuple(
 )
 
 
-def diagnose(status: Mapping[str, Any]) -> list[Finding]:
+def diagnose(status: JsonObject) -> list[Finding]:
     """Return the explanation of the error that ended a run, empty if the error is not known."""
     error = status.get("error")
     if status["state"] != "failed" or not isinstance(error, str):

@@ -18,7 +18,7 @@ from ...core.filesystem import read_file
 from ...core.run_dir import expand_home
 from ...core.yaml_files import MAX_BYTES, dump_yaml, parse_yaml
 from ...names.unknown import suggest
-from ...run.keywords import build_config
+from ...run.keywords import Settings, build_config
 from .fields import ConfigField, config_fields, fields_by_flag, words_of
 from .typed_words import refuse_misread_words
 
@@ -50,8 +50,8 @@ def parse_config(
             warnings.simplefilter("ignore")
             tyro.cli(config_class, args=argv, description=f"{description.strip()}\n\n{order}")
     by_flag = fields_by_flag(config_class)
-    from_files: dict[str, Any] = {}
-    from_flags: dict[str, Any] = {}
+    from_files: Settings = {}
+    from_flags: Settings = {}
     unknown: dict[str, str] = {}
     typed: dict[str, str] = {}
     for first, *rest in split_at_flags(argv):
@@ -84,7 +84,7 @@ def save_config(config: Any) -> str:
     return dump_yaml(config_to_dict(config))
 
 
-def _with_length(given: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+def _with_length(given: Settings, known: Collection[str]) -> Settings:
     """Return the values; if they have a length of the run, the lengths of other kinds are None.
 
     So `--steps` replaces a number of epochs in a file or a default, as if they were one setting.
@@ -124,7 +124,7 @@ def _read_flag(field: ConfigField, flag: str, words: Sequence[str]) -> Any:
     return not is_off
 
 
-def _read_file(config_class: Any, paths: Sequence[str]) -> dict[str, Any]:
+def _read_file(config_class: Any, paths: Sequence[str]) -> Settings:
     given = " ".join(["--config", *paths])
     if len(paths) != 1:
         raise ConfigError("CONFIG", f"{given}: expected one file")
@@ -137,7 +137,7 @@ def _read_file(config_class: Any, paths: Sequence[str]) -> dict[str, Any]:
     return _parse_file(config_class, text, source=paths[0])
 
 
-def _parse_file(config_class: Any, text: str, *, source: str) -> dict[str, Any]:
+def _parse_file(config_class: Any, text: str, *, source: str) -> Settings:
     """Return the values in a file, by dotted name."""
     try:
         content = parse_yaml(text)
@@ -146,7 +146,7 @@ def _parse_file(config_class: Any, text: str, *, source: str) -> dict[str, Any]:
         raise ConfigError("CONFIG", f"{source}: {error}{fix}") from None
     refuse_misread_words(text, source=source)
     known = config_fields(config_class)
-    values: dict[str, Any] = {}
+    values: Settings = {}
     dicts = {name for name, field in known.items() if field.holds_dict}
     for key, value in _values_by_name(content, dicts):
         where = f"{source}: {key}"

@@ -15,7 +15,7 @@ import torch
 
 from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.core.json_files import write_json
-from accel_trainer.core.types import Batch, EvalSource, StepReport
+from accel_trainer.core.types import Batch, EvalSource, Results, StepReport
 from accel_trainer.data.loader import EvalLoader
 from accel_trainer.distributed.collectives import run_on_main
 from accel_trainer.distributed.machine import peak_memory_bytes
@@ -109,7 +109,7 @@ class Timer(Observer):
         """Count it."""
         self._num_saves += 1
 
-    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Results) -> None:
         """Note the time."""
         self._evaluated_time = time.time()
 

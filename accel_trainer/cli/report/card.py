@@ -7,14 +7,14 @@ from importlib import resources
 from typing import Any
 
 from ...core.errors import OutputError
-from ..common.output import format_number
+from ..common.output import JsonObject, format_number
 from ..runs.metric_groups import metric_in_words
 from ..runs.run_reader import RunReader
 from ..runs.settings import changed_settings
 
 
 def write_card(
-    run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, float]
+    run: RunReader, config: JsonObject, metrics: Mapping[str, float]
 ) -> dict[str, bytes]:
     """Return `README.md` with the hub's metadata, and its images, by file name."""
     try:
@@ -56,7 +56,7 @@ def write_card(
     return {"README.md": encoded} | {f"{curve.name}.png": curve.png for curve in curves}
 
 
-def _split(config: Mapping[str, Any]) -> str:
+def _split(config: JsonObject) -> str:
     """Return the name of the evaluated split.
 
     For a run on photos it is `validation`: these photos also chose the best weights.
@@ -66,7 +66,7 @@ def _split(config: Mapping[str, Any]) -> str:
     return "test" if "model" in config else "evaluation"
 
 
-def _metadata(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, float]) -> Any:
+def _metadata(run: RunReader, config: JsonObject, metrics: Mapping[str, float]) -> Any:
     from huggingface_hub import EvalResult, ModelCardData
 
     dataset = run.dataset or "unknown"

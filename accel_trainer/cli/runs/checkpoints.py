@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ...checkpoint.format import (
-    CHECKPOINT_NAME,
     LoadedCheckpoint,
+    Manifest,
     decode_files,
     is_committed,
     list_checkpoints,
@@ -27,11 +26,6 @@ class StoredCheckpoint:
 
     path: Path
 
-    @classmethod
-    def of(cls, path: Path) -> StoredCheckpoint | None:
-        """Return the checkpoint at `path`; None: it is not named like one."""
-        return cls(path) if CHECKPOINT_NAME.fullmatch(path.name) else None
-
     @property
     def name(self) -> str:
         """Its name, which begins with its step."""
@@ -47,7 +41,7 @@ class StoredCheckpoint:
         """Whether it was written as a whole."""
         return is_committed(self.path)
 
-    def read_manifest(self) -> dict[str, Any]:
+    def read_manifest(self) -> Manifest:
         """Return its header: the hashes of its files, and what decided the training.
 
         Raises:

@@ -7,11 +7,12 @@ Shapes: K classes, M pairs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from ...core.types import Results
 
 
 class Confusion(NamedTuple):
@@ -53,7 +54,7 @@ class Confusion(NamedTuple):
         return counts.tolist()
 
 
-def read_confusion(metrics: Mapping[str, Any], group: str = "") -> Confusion | None:
+def read_confusion(metrics: Results, group: str = "") -> Confusion | None:
     """Return what `ConfusionMatrix` measured under names with the prefix `group`, if anything.
 
     Raises ValueError, TypeError or IndexError for values of another form.

@@ -12,10 +12,9 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ...core.batch_plan import ENDLESS
 from ...core.errors import ConfigError, OutputError
@@ -24,7 +23,7 @@ from ...core.json_files import read_json_object
 from ...distributed.machine import available_cpus
 from ...run.folder import MOVED_FOLDERS
 from ...run.known_recipes import started_folder
-from ..common.output import tell
+from ..common.output import JsonObject, tell
 from ..common.unknown_recipe import UnknownRecipeError
 from ..recipe.start import Start
 from .run_reader import RunReader
@@ -176,12 +175,12 @@ def _named(run: RunReader, chosen: Path | None) -> Path:
     return recorded.resolve()
 
 
-def _recorded_code(run: RunReader) -> Mapping[str, Any]:
+def _recorded_code(run: RunReader) -> JsonObject:
     code = run.environment.get("code")
     return code if isinstance(code, dict) else {}
 
 
-def _entry_at_start(run: RunReader, recipe: Path) -> Mapping[str, Any] | None:
+def _entry_at_start(run: RunReader, recipe: Path) -> JsonObject | None:
     """Return what is known of the start of a run with `recipe` by this user; None: nothing.
 
     Not what the run says counts, but the list that `remember_start` has written: the run only says

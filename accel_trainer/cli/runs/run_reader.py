@@ -19,6 +19,7 @@ from ...core.history import is_number
 from ...core.json_files import parse_json, read_json_object
 from ...core.yaml_files import read_yaml
 from .metric_groups import TEST_GROUP, preferred_groups
+from .rows import Row
 from .status import read_status
 
 # A run has at least one of these beside its `config.yaml`, which a new project also has.
@@ -26,7 +27,11 @@ _RECORDS = ("environment.json", "status.json", "metrics.jsonl", "checkpoints")
 _MAX_RECORD_BYTES = 1 << 26
 _MAX_ROWS = 20_000
 _TRAINING = b'{"event": "train"'  # a row of training begins so
-_Parse = Callable[[], dict[str, Any]]
+Contents = Mapping[str, Any]
+"""What a file of a run holds, by name."""
+Series = tuple[list[int], list[float]]
+"""Steps, and a number at each."""
+_Parse = Callable[[], Row]
 # The expected types of some entries of a run's files; None is always allowed.
 _CONFIG = {
     **dict.fromkeys(
@@ -58,20 +63,20 @@ class RunReader:
     """The contents of a run folder; parts that are not written yet are empty."""
 
     folder: Path
-    config: Mapping[str, Any]
+    config: Contents
     metrics: MetricsReader
-    result: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    attempts: Sequence[Mapping[str, Any]] = ()
+    result: Contents
+    environment: Contents
+    attempts: Sequence[Row] = ()
 
     @cached_property
-    def rows(self) -> Sequence[Mapping[str, Any]]:
+    def rows(self) -> Sequence[Row]:
         """The rows of `metrics.jsonl`, thinned out. Raises OutputError for a damaged file."""
         with _readable(self.folder):
             return self.metrics.read()
 
     @cached_property
-    def logged(self) -> Mapping[str, Mapping[str, Any]]:
+    def logged(self) -> Mapping[str, Contents]:
         """The last picture of each name in the rows, as callbacks have logged them."""
         return dict(self.metrics.logged) if self.rows else {}
 
@@ -87,7 +92,7 @@ class RunReader:
         return str(self.config.get("dataset") or "").rstrip("/").rpartition("/")[2]
 
     @cached_property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> Contents:
         """The values of the config by dotted name, with what `--hours` has decided."""
         return {**dict(flatten_config(self.config)), **self.decided}
 
@@ -111,7 +116,7 @@ class RunReader:
             return str(self.result.get("state", "unknown"))
 
     @cached_property
-    def manifest(self) -> Mapping[str, Any]:
+    def manifest(self) -> Contents:
         """The manifest of the newest checkpoint whose manifest is readable; empty without one."""
         # It imports torch, which a table of runs does without.
         from ...checkpoint.format import list_checkpoints, read_manifest
@@ -150,7 +155,7 @@ class RunReader:
         return lines
 
     @cached_property
-    def training_clock(self) -> tuple[list[int], list[float]] | None:
+    def training_clock(self) -> Series | None:
         """Steps, and the seconds of training until each; None if no speed was logged.
 
         Evaluations, saves and pauses are not counted.
@@ -170,7 +175,7 @@ class RunReader:
         return (steps, seconds) if len(steps) > 1 else None
 
     @property
-    def ending(self) -> Mapping[str, Any]:
+    def ending(self) -> Contents:
         """The contents of `result.json`; empty if the run goes on, or went on after it."""
         has_ended = not self.attempts or self.attempts[-1]["event"] == "end"
         return self.result if has_ended and self.state != "running" else {}
@@ -208,7 +213,7 @@ class RunReader:
         events = [row["event"] for row in self.attempts]
         return sum(pair == ("start", "start") for pair in pairwise(events))
 
-    def series(self, name: str) -> tuple[list[int], list[float]]:
+    def series(self, name: str) -> Series:
         """Return the optimizer steps and the values of a metric, in the order of measurement."""
         return self._all_series.get(name, ([], []))
 
@@ -217,8 +222,8 @@ class RunReader:
         return [*self._all_series]
 
     @cached_property
-    def _all_series(self) -> Mapping[str, tuple[list[int], list[float]]]:
-        found: dict[str, tuple[list[int], list[float]]] = {}
+    def _all_series(self) -> Mapping[str, Series]:
+        found: dict[str, Series] = {}
         for row in self.rows:
             for name, value in row.items():
                 if name not in _NO_METRICS:
@@ -227,7 +232,7 @@ class RunReader:
                     values.append(float(value))
         return found
 
-    def evaluations(self) -> list[Mapping[str, Any]]:
+    def evaluations(self) -> list[Row]:
         """Return the rows of evaluations."""
         return [row for row in self.rows if row["event"] == "eval"]
 
@@ -259,7 +264,7 @@ class RunReader:
             return bool(best["mode"] == "min")
         return metric.endswith("loss")
 
-    def best_evaluation(self) -> Mapping[str, Any]:
+    def best_evaluation(self) -> Row:
         """Return the row of the best evaluation by the headline metric; empty without one."""
         metric = self.headline()
         if metric is None:
@@ -332,7 +337,7 @@ def reading(*folders: Path) -> Iterator[None]:
         ) from error
 
 
-def _checked(name: str, values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(name: str, values: Contents, kinds: Contents) -> Contents:
     """Return `values` if each has its expected type or is None. Raises ValueError."""
     for key, kind in kinds.items():
         if not isinstance(values.get(key), kind | None):
@@ -340,12 +345,12 @@ def _checked(name: str, values: dict[str, Any], kinds: Mapping[str, Any]) -> dic
     return values
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Contents:
     read = partial(read_json_object, max_bytes=_MAX_RECORD_BYTES)
     return _read(path, read) if os.path.lexists(path) else {}
 
 
-def _read(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def _read(path: Path, read: Callable[[Path], Contents]) -> Contents:
     """Return what `read` finds in a file. Raises OSError, or ValueError that names the file."""
     try:
         return read(path)
@@ -393,10 +398,10 @@ class MetricsReader:
         self._end = 0
         self._last_line = b""
         self._training = _ThinnedRows()
-        self._others: list[dict[str, Any]] = []
-        self.logged: dict[str, Mapping[str, Any]] = {}
+        self._others: list[Row] = []
+        self.logged: dict[str, Contents] = {}
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Row]:
         """Return the rows of numbers in order of steps. Raises OSError or ValueError."""
         if not self._is_continued():
             self._start_again()
@@ -411,7 +416,7 @@ class MetricsReader:
         rows = [*self._training.kept, *self._others]
         return sorted(rows, key=lambda row: int(row["optimizer_step"]))
 
-    def _add(self, row: dict[str, Any]) -> None:
+    def _add(self, row: Row) -> None:
         if row["event"] == "train":
             self._training.add(lambda: row)
         else:
@@ -434,13 +439,13 @@ class _ThinnedRows:
     """Keeps the last row and every n-th, and doubles n when more than `_MAX_ROWS` are kept."""
 
     def __init__(self) -> None:
-        self._every_nth: list[dict[str, Any]] = []
+        self._every_nth: list[Row] = []
         self._last: list[_Parse] = []
         self._num_seen = 0
         self._every = 1
 
     @property
-    def kept(self) -> list[dict[str, Any]]:
+    def kept(self) -> list[Row]:
         """The numbers of the rows, in their order."""
         return [*self._every_nth, *(_with_numbers(parse()) for parse in self._last)]
 
@@ -456,7 +461,7 @@ class _ThinnedRows:
             self._every *= 2
 
 
-def _with_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+def _with_numbers(row: Row) -> Row:
     """Return the event of a row and its numbers."""
     numbers = {name: _number(value) for name, value in row.items() if name != "event"}
     known = {name: value for name, value in numbers.items() if value is not None}

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import OutputError
 from ..common.output import format_duration, format_number, format_table, tell
 from ..common.parser import CommandParser
+from .rows import Row
 from .run_reader import RunReader, is_run, read_run
 
 _COLUMNS = ("name", "data", "state", "step", "epoch", "metric", "best", "last", "samples/s", "wall")
@@ -84,7 +85,7 @@ def find_sweeps(folder: Path) -> dict[str, list[RunReader]]:
     return {name: runs for name, runs in sweeps.items() if runs}
 
 
-def _sweep_row(name: str, runs: Sequence[RunReader]) -> dict[str, Any]:
+def _sweep_row(name: str, runs: Sequence[RunReader]) -> Row:
     """Return the row of the best run of a sweep."""
     rows = [_row(run) for run in runs]
     best = min(rows, key=lambda row: _sort_key(row, "best"))
@@ -93,7 +94,7 @@ def _sweep_row(name: str, runs: Sequence[RunReader]) -> dict[str, Any]:
     return {**best, "name": f"{name}/{best['name']}", "state": state}
 
 
-def _row(run: RunReader) -> dict[str, Any]:
+def _row(run: RunReader) -> Row:
     metric = run.headline()
     last = run.rows[-1] if run.rows else {}
     evaluations = run.evaluations()
@@ -112,7 +113,7 @@ def _row(run: RunReader) -> dict[str, Any]:
     }
 
 
-def _sort_key(row: Mapping[str, Any], column: str) -> tuple[bool, float, str]:
+def _sort_key(row: Row, column: str) -> tuple[bool, float, str]:
     """Return a key that sorts texts and times upwards, other numbers from the best to the worst.
 
     Missing values and NaN come last.
@@ -126,9 +127,9 @@ def _sort_key(row: Mapping[str, Any], column: str) -> tuple[bool, float, str]:
     return False, float(value) if is_lower_first else -float(value), str(row["name"])
 
 
-def _winners(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+def _winners(rows: Sequence[Row]) -> set[str]:
     """Return the names of the best runs, one for each dataset and metric of two runs or more."""
-    groups: dict[Any, list[Mapping[str, Any]]] = {}
+    groups: dict[Any, list[Row]] = {}
     for row in rows:
         if _is_known(row["best"]):
             groups.setdefault((row["data"], row["metric"]), []).append(row)
@@ -143,7 +144,7 @@ def _is_known(value: float | None) -> bool:
     return value is not None and not math.isnan(value)
 
 
-def _show(column: str, row: Mapping[str, Any]) -> str:
+def _show(column: str, row: Row) -> str:
     value = row[column]
     if value is None:
         return ""

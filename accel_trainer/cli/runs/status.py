@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import ConfigError, ExitCode
 from ...core.history import read_history
 from ...core.json_files import read_json_object
 from ...core.run_dir import is_locked
-from ..common.output import show
+from ..common.output import JsonObject, show
 from ..common.parser import CommandParser
 
 
@@ -35,9 +34,9 @@ def main(argv: Sequence[str]) -> int:
     return (status["exit_code"] or 0) if options.exit_code else 0
 
 
-def _written_so_far(run: Path) -> dict[str, Any]:
+def _written_so_far(run: Path) -> JsonObject:
     """Return the newest step and checkpoint of a run whose `status.json` is of its start."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     with suppress(Exception):  # there is no row yet, or a stranger has written them
         found["optimizer_step"] = max(int(row["optimizer_step"]) for row in read_history(run))
     commits = run.glob("checkpoints/step-*/COMMIT")
@@ -45,7 +44,7 @@ def _written_so_far(run: Path) -> dict[str, Any]:
     return found
 
 
-def require_status(run: Path) -> dict[str, Any]:
+def require_status(run: Path) -> JsonObject:
     """Return what `read_status` returns. Raises ConfigError if that fails."""
     try:
         return read_status(run)
@@ -57,7 +56,7 @@ def require_status(run: Path) -> dict[str, Any]:
         raise ConfigError("STATUS", f"{fact}: restore it, or start the run again") from error
 
 
-def read_status(run: Path) -> dict[str, Any]:
+def read_status(run: Path) -> JsonObject:
     """Return the contents of `status.json`, with state `killed` for a run that was killed.
 
     Such a run still says `running`, but nothing holds its lock.

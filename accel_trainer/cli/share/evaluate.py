@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...core.errors import CheckpointError, ConfigError
+from ...core.types import Results
 from ...distributed.accelerator import RuntimeConfig, start_accelerator
 from ...distributed.machine import available_cpus
 from ...distributed.placement import place_model
@@ -31,7 +32,7 @@ from ...vision.pretrained import (
     read_export_content,
 )
 from ...vision.tasks import ImageClassificationConfig, ImageClassificationTask
-from ..common.output import both_ends, format_number, format_table, tell, tell_json
+from ..common.output import JsonObject, both_ends, format_number, format_table, tell, tell_json
 from ..common.parser import CommandParser
 from ..runs.confusion import read_confusion
 from ..runs.metric_groups import Weights
@@ -157,7 +158,7 @@ def load_model(path: Path, *, weights: Weights | None) -> StoredModel:
 
 def evaluate(
     stored: StoredModel, choice: DataChoice, *, batch_size: int, num_workers: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[JsonObject, JsonObject]:
     """Return the metrics, and a description of the data they were measured on."""
     settings = stored.evaluation
     seed = settings.get("seed")
@@ -194,7 +195,7 @@ def _runtime(stored: StoredModel) -> RuntimeConfig:
     return RuntimeConfig(**kept, mixed_precision=stored.evaluation.get("mixed_precision"))
 
 
-def _class_rows(metrics: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
+def _class_rows(metrics: Results, names: Sequence[str]) -> list[list[str]]:
     """Return a row per class with images, the worst first; of many only the worst and the best."""
     confusion = read_confusion(metrics)
     assert confusion is not None

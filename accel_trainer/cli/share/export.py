@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ...callbacks.onnx import ONNX_FILES
 from ...checkpoint.serialization import unpack_tensors
@@ -24,7 +23,7 @@ from ...core.history import is_number
 from ...core.own_files import SUMS, format_sums, unchanged_in
 from ...core.run_dir import holds_run, prepare_directory
 from ...vision.pretrained import read_export_config, read_export_content
-from ..common.output import tell
+from ..common.output import JsonObject, tell
 from ..common.parser import CommandParser
 from ..report.card import write_card
 from ..runs.metric_groups import group_of_weights
@@ -105,7 +104,7 @@ def _hash_of(path: Path) -> str | None:
     return None
 
 
-def _files_of_model(source: Path, config: dict[str, Any], with_onnx: bool) -> dict[str, bytes]:
+def _files_of_model(source: Path, config: JsonObject, with_onnx: bool) -> dict[str, bytes]:
     """Return the weights, the source of a model of ours, and the ONNX file that the run wrote.
 
     `with_onnx` writes an ONNX file if there is none. Its hash and that of the weights are stored in
@@ -146,7 +145,7 @@ def _check_readable(weights: bytes) -> None:
         ) from error
 
 
-def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, float]:
+def reported_metrics(run: RunReader, config: JsonObject) -> dict[str, float]:
     """Return the metrics of the run's exported weights, by their names without the group.
 
     Raises:
@@ -188,7 +187,7 @@ def run_of(model: Path) -> RunReader | None:
     return read_run(run) if (run / "config.yaml").is_file() else None
 
 
-def evaluation_of(run: RunReader) -> dict[str, Any]:
+def evaluation_of(run: RunReader) -> JsonObject:
     """Return the evaluation settings that change the numbers."""
     # The environment has the precision if the config left the choice to the launcher.
     precision = run.environment.get("mixed_precision") or run.settings.get(

@@ -6,9 +6,8 @@ Shapes: B samples, K classes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from ...vision.pretrained import (
     read_export_content,
 )
 from ...vision.tasks import AveragedOverViews
+from ..common.output import JsonObject
 
 _DEFAULT_SIZE = (32, 32)  # of the traced images, if the export does not record a size
 _MAX_BYTES = 1 << 36
@@ -30,7 +30,7 @@ Classes = list[tuple[str, float]]
 """Names of classes with their probabilities, the likeliest first."""
 
 
-def convert(folder: Path, config: Mapping[str, Any]) -> OnnxFiles:
+def convert(folder: Path, config: JsonObject) -> OnnxFiles:
     """Return the ONNX files of the exported model in `folder`.
 
     `config` is what the `config.json` beside it will be.

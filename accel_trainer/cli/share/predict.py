@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +34,7 @@ from ...vision.pretrained import (
 )
 from ...vision.sources.listing import LITTER, LeftOut, describe_left_out, list_photos
 from ...vision.tasks import AveragedOverViews
-from ..common.output import tell, tell_json
+from ..common.output import JsonObject, tell, tell_json
 from ..common.parser import CommandParser
 from ..common.threads import decoding_threads, in_order
 from .best_so_far import opened_export
@@ -189,7 +188,7 @@ def _read_resized(data: bytes, name: str, config: ExportConfig) -> Tensor:
     return (pixels - mean) / std
 
 
-def _row(path: Path, found: Classes | DataError) -> dict[str, Any]:
+def _row(path: Path, found: Classes | DataError) -> JsonObject:
     if isinstance(found, DataError):
         return {"path": str(path), "error": str(found)}
     classes = [{"label": label, "probability": probability} for label, probability in found]

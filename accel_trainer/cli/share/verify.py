@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save as save_safetensors
@@ -31,7 +30,7 @@ from ...core import filesystem
 from ...core.errors import CheckpointError, ConfigError, DataError, ExitCode
 from ...distributed.machine import available_cpus
 from ...vision.pretrained import find_export, read_export_config, read_export_content
-from ..common.output import format_number, is_fraction, tell
+from ..common.output import JsonObject, format_number, is_fraction, tell
 from ..common.parser import CommandParser, at_least
 from ..common.threads import in_order
 from ..runs.checkpoints import checkpoints_in
@@ -128,7 +127,7 @@ def _compare_checkpoints(run: RunReader, place: Path, data: Path, options: Names
     return num_equal == len(verdicts)
 
 
-def read_reported(folder: Path) -> dict[str, Any]:
+def read_reported(folder: Path) -> JsonObject:
     """Return the metrics in the model card of `folder`, and the data they were measured on."""
     from huggingface_hub import ModelCard
 

@@ -13,10 +13,10 @@ import json
 import os
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ...core import filesystem
 from ...core.config import config_to_dict, diff_config
@@ -26,7 +26,7 @@ from ...core.json_files import parse_json
 from ...core.run_dir import prepare_directory
 from ...run.config import with_defaults
 from ...vision.rules import open_settings
-from ..common.output import format_number, format_table, tell
+from ..common.output import JsonObject, format_number, format_table, tell
 from ..common.parser import CommandParser
 from ..common.processes import command_of, forward_signals, start_recipe
 from ..common.recipes import find_config_class
@@ -143,7 +143,7 @@ def _finished_run(trial: Trial) -> RunReader | None:
     return run if not changes and run.result.get("state") == "done" else None
 
 
-def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[dict[str, Any]]:
+def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[JsonObject]:
     """Return a row per combination: the best and the last headline metric over its seeds.
 
     The spread is the sample standard deviation, None for a single run.
@@ -174,12 +174,12 @@ def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[dict[s
     return rows
 
 
-def _statistics(values: Sequence[float]) -> dict[str, Any]:
+def _statistics(values: Sequence[float]) -> JsonObject:
     spread = statistics.stdev(values) if len(values) > 1 else None
     return {"values": list(values), "mean": statistics.fmean(values), "spread": spread}
 
 
-def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+def _show(rows: Sequence[JsonObject]) -> None:
     if not rows:
         tell("no run has finished with an evaluation")
         return
@@ -201,7 +201,7 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     tell(format_table([" ", *names, "n", "metric", "best", "last"], cells))
 
 
-def _spread(row: Mapping[str, Any], kind: str) -> str:
+def _spread(row: JsonObject, kind: str) -> str:
     """Return mean and spread as `97.87% +- 0.12%`, without a spread only the mean."""
     numbers = [row[kind]["mean"]]
     if row[kind]["spread"] is not None:

@@ -26,13 +26,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from accel_trainer import ConfigError, ExitCode, OutputError
 from accel_trainer.commands import (
     CommandParser,
+    JsonObject,
     available_cpus,
     checkpoints_in,
     counted,
@@ -284,7 +284,7 @@ def _as_json(
     undisturbed: Undisturbed,
     verdicts: Sequence[Verdict],
     failed: Verdict | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     return {
         "recipe": recipe.path,
         "flags": list(recipe.flags),

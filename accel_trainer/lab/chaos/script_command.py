@@ -8,10 +8,16 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from accel_trainer import ConfigError, ExitCode
-from accel_trainer.commands import counted, filesystem, format_duration, say_unless, tell
+from accel_trainer.commands import (
+    JsonObject,
+    counted,
+    filesystem,
+    format_duration,
+    say_unless,
+    tell,
+)
 
 from .outputs import differences, files_matching
 from .script import Kill, Script, Trial, draw_kills, run_script
@@ -177,7 +183,7 @@ def _as_json(
     verdicts: Sequence[_Verdict],
     failed: _Verdict | None,
     once: _Verdict | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     return {
         "script": options.script,
         "resume": options.resume,

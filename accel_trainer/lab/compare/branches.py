@@ -15,6 +15,7 @@ from accel_trainer import ExitCode, OutputError
 from accel_trainer.commands import (
     RunReader,
     Start,
+    Stops,
     complete_by_step,
     prepare_directory,
     read_run,
@@ -50,7 +51,7 @@ class Branches:
         """Whether the beginning of a seed is there, or none is needed."""
         return not self.step or self._checkpoint(seed) is not None
 
-    def train_beginning(self, seed: int, received: list[int] | None = None) -> None:
+    def train_beginning(self, seed: int, received: Stops | None = None) -> None:
         """Train A up to the step at which the arms part, unless that is done.
 
         Raises OutputError if the recipe failed, or ended before.
@@ -69,7 +70,7 @@ class Branches:
         self,
         arm: Arm,
         seed: int,
-        received: list[int] | None = None,
+        received: Stops | None = None,
         *,
         folder: Path | None = None,
     ) -> None:
@@ -101,7 +102,7 @@ class Branches:
         found = complete_by_step(self.beginning(seed)).get(self.step)
         return None if found is None else found.path.resolve()
 
-    def _train(self, flags: Sequence[str], folder: Path, received: list[int] | None) -> None:
+    def _train(self, flags: Sequence[str], folder: Path, received: Stops | None) -> None:
         prepare_directory(folder.parent)
         start = Start(
             recipe=str(self.question.recipe),

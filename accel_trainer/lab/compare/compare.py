@@ -7,11 +7,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from accel_trainer import ConfigError, OutputError
 from accel_trainer.commands import (
+    JsonObject,
     Say,
+    Stops,
     counted,
     difference_of_runs,
     filesystem,
@@ -91,7 +93,7 @@ def make_plan(question: Question, at: At, num_pairs: int, output_dir: Path, *, s
     """
     folder = folder_of_branches(output_dir, question, at)
 
-    def count() -> dict[str, Any]:
+    def count() -> JsonObject:
         say("training a few steps of A")
         return {"num_samples": count_samples(question)}
 
@@ -104,7 +106,7 @@ def make_plan(question: Question, at: At, num_pairs: int, output_dir: Path, *, s
         fact = f"B has only {counted(num_steps, 'step')}, but --at {at.text} is step {step}"
         raise ConfigError("COMPARE", f"{fact}: give an earlier --at")
 
-    def try_b() -> dict[str, Any]:
+    def try_b() -> JsonObject:
         say("trying B for a step")
         return {"why_whole": why_not_shared(question, may_share=step > 0)}
 
@@ -129,7 +131,7 @@ def compare(plan: Plan, *, jobs: int, say: Say) -> Comparison:
     _say_plan(plan, [folder for pair in folders for folder in pair], jobs=jobs, say=say)
     _check_same_arms(plan, say)
 
-    def train_pair(seed: int, received: list[int]) -> None:
+    def train_pair(seed: int, received: Stops) -> None:
         branches.train_beginning(seed, received)
         branches.train_arm(a, seed, received)
         branches.train_arm(b, seed, received)
@@ -256,7 +258,7 @@ def _plain(metric: str) -> str:
     return f"{group.replace('eval_ema', 'eval', 1)}/{name}"
 
 
-def _remembered(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _remembered(path: Path, make: Callable[[], JsonObject]) -> JsonObject:
     """Return what a file holds, or what `make` returns, which is then written to it."""
     if path.is_file():
         return read_json_object(path)

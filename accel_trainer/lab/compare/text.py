@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator
-from typing import Any
 
-from accel_trainer.commands import counted, format_number, is_fraction
+from accel_trainer.commands import JsonObject, counted, format_number, is_fraction
 
 from .compare import Comparison, Plan
 from .paired import Interval, Paired
@@ -90,7 +89,7 @@ def _size(metric: str, difference: float, scale: Interval) -> str:
     return _number(metric, difference, scale) + " points" * is_fraction(metric)
 
 
-def json_of(found: Comparison) -> dict[str, Any]:
+def json_of(found: Comparison) -> JsonObject:
     """Return the answer as values of JSON; what has no value is None."""
     plan, paired = found.plan, found.paired
     pairs = [

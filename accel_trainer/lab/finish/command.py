@@ -18,11 +18,11 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from accel_trainer import ExitCode
 from accel_trainer.commands import (
     CommandParser,
+    JsonObject,
     RunReader,
     Say,
     counted,
@@ -125,7 +125,7 @@ def _intention(ending: Ending, replay: Replay) -> str:
     return f"{ending.folder.name}: training {counted(num_steps, 'step')}{rebuilt}{time}"
 
 
-def _row(ending: Ending) -> dict[str, Any]:
+def _row(ending: Ending) -> JsonObject:
     """Return where an ending begins and ends, and the metric of its last evaluation."""
     run = read_run(ending.folder)
     metric = run.headline()
@@ -141,7 +141,7 @@ def _row(ending: Ending) -> dict[str, Any]:
     }
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
+def _table(rows: Sequence[JsonObject]) -> str:
     cells = [
         [
             Path(row["run"]).name,

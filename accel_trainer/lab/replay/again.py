@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accel_trainer import OutputError
-from accel_trainer.commands import available_cpus, by_place, checkpoints_in, filesystem
+from accel_trainer.commands import Stops, available_cpus, by_place, checkpoints_in, filesystem
 
 from ..rows import of_the_step
 from .proof import compare
@@ -33,7 +33,7 @@ class Again:
     callbacks: Sequence[Path]
     every: int
 
-    def train(self, stretch: Stretch, folder: Path, received: list[int] | None = None) -> Logged:
+    def train(self, stretch: Stretch, folder: Path, received: Stops | None = None) -> Logged:
         """Train a stretch in the new `folder`; `received` is for `Replay.train`.
 
         Raises:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from accel_trainer import ConfigError, ExitCode, OutputError
 from accel_trainer.commands import (
     CommandParser,
+    JsonObject,
     RunReader,
     StoredCheckpoint,
     complete_by_step,
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     if kept is not None:
         with made(options.to) as folder:
             copy_checkpoint(run, kept, folder)
-        facts: dict[str, Any] = {"from": str(kept.path), "copied": True}
+        facts: JsonObject = {"from": str(kept.path), "copied": True}
         proof = None
     else:
         replay = Replay.of(run, options.recipe)
@@ -176,7 +176,7 @@ def _rename_in_config(run: Path, folder: Path) -> None:
     filesystem.write_file_atomic(run / "config.yaml", text.encode())
 
 
-def _tell(report: Mapping[str, Any], proof: Proof | None, *, as_json: bool) -> None:
+def _tell(report: JsonObject, proof: Proof | None, *, as_json: bool) -> None:
     if as_json:
         tell_json(report)
         return

@@ -9,10 +9,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from accel_trainer.commands import (
     CommandParser,
+    JsonObject,
     Row,
     Say,
     counted,
@@ -152,9 +152,7 @@ def _tell_samples(samples: Sequence[Sample]) -> str:
     return f"{heading}: {shortened(shown, most=_MAX_SHOWN)}"
 
 
-def _as_json(
-    where: str, found: FirstStep, samples: Sequence[Sample], proof: Proof
-) -> dict[str, Any]:
+def _as_json(where: str, found: FirstStep, samples: Sequence[Sample], proof: Proof) -> JsonObject:
     """Return the answer as JSON values."""
     return {
         "where": where,

@@ -8,11 +8,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from accel_trainer import ConfigError, ExitCode
 from accel_trainer.commands import (
     CommandParser,
+    JsonObject,
     checkpoints_in,
     prepare_directory,
     read_json_object,
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _show(record: dict[str, Any]) -> None:
+def _show(record: JsonObject) -> None:
     position = record["position"]
     epoch = position["epoch"] + 1
     step_in_epoch = position["step_in_epoch"] + 1

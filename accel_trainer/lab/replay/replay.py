@@ -13,6 +13,7 @@ from accel_trainer import ExitCode, OutputError
 from accel_trainer.commands import (
     RunReader,
     Start,
+    Stops,
     StoredCheckpoint,
     by_place,
     checkpoints_in,
@@ -111,7 +112,7 @@ class Replay:
         until: int,
         after: int,
         callbacks: Callbacks,
-        received: list[int] | None = None,
+        received: Stops | None = None,
     ) -> Trained:
         """Train in the new `folder` up to step `until`.
 

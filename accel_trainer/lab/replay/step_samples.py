@@ -6,12 +6,11 @@ Process 0 writes `samples-0.json`, and so on.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from torch import Tensor
 
 from accel_trainer import Batch, Callback, StepOutput, StepReport, TrainerView
-from accel_trainer.commands import filesystem, flatten
+from accel_trainer.commands import JsonObject, filesystem, flatten
 from accel_trainer.lab.rows import as_in_rows
 
 
@@ -40,7 +39,7 @@ class StepSamples(Callback):
         filesystem.create_file(path, [json.dumps(samples).encode()])
 
 
-def _describe(batch: Batch, losses: Tensor) -> list[dict[str, Any]]:
+def _describe(batch: Batch, losses: Tensor) -> list[JsonObject]:
     """Return an object for each sample of a batch, with the `losses` [B], or []."""
     tensors = [leaf for leaf in flatten(batch.inputs).values() if isinstance(leaf, Tensor)]
     inputs = next((leaf for leaf in tensors if leaf.ndim and len(leaf) == len(batch)), None)
@@ -59,9 +58,9 @@ def _describe(batch: Batch, losses: Tensor) -> list[dict[str, Any]]:
     return samples
 
 
-def _describe_input(values: Tensor) -> dict[str, Any]:
+def _describe_input(values: Tensor) -> JsonObject:
     """Return what is known of the input [...] of a sample."""
-    facts: dict[str, Any] = {"shape": [*values.shape], "dtype": str(values.dtype)[6:]}
+    facts: JsonObject = {"shape": [*values.shape], "dtype": str(values.dtype)[6:]}
     if values.is_complex() or not values.numel():
         return facts
     floats = values.float()

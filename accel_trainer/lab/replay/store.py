@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from accel_trainer import OutputError
-from accel_trainer.commands import filesystem, prepare_directory, read_json_object, writes_to
+from accel_trainer.commands import Row, filesystem, prepare_directory, read_json_object, writes_to
 
 from .proof import Proof
 from .stretches import Logged, Stretch
@@ -61,7 +60,7 @@ class Store:
         return self.folder / _STRETCHES / f"steps-{steps}{end}-{self.key}.json"
 
 
-def _pictures_in(rows: Iterable[Mapping[str, Any]]) -> Iterator[Path]:
+def _pictures_in(rows: Iterable[Row]) -> Iterator[Path]:
     for row in rows:
         for value in row.values():
             if isinstance(value, dict) and "picture" in value:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from accel_trainer.commands import complete_by_step, last_step
+from accel_trainer.commands import Row, complete_by_step, last_step
 
 from .proof import Proof
 from .replay import Replay
@@ -29,7 +28,7 @@ class Logged:
     """A stretch that was trained again: its rows, and how they compare with those of the run."""
 
     stretch: Stretch
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
     proof: Proof
 
 

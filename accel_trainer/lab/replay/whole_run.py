@@ -14,6 +14,7 @@ from accel_trainer.commands import (
     Row,
     RunReader,
     Say,
+    Stops,
     callbacks_in,
     counted,
     last_step,
@@ -89,7 +90,7 @@ def train_again(
         if missing:
             note_changes(replay.run)
 
-        def train(stretch: Stretch, received: list[int]) -> Logged:
+        def train(stretch: Stretch, received: Stops) -> Logged:
             place = replays / f"steps-{stretch.after + 1}-{stretch.until}"
             logged = again.train(stretch, place, received)
             store.put(logged, place)  # at once, so that it is kept if a later one fails

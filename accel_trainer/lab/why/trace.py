@@ -29,6 +29,7 @@ from torch.utils.data import get_worker_info
 
 from accel_trainer import Batch, Gradients, Reader, StepOutput, StepReport, TrainerView
 from accel_trainer.commands import (
+    JsonObject,
     Observer,
     digest_of,
     filesystem,
@@ -57,7 +58,7 @@ class Trace(Observer):
         self._model: nn.Module | None = None
         self._is_compiled = False
         self._dataset: Any = None
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[JsonObject] = []
         self._to_keep = kept
         self._kept: Any = None
         self._modules: list[str] = []
