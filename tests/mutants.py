@@ -426,8 +426,8 @@ MUTANTS: dict[str, list[Mutant]] = {
     "cli/watch/server.py": [
         Mutant(
             "the live page needs no token",
-            "if not secrets.compare_digest(token.encode(), server.token.encode()):",
-            "if not token:",
+            "if secrets.compare_digest(token.encode(), server.token.encode()) and",
+            "if token and",
             "cli/watch/test_watch.py",
         ),
     ],
