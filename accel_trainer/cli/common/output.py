@@ -13,6 +13,8 @@ from ...callbacks.metrics_file import without_nan
 
 JsonObject = dict[str, Any]
 """Values of JSON by name: what `--json` prints, and what files of a run hold."""
+Numbers = dict[str, float]
+"""Numbers by name, such as metrics."""
 Say = Callable[[str], None]
 """Called with each line about the progress of a command."""
 

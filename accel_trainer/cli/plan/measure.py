@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from ...core.batch_plan import BatchPlan
 from ...core.errors import OutputError
 from ...core.json_files import read_json_object
+from ..common.output import Numbers
 from ..common.processes import train_recipe
 from ..recipe.start import Start
 from ..runs.run_reader import read_run
@@ -68,7 +69,7 @@ class Measured:
         """Return the seconds of a step with its part of the evaluations and checkpoints."""
         return (sum(self.costs(plan).values()) - self.once_s) / max(plan.num_steps, 1)
 
-    def costs(self, plan: RunPlan) -> dict[str, float]:
+    def costs(self, plan: RunPlan) -> Numbers:
         """Return the seconds of the parts of a whole run, by their names."""
         return {
             "start": self.times.start_s,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ...core.errors import UserError
-from ..runs.run_reader import RunReader, reading
+from ..runs.run_reader import RunReader, Runs, reading
 
 T = TypeVar("T")
 
@@ -26,8 +26,8 @@ def fault_of(folder: Path, error: UserError | OSError) -> Fault:
 
 
 def draw_soundly(
-    runs: Sequence[RunReader],
-    draw: Callable[[Sequence[RunReader], Sequence[Fault]], T],
+    runs: Runs,
+    draw: Callable[[Runs, Sequence[Fault]], T],
     faults: Sequence[Fault] = (),
 ) -> tuple[T, Sequence[Fault]]:
     """Return what `draw` returns for the runs that can be drawn, and the faults of the others.

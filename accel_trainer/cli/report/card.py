@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 from ...core.errors import OutputError
-from ..common.output import JsonObject, format_number
+from ..common.output import JsonObject, Numbers, format_number
 from ..runs.metric_groups import metric_in_words
 from ..runs.run_reader import RunReader
 from ..runs.settings import changed_settings
 
 
-def write_card(
-    run: RunReader, config: JsonObject, metrics: Mapping[str, float]
-) -> dict[str, bytes]:
+def write_card(run: RunReader, config: JsonObject, metrics: Numbers) -> dict[str, bytes]:
     """Return `README.md` with the hub's metadata, and its images, by file name."""
     try:
         import jinja2
@@ -66,7 +63,7 @@ def _split(config: JsonObject) -> str:
     return "test" if "model" in config else "evaluation"
 
 
-def _metadata(run: RunReader, config: JsonObject, metrics: Mapping[str, float]) -> Any:
+def _metadata(run: RunReader, config: JsonObject, metrics: Numbers) -> Any:
     from huggingface_hub import EvalResult, ModelCardData
 
     dataset = run.dataset or "unknown"

@@ -19,7 +19,7 @@ from ..runs.metric_groups import (
     group_in_words,
     weights_of_metric,
 )
-from ..runs.run_reader import RunReader
+from ..runs.run_reader import RunReader, Runs
 from .figures import LIGHT, NUM_SERIES, Chart, draw_chart, series_name
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _ABOVE = (-0.02, 1)  # the place of a legend
 _BAR = 0.62  # the height of a bar
 
 
-def kinds_of(runs: Sequence[RunReader]) -> dict[str, Kind]:
+def kinds_of(runs: Runs) -> dict[str, Kind]:
     """Return how the lines of each group are drawn: of training, and of each evaluation."""
     kinds = {"train": _TRAINING}
     for number, group in enumerate(evaluation_groups(_metric_names(runs))):
@@ -71,11 +71,11 @@ def kinds_of(runs: Sequence[RunReader]) -> dict[str, Kind]:
     return kinds
 
 
-def _metric_names(runs: Sequence[RunReader]) -> list[str]:
+def _metric_names(runs: Runs) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.metric_names()))
 
 
-def group_curves(runs: Sequence[RunReader]) -> dict[str, list[str]]:
+def group_curves(runs: Runs) -> dict[str, list[str]]:
     """Return the names of the metrics of each chart, in the order of the page.
 
     The test set has none: it is measured once.
@@ -90,9 +90,7 @@ def group_curves(runs: Sequence[RunReader]) -> dict[str, list[str]]:
     return {chart: members for chart, members in ordered if members}
 
 
-def draw_curves(
-    runs: Sequence[RunReader], *, quantities: Collection[str] | None = None
-) -> list[Chart]:
+def draw_curves(runs: Runs, *, quantities: Collection[str] | None = None) -> list[Chart]:
     """Return a chart per recorded quantity, or only of `quantities` if they are given."""
     return [
         _draw_curve(chart, members, runs)
@@ -113,7 +111,7 @@ def title_of(chart: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def top_of(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> float | None:
+def top_of(chart: str, names: Sequence[str], runs: Runs) -> float | None:
     """Return where the values of a chart are cut off, so that a few do not flatten all others.
 
     None: they are shown whole. Cut off are spikes, the highest 2 % of a line that are several times
@@ -145,7 +143,7 @@ def _height(values: Sequence[float], low: float) -> float:
     return whole if whole <= _OUTLIER * without_spikes else without_spikes
 
 
-def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> Chart:
+def _draw_curve(chart: str, names: Sequence[str], runs: Runs) -> Chart:
     kinds = kinds_of(runs)
     last_step = max(row["optimizer_step"] for run in runs for row in run.rows)
     top = top_of(chart, names, runs)
@@ -215,7 +213,7 @@ def _plot_run(
     kinds: Mapping[str, Kind],
     *,
     color: str | None,
-    earlier: Sequence[RunReader],
+    earlier: Runs,
 ) -> None:
     """Draw the series of one run, in one colour per run, or per kind if there is one run.
 

@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from ...vision.rules import RULED
-from ..runs.run_reader import RunReader
+from ..runs.run_reader import RunReader, Runs
 from ..runs.settings import changed_settings, differing_settings, flatten
 from .by_itself import Fault
 from .charts import kinds_of
@@ -42,7 +42,7 @@ def report_script() -> str:
 
 
 def write_page(
-    runs: Sequence[RunReader],
+    runs: Runs,
     curves: Sequence[Chart],
     classes: Sequence[Sequence[Chart]],
     *,
@@ -87,13 +87,13 @@ def write_page(
     )
 
 
-def _shape(runs: Sequence[RunReader], curves: Sequence[Chart]) -> str:
+def _shape(runs: Runs, curves: Sequence[Chart]) -> str:
     """Return a text that changes if the page needs other charts than it has."""
     names = [[str(run.folder) for run in runs], [chart.title for chart in curves]]
     return hashlib.sha256(repr((names, list(kinds_of(runs)))).encode()).hexdigest()
 
 
-def _equal_runs(runs: Sequence[RunReader]) -> list[list[str]]:
+def _equal_runs(runs: Runs) -> list[list[str]]:
     """Return the names of runs that have measured the same, several in each group."""
     groups: dict[str, list[str]] = {}
     for run in runs:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..common.output import is_fraction
-from ..runs.run_reader import RunReader
+from ..runs.run_reader import RunReader, Runs
 from .charts import CUT_OFF, group_curves, kinds_of, top_of
 from .figures import series_name
 
@@ -17,7 +17,7 @@ _MAX_POINTS = 8_000  # of a line in all runs together
 _MIN_POINTS = 400  # of a line in each run
 
 
-def page_data(runs: Sequence[RunReader]) -> dict[str, Any]:
+def page_data(runs: Runs) -> dict[str, Any]:
     """Return the runs, their lines and the charts in the order of the page, as values for JSON."""
     charts = group_curves(runs)
     limit = max(_MIN_POINTS, _MAX_POINTS // max(1, len(runs)))

@@ -22,7 +22,7 @@ from ...core.wording import counted
 from ..common.output import tell
 from ..common.own_files import refuse_other_file, write_own_file
 from ..common.parser import CommandParser
-from ..runs.run_reader import RunReader, read_run, reading
+from ..runs.run_reader import RunReader, Runs, read_run, reading
 from ..runs.runs import find_runs
 from .by_itself import Fault, draw_soundly, fault_of
 from .classes import draw_classes
@@ -83,7 +83,7 @@ def _read_runs(folders: Sequence[Path]) -> tuple[list[RunReader], list[Fault]]:
     return runs, faults
 
 
-def render(runs: Sequence[RunReader], faults: Sequence[Fault] = ()) -> tuple[str, dict[str, bytes]]:
+def render(runs: Runs, faults: Sequence[Fault] = ()) -> tuple[str, dict[str, bytes]]:
     """Return the report as an HTML page, and its charts as PNG by file name.
 
     It reads nothing but the run folders. Runs that cannot be drawn are named on the page, and on
@@ -95,7 +95,7 @@ def render(runs: Sequence[RunReader], faults: Sequence[Fault] = ()) -> tuple[str
     return drawn
 
 
-def _draw(runs: Sequence[RunReader], faults: Sequence[Fault]) -> tuple[str, dict[str, bytes]]:
+def _draw(runs: Runs, faults: Sequence[Fault]) -> tuple[str, dict[str, bytes]]:
     try:
         from .charts import draw_curves
         from .page import report_script, write_page

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ...core.config import diff_config, flatten_config
 from ...core.history import is_number
-from .run_reader import RunReader
+from .run_reader import RunReader, Runs
 
 # Folder, time, command and addresses differ between any two runs and never change a result.
 _IGNORED = (
@@ -30,7 +30,7 @@ Change = tuple[str, Any, Any]
 """A dotted name, the old value and the new value."""
 
 
-def settings_that_differ(runs: Sequence[RunReader]) -> list[tuple[str, list[Any]]]:
+def settings_that_differ(runs: Runs) -> list[tuple[str, list[Any]]]:
     """Return name and values of each setting in which runs differ.
 
     A run without a setting is taken to be at its default, which the other runs have recorded.

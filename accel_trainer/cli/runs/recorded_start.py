@@ -26,7 +26,7 @@ from ...run.known_recipes import started_folder
 from ..common.output import JsonObject, tell
 from ..common.unknown_recipe import UnknownRecipeError
 from ..recipe.start import Start
-from .run_reader import RunReader
+from .run_reader import RunReader, Runs
 
 _VARIABLES = re.compile("ACCELERATE_USE_(CPU|FSDP)|FSDP_[A-Z_]+")
 _ID = re.compile("[0-9a-f]{32}")
@@ -44,7 +44,7 @@ read: training a run again has the defaults, whoever the run is from."""
 _MIN_ALLOWED = 8  # processes, however few cores there are
 
 
-def recorded_starts(runs: Sequence[RunReader], recipes: Sequence[Path | None]) -> list[Start]:
+def recorded_starts(runs: Runs, recipes: Sequence[Path | None]) -> list[Start]:
     """Return how each of `runs` is started again: with its settings, threads and processes.
 
     Its recipe is the one in `recipes`, or else (None) the recorded one, if this user has started
@@ -132,7 +132,7 @@ def _start_of(run: RunReader, recipe: Path, flags: Sequence[str] | None = None) 
     return Start(recipe=str(recipe), flags=flags, num_processes=num_processes, variables=kept)
 
 
-def recorded_recipes(runs: Sequence[RunReader], chosen: Sequence[Path | None]) -> list[Path]:
+def recorded_recipes(runs: Runs, chosen: Sequence[Path | None]) -> list[Path]:
     """Return the files that training again will run; tell their paths before they start.
 
     For each run, that is the one in `chosen`, or else its recorded recipe, if this user has started

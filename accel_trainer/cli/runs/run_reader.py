@@ -18,6 +18,7 @@ from ...core.filesystem import read_lines
 from ...core.history import is_number
 from ...core.json_files import parse_json, read_json_object
 from ...core.yaml_files import read_yaml
+from ..common.output import Numbers
 from .metric_groups import TEST_GROUP, preferred_groups
 from .rows import Row
 from .status import read_status
@@ -198,9 +199,9 @@ class RunReader:
         return [step for step in starts if step]
 
     @cached_property
-    def phase_s(self) -> dict[str, float]:
+    def phase_s(self) -> Numbers:
         """The seconds of each phase, over the attempts that ended cleanly."""
-        sums: dict[str, float] = {}
+        sums: Numbers = {}
         for row in self.attempts:
             phases = row["phase_s"] if row["event"] == "end" else {}
             for name, seconds in phases.items():
@@ -248,7 +249,7 @@ class RunReader:
             candidates += [f"{group}/{kind}" for group in preferred_groups(names)]
         return next((name for name in candidates if isinstance(name, str) and name in names), None)
 
-    def test_numbers(self) -> dict[str, float]:
+    def test_numbers(self) -> Numbers:
         """Return the numbers of the test set, as `test/...`; empty without one."""
         metrics = self.result.get("metrics") or {}
         return {
@@ -273,6 +274,9 @@ class RunReader:
         known = [row for row in having if not math.isnan(row[metric])]
         choose = min if self.is_lower_better(metric) else max
         return choose(known or having, key=lambda row: float(row[metric]))
+
+
+Runs = Sequence[RunReader]
 
 
 def is_run(folder: Path) -> bool:

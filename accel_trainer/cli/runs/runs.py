@@ -17,7 +17,7 @@ from ...core.errors import OutputError
 from ..common.output import format_duration, format_number, format_table, tell
 from ..common.parser import CommandParser
 from .rows import Row
-from .run_reader import RunReader, is_run, read_run
+from .run_reader import RunReader, Runs, is_run, read_run
 
 _COLUMNS = ("name", "data", "state", "step", "epoch", "metric", "best", "last", "samples/s", "wall")
 
@@ -85,7 +85,7 @@ def find_sweeps(folder: Path) -> dict[str, list[RunReader]]:
     return {name: runs for name, runs in sweeps.items() if runs}
 
 
-def _sweep_row(name: str, runs: Sequence[RunReader]) -> Row:
+def _sweep_row(name: str, runs: Runs) -> Row:
     """Return the row of the best run of a sweep."""
     rows = [_row(run) for run in runs]
     best = min(rows, key=lambda row: _sort_key(row, "best"))

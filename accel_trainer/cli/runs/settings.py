@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ...core.config import config_to_dict, diff_config
@@ -10,7 +10,7 @@ from ...optim.config import OptimizerConfig
 from ...run.config import RecipeConfig, with_defaults
 from ...vision import AugmentConfig, BadImageConfig, ImageClassificationConfig, ModelConfig
 from .changes import settings_that_differ
-from .run_reader import RunReader
+from .run_reader import RunReader, Runs
 
 # Settings of folders and checkpoints, which a comparison leaves out. The engine's MUTABLE_ON_RESUME
 # is longer: a reader wants to see how batches were split and how many steps were allowed.
@@ -46,7 +46,7 @@ def changed_settings(run: RunReader) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def differing_settings(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
+def differing_settings(runs: Runs) -> list[dict[str, Any]]:
     """Return name and values of the settings that differ between runs."""
     rows = settings_that_differ(runs)
     return [{"name": name, "values": values} for name, values in rows if _is_compared(name)]

@@ -23,7 +23,7 @@ from ...core.history import is_number
 from ...core.own_files import SUMS, format_sums, unchanged_in
 from ...core.run_dir import holds_run, prepare_directory
 from ...vision.pretrained import read_export_config, read_export_content
-from ..common.output import JsonObject, tell
+from ..common.output import JsonObject, Numbers, tell
 from ..common.parser import CommandParser
 from ..report.card import write_card
 from ..runs.metric_groups import group_of_weights
@@ -145,7 +145,7 @@ def _check_readable(weights: bytes) -> None:
         ) from error
 
 
-def reported_metrics(run: RunReader, config: JsonObject) -> dict[str, float]:
+def reported_metrics(run: RunReader, config: JsonObject) -> Numbers:
     """Return the metrics of the run's exported weights, by their names without the group.
 
     Raises:
@@ -164,7 +164,7 @@ def reported_metrics(run: RunReader, config: JsonObject) -> dict[str, float]:
         case {"name": str(name), "metric": str(metric), "value": value} if name in weights:
             claims.append({metric: value})
     group = group_of_weights(weights, (name for claim in claims for name in claim))
-    metrics: dict[str, float] = {}
+    metrics: Numbers = {}
     for name, value in (item for claim in claims for item in claim.items()):
         found, _, quantity = name.partition("/")
         if found == group and is_number(value):

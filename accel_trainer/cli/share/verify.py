@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -30,7 +30,7 @@ from ...core import filesystem
 from ...core.errors import CheckpointError, ConfigError, DataError, ExitCode
 from ...distributed.machine import available_cpus
 from ...vision.pretrained import find_export, read_export_config, read_export_content
-from ..common.output import JsonObject, format_number, is_fraction, tell
+from ..common.output import JsonObject, Numbers, format_number, is_fraction, tell
 from ..common.parser import CommandParser, at_least
 from ..common.threads import in_order
 from ..runs.checkpoints import checkpoints_in
@@ -173,7 +173,7 @@ def _write_test_images(
 
 def evaluate_apart(
     folder: Path, data: Path | None = None, *, python: str = sys.executable
-) -> dict[str, float]:
+) -> Numbers:
     """Evaluate the model in `folder` in a separate process that cannot import this package.
 
     Without `data`, return the difference of each output of `model.onnx` from the stored one.
@@ -215,7 +215,7 @@ def _check_hashes(export: Path) -> bool:
     return are_same
 
 
-def _compare_example(differences: Mapping[str, float], tolerance: float) -> bool:
+def _compare_example(differences: Numbers, tolerance: float) -> bool:
     """Print and return whether each output differs by no more than `tolerance`."""
     for name, difference in differences.items():
         verdict = "ok" if difference <= tolerance else "DIFFERS"
@@ -224,7 +224,7 @@ def _compare_example(differences: Mapping[str, float], tolerance: float) -> bool
     return all(difference <= tolerance for difference in differences.values())
 
 
-def compare(reported: Mapping[str, float], measured: Mapping[str, float], tolerance: float) -> bool:
+def compare(reported: Numbers, measured: Numbers, tolerance: float) -> bool:
     """Print and return whether the numbers agree. The tolerance of fractions is absolute."""
     verdicts = []
     for name in sorted(reported.keys() & measured.keys()):

@@ -31,7 +31,7 @@ from ..common.parser import CommandParser
 from ..common.processes import command_of, forward_signals, start_recipe
 from ..common.recipes import find_config_class
 from ..recipe.start import Start
-from ..runs.run_reader import RunReader, read_run
+from ..runs.run_reader import RunReader, Runs, read_run
 from .trials import Trial, plan_trials
 
 _FAILED = 1
@@ -143,7 +143,7 @@ def _finished_run(trial: Trial) -> RunReader | None:
     return run if not changes and run.result.get("state") == "done" else None
 
 
-def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[JsonObject]:
+def summarize(trials: Sequence[Trial], runs: Runs) -> list[JsonObject]:
     """Return a row per combination: the best and the last headline metric over its seeds.
 
     The spread is the sample standard deviation, None for a single run.

@@ -14,7 +14,7 @@ from ..report.charts import group_curves, title_of
 from ..report.classes import draw_classes
 from ..report.figures import Chart
 from ..report.page import report_script, write_page
-from ..runs.run_reader import RunReader
+from ..runs.run_reader import RunReader, Runs
 from .followed import Followed
 
 # Between two looks; longer if the page takes long to make, so that most of the time this process
@@ -64,7 +64,7 @@ class LivePage:
                 self._page_version = version
             return self._page
 
-    def _make(self, version: int, runs: Sequence[RunReader], faults: Sequence[Fault]) -> str:
+    def _make(self, version: int, runs: Runs, faults: Sequence[Fault]) -> str:
         curves = [Chart(name, title_of(name), _EMPTY, b"") for name in group_curves(runs)]
         script = resources.files(__package__).joinpath("watch.js").read_text(encoding="utf-8")
         return write_page(
