@@ -633,7 +633,6 @@ RULES = {
         {
             "core.platform",  # for whoever stops, or forwards, in a block
             "data.signals",  # those of data workers, and of a process that is done
-            "cli.common.processes",  # forwards signals to the processes it starts
         },
         "signal.signal(signal.SIGTERM, handle)",
     ),

@@ -26,6 +26,9 @@ from .data.images import Normalization
 from .models.zoo import ModelConfig, build_model
 from .sources.class_names import Names
 
+Content = dict[str, Any]
+"""What the `config.json` of an export says."""
+
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_WEIGHTS_BYTES = 2**36
 # A forged config.json could ask for more memory than there is.
@@ -158,7 +161,7 @@ def _download(name: str) -> Path:
         raise CheckpointError("EXPORT", f"{fact}: check the name") from error
 
 
-def read_export_content(folder: Path) -> dict[str, Any]:
+def read_export_content(folder: Path) -> Content:
     """Return the content of an export's `config.json`. Raises CheckpointError if it is damaged."""
     path = file_in(folder, "config.json")
     try:
@@ -218,13 +221,13 @@ def read_export_config(folder: Path) -> ExportConfig:
         raise CheckpointError("EXPORT", message) from error
 
 
-def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+def _check_kinds(values: Content, kinds: Mapping[str, Any]) -> None:
     for name, kind in kinds.items():
         if not isinstance(values.get(name), kind | None):
             raise ValueError(f"{name} is {str(values[name])[:40]!r}")
 
 
-def _check_evaluation(values: Mapping[str, Any]) -> None:
+def _check_evaluation(values: Content) -> None:
     _check_kinds(values, _EVALUATION)
     _check_kinds(values.get("photos") or {}, _PHOTOS)
     if values.get("tta") not in (None, *get_args(Views)):

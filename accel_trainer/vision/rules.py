@@ -28,7 +28,7 @@ from ..distributed.launch_env import setup_launch_env
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig
 from ..run.config import RecipeConfig, with_defaults
-from ..run.keywords import with_values
+from ..run.keywords import Settings, with_values
 from ..run.resume import Source, find_source, folders_of, is_unfinished, stored_settings
 from ..training.config import TrainerConfig
 from .data.photo_decode import read_header
@@ -194,7 +194,7 @@ def _describe(chosen: Mapping[str, Choice]) -> str:
 # --- a run that continues ---
 
 
-def _stored_settings(config: PhotoRecipeConfig, recipe: str) -> dict[str, Any]:
+def _stored_settings(config: PhotoRecipeConfig, recipe: str) -> Settings:
     """Return the settings, by dotted name, of the run that `config` continues; {}: it is new.
 
     What is wrong with that run is for `start_run` to report, on the main process.
@@ -208,14 +208,14 @@ def _stored_settings(config: PhotoRecipeConfig, recipe: str) -> dict[str, Any]:
     return {}
 
 
-def _read_settings(source: Source) -> dict[str, Any]:
+def _read_settings(source: Source) -> Settings:
     # Only the config has what may differ between starts, such as the batch size of a device.
     config = dict(flatten_config(read_yaml(Path(source.run, "config.yaml"))))
     stored = {**config, **stored_settings(source)}
     return {name: stored[name] for name in _RULES if isinstance(stored.get(name), int | float)}
 
 
-def _settings_of_unfinished(config: PhotoRecipeConfig, recipe: str) -> dict[str, Any]:
+def _settings_of_unfinished(config: PhotoRecipeConfig, recipe: str) -> Settings:
     """Return those of the newest unfinished run that has all settings which `config` gives."""
     for folder in folders_of(recipe, config.run.runs_dir):
         with suppress(CheckpointError, ConfigError, OSError, ValueError):

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...core.errors import ConfigError, DataError, shortened
 from ...core.logger import logger
@@ -20,7 +19,7 @@ from ...data.loader import EvalLoader
 from ...vision import ImageReader, PhotoReader, PhotoSplit, load_images, load_photos
 from ...vision.data.bad_images import WHATEVER_WAS_KEPT
 from ...vision.pretrained import ExportConfig
-from ...vision.sources.class_names import Names, check_class_names, numbers_in
+from ...vision.sources.class_names import Integers, Names, check_class_names, numbers_in
 from ...vision.sources.layouts import VAL_NAMES
 from ...vision.sources.photo_splits import load_splits
 
@@ -48,7 +47,7 @@ class EvalData(NamedTuple):
     """
 
     loader: EvalLoader[ImageReader] | EvalLoader[PhotoReader]
-    labels: NDArray[np.int64]
+    labels: Integers
     split: str
     fingerprint: str | None
 
@@ -149,8 +148,8 @@ def _warn(notes: Sequence[str]) -> None:
 
 
 def _labels_of_model(
-    labels: NDArray[np.int64], names: Sequence[str], of_model: Sequence[str], dataset: str
-) -> NDArray[np.int64]:
+    labels: Integers, names: Sequence[str], of_model: Sequence[str], dataset: str
+) -> Integers:
     """Return the labels [N] with the model's numbers of the classes, which are matched by name."""
     if tuple(names) == tuple(of_model):
         return labels

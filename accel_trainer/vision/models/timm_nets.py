@@ -14,6 +14,8 @@ from torch import nn
 from ...core.errors import ConfigError, reason_of
 from ...core.yaml_files import parse_yaml
 
+Keywords = dict[str, Any]
+"""Keyword arguments of a timm model."""
 PREFIX = "timm/"
 _SIZE_OF_RESNETS = 224
 _KEYWORD = re.compile(
@@ -68,12 +70,12 @@ def build_timm_net(
     return net
 
 
-def read_keywords(texts: Sequence[str]) -> dict[str, Any]:
+def read_keywords(texts: Sequence[str]) -> Keywords:
     """Return keywords of a timm model, whose values are YAML, from NAME=VALUE.
 
     Raises ConfigError for another text, and for keywords of ours, or with which timm reads files.
     """
-    found: dict[str, Any] = {}
+    found: Keywords = {}
     for text in texts:
         name, _, value = text.partition("=")
         if not _KEYWORD.fullmatch(name) or not value:
@@ -132,9 +134,7 @@ def _import_timm(what: str, otherwise: str) -> Any:
     return timm
 
 
-def _create(
-    timm: Any, wanted: str, options: Mapping[str, Any], *, pretrained: bool, fix: str
-) -> Any:
+def _create(timm: Any, wanted: str, options: Keywords, *, pretrained: bool, fix: str) -> Any:
     try:
         return timm.create_model(wanted, pretrained=pretrained, **options)
     except OSError as error:

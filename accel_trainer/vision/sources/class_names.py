@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from ...core.errors import DataError, listed
 
+Integers = NDArray[np.int64]
+"""Class numbers, or the positions of samples, [N]."""
 Names = tuple[str, ...]
 """The names of the K classes, in the order of their numbers."""
 
@@ -66,7 +68,7 @@ def names_in_two_cases(names: Iterable[str]) -> list[str]:
     return [f"classes that differ only in capital letters: {listed(pairs, separator='; ')}"]
 
 
-def numbers_in(known: Sequence[str], names: Sequence[str]) -> NDArray[np.int64]:
+def numbers_in(known: Sequence[str], names: Sequence[str]) -> Integers:
     """Return the position in `known` of each of `names`, int64; -1: it is not there."""
     number_of = {name: number for number, name in enumerate(known)}
     return np.array([number_of.get(name, -1) for name in names], np.int64)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import DataError
+from .class_names import Integers
 from .raw import RawImages, RawSplit
 
 _SPLIT_SEED = 0
@@ -40,7 +41,7 @@ def read_digits() -> RawImages:
     )
 
 
-def _stratified(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _stratified(labels: Integers) -> NDArray[np.bool_]:
     """Choose the same fraction of each class for testing."""
     random = np.random.RandomState(_SPLIT_SEED)  # its numbers are the same in all numpy versions
     is_test = np.zeros(len(labels), dtype=np.bool_)
@@ -50,7 +51,7 @@ def _stratified(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     return is_test
 
 
-def _raw_split(images: NDArray[np.uint8], labels: NDArray[np.int64], name: str) -> RawSplit:
+def _raw_split(images: NDArray[np.uint8], labels: Integers, name: str) -> RawSplit:
     return RawSplit(
         labels=labels,
         image_at=lambda index: images[index],

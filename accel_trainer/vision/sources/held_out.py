@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...core.errors import DataError, listed
 from ...core.wording import counted
+from .class_names import Integers
 from .label_columns import is_label_name
 from .layouts import (
     TABLES,
@@ -98,7 +98,7 @@ def set_aside(columns: Columns, fraction: float) -> list[PhotoSplit]:
     return [_rows_of(columns.splits[0], np.flatnonzero(side)) for side in (~is_val, is_val)]
 
 
-def _rows_of(split: PhotoSplit, rows: NDArray[np.int64]) -> PhotoSplit:
+def _rows_of(split: PhotoSplit, rows: Integers) -> PhotoSplit:
     return PhotoSplit(
         labels=split.labels[rows],
         encoded_at=partial(_at_row, split.encoded_at, rows),
@@ -106,5 +106,5 @@ def _rows_of(split: PhotoSplit, rows: NDArray[np.int64]) -> PhotoSplit:
     )
 
 
-def _at_row(read: Callable[[int], T], rows: NDArray[np.int64], index: int) -> T:
+def _at_row(read: Callable[[int], T], rows: Integers, index: int) -> T:
     return read(int(rows[index]))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import DataError, shortened
 from ...core.wording import counted
-from .class_names import Names, check_class_names, merged_names, numbers_in
+from .class_names import Integers, Names, check_class_names, merged_names, numbers_in
 from .label_columns import refuse_unusable
 from .raw import Split, Table
 
@@ -28,8 +28,8 @@ class _Labels(NamedTuple):
 
     kind: str
     names: Names
-    codes: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    codes: Integers
+    rows: Integers
     table: Table
 
 
@@ -78,7 +78,7 @@ def _read_column(
     return _labels_in(feature, values, rows, table)
 
 
-def _refuse_missing(values: Any, rows: NDArray[np.int64], column: str, name: str) -> None:
+def _refuse_missing(values: Any, rows: Integers, column: str, name: str) -> None:
     if values.null_count:
         row = rows[values.is_null().to_numpy(zero_copy_only=False)][0]
         fact = (
@@ -88,7 +88,7 @@ def _refuse_missing(values: Any, rows: NDArray[np.int64], column: str, name: str
         raise DataError("DATA_LABEL", f"{fact}: add the label, or remove the row")
 
 
-def _labels_in(feature: Any, values: Any, rows: NDArray[np.int64], table: Table) -> _Labels:
+def _labels_in(feature: Any, values: Any, rows: Integers, table: Table) -> _Labels:
     """Return the labels of a table, with the names that it gives them itself."""
     import pyarrow.types as types
     from datasets import ClassLabel

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from os.path import samefile
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...core.errors import DataError
+from .class_names import Integers
 from .photo_columns import Columns, ImageColumn
 
 
-def first_rows(images: Sequence[ImageColumn]) -> NDArray[np.int64]:
+def first_rows(images: Sequence[ImageColumn]) -> Integers:
     """Return for each photo the first row that is the same file, int64 [N]: mostly its own.
 
     Rows are counted over all splits. Photos that are no files count as different.

@@ -22,7 +22,7 @@ from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
 from ..data.pixel_range import PixelRanges
 from ..models.timm_nets import input_settings
-from .class_names import Names
+from .class_names import Integers, Names
 from .held_out import may_be_held_out, set_aside, train_and_val
 from .links import notes_on_links, refuse_two_classes
 from .notes import facts_about, warnings_about
@@ -211,7 +211,7 @@ def refuse_untrained(splits: Sequence[PhotoSplit], class_names: Sequence[str]) -
         raise DataError("DATA_LABEL", f"{fact}: fix the label, or add photos")
 
 
-def _classes_in(labels: NDArray[Any]) -> NDArray[np.int64]:
+def _classes_in(labels: NDArray[Any]) -> Integers:
     """Return the classes that occur in `labels`."""
     return np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(0))
 

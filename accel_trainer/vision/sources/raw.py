@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import DataError
 from ..data.photo_decode import Pixels
-from .class_names import Names
+from .class_names import Integers, Names
 from .listing import LeftOut
 
 
@@ -74,7 +74,7 @@ class RawSplit:
     `name_of(index)` describes where a sample is, for messages: a path, or a row of a file.
     """
 
-    labels: NDArray[np.int64]
+    labels: Integers
     image_at: Callable[[int], Pixels]
     name_of: Callable[[int], str]
 
