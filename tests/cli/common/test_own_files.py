@@ -63,13 +63,14 @@ def test_an_earlier_picture_is_replaced(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from accel_trainer.cli.report.figures import save_picture
+    from accel_trainer.cli.lr_find import analyze, draw
 
-    save_picture(Figure(), tmp_path / "ours.png")
+    test = analyze([1e-3, 1e-2], [2.0, 1.0])
+    draw(test, tmp_path / "ours.png")
     refuse_other_file(tmp_path / "ours.png", "--png")
     Figure().savefig(tmp_path / "mine.png")
     with pytest.raises(OutputError, match="FILE_EXISTS"):
-        save_picture(Figure(), tmp_path / "mine.png")
+        draw(test, tmp_path / "mine.png")
 
 
 def test_each_command_refuses_before_any_work(
