@@ -1366,14 +1366,14 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             "a run evaluates a step again that its checkpoint has as evaluated",
-            "not self._progress.is_evaluated\n            and self.state",
-            "self.state",
+            "and not self._progress.is_evaluated\n        )",
+            ")",
             "training/evaluation/test_interrupted_evaluation.py "
             "training/evaluation/test_evaluation_interval.py",
         ),
         Mutant(
             "a stop that an evaluation asks for comes a step late",
-            "return not (self.is_finished or self._stop_flag.agreed)",
+            "return self._progress.end_reason is None and not self._stop_flag.agreed",
             "return not self._stop_flag.agreed",
             "training/evaluation/test_evaluation_interval.py",
         ),
@@ -1385,8 +1385,8 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             "an evaluation of a run of some steps is in no checkpoint",
-            "or (self._config.num_steps is not None and self._progress.is_evaluated)",
-            "",
+            "is_best or self._config.num_steps is not None",
+            "is_best",
             "training/test_steps.py",
         ),
         Mutant(

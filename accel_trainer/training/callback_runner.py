@@ -26,11 +26,14 @@ HOOKS = ("before_", "on_")
 
 
 class CallbackRunner:
-    """Calls hooks. An error in one ends the run: no process may skip a hook that is collective."""
+    """Calls hooks. An error in one ends the run: no process may skip a hook that is collective.
+
+    `listeners` are the callbacks that override a hook, by name, for each hook.
+    """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = named(callbacks)
-        self._listeners = {
+        self.listeners = {
             hook: {name: each for name, each in self._callbacks.items() if _listens(each, hook)}
             for hook in dir(Callback)
             if hook.startswith(HOOKS)
@@ -44,15 +47,11 @@ class CallbackRunner:
             return None
         return lambda rate: reduce(lambda value, each: each.reduced_rate(value), found, rate)
 
-    def has_listeners(self, hook: str) -> bool:
-        """Whether some callback overrides `hook`."""
-        return bool(self._listeners[hook])
-
     def notify(
         self, hook: str, trainer: TrainerView, *arguments: Any, watch: Watch | None = None
     ) -> None:
         """Call `hook` of every callback, each in a context that `watch` returns for it."""
-        for name, callback in self._listeners[hook].items():
+        for name, callback in self.listeners[hook].items():
             try:
                 if watch is None:
                     getattr(callback, hook)(trainer, *arguments)

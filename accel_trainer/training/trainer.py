@@ -100,8 +100,8 @@ class Trainer:
         self._activity = step.activity
         self._callback_runner = CallbackRunner(callbacks)
         self._reduced_rate = self._callback_runner.reduced_rate
-        has_listeners = self._callback_runner.has_listeners
-        is_observed = has_listeners("before_micro_batch") or has_listeners("on_micro_batch")
+        listeners = self._callback_runner.listeners
+        is_observed = listeners["before_micro_batch"] or listeners["on_micro_batch"]
         self._notify_micro_batch = self._notify if is_observed else None
         self.log = Log(self._run_folder, step.activity, self.accelerator.is_main_process)
         loop = LoopState(self._progress, step.nonfinite, self._callback_runner, self.log)
@@ -207,9 +207,10 @@ class Trainer:
         reports = []
         # What the task changes in place, such as by a normalization, is whole in the next update.
         copies = [step_batch.copied() for _ in step.updates[1:]]
-        for number, each in enumerate([*copies, step_batch]):
+        for turn, each in zip(step.updates, [*copies, step_batch], strict=True):
+            step.turn = turn
             reports.append(self.train_step(each))
-            self._check_update(reports[-1], step.num_updates - number)
+            self._check_update(reports[-1], step.num_updates - len(reports))
         self._inspector.stepped()
         report = joined(reports) if hasattr(self.task, "updates") else reports[0]
         self._notify("on_step_end", report)
@@ -218,7 +219,7 @@ class Trainer:
             self._inspector = inspector
         return report
 
-    def _check_update(self, report: object, num_updates: int) -> None:
+    def _check_update(self, report: object, num_more: int) -> None:
         """Raise ConfigError unless `train_step` has made one update, and returned its `report`."""
         if not isinstance(report, StepReport):
             raise ConfigError(
@@ -226,10 +227,10 @@ class Trainer:
                 f"train_step returned {describe_tensor(report)}: "
                 "return what super().train_step(step_batch) returns",
             )
-        if num_updates != 1:
+        if num_more:
             raise ConfigError(
                 "TRAINER",
-                f"train_step took {num_updates} steps for a step batch: call apply_gradients or "
+                f"train_step took {1 + num_more} steps for a step batch: call apply_gradients or "
                 "super().train_step once. For several backward passes call compute_gradients "
                 "more than once; for larger batches use --accumulate; to train networks in "
                 "turn, give each an optimizer by name, and the task a method turn, or updates",
@@ -490,7 +491,7 @@ class Trainer:
 
     @property
     def _goes_on(self) -> bool:
-        return not (self.is_finished or self._stop_flag.agreed)
+        return self._progress.end_reason is None and not self._stop_flag.agreed
 
     @property
     def _is_epoch_end(self) -> bool:
@@ -500,20 +501,20 @@ class Trainer:
     def _is_evaluation_due(self) -> bool:
         """Whether the weights of this position are to be evaluated, and have not been."""
         return (
-            not self._progress.is_evaluated
+            self._config.evaluates_after(self.state, self.loader.plan.steps_per_epoch)
             and self.state.step_in_epoch > 0
-            and self._config.evaluates_after(self.state, self.loader.plan.steps_per_epoch)
+            and not self._progress.is_evaluated
         )
 
     @property
     def _is_save_due(self) -> bool:
-        best = self._progress.best
-        return self.state != self._saved_state and (
-            (best is not None and best.name == checkpoint_name(self.state))
-            or (self._config.num_steps is not None and self._progress.is_evaluated)
-            or self._checkpointer.config.is_due(self.state)
-            or self._stop_flag.is_save_agreed
-        )
+        state = self.state
+        is_due = self._stop_flag.is_save_agreed or self._checkpointer.config.is_due(state)
+        if self._progress.is_evaluated:
+            best = self._progress.best
+            is_best = best is not None and best.name == checkpoint_name(state)
+            is_due |= is_best or self._config.num_steps is not None
+        return is_due and state != self._saved_state
 
     def _move_to(self, state: TrainState) -> None:
         self._progress.state = state
@@ -625,6 +626,6 @@ class Trainer:
         return result
 
     def _notify(self, hook: str, *arguments: Any) -> None:
-        if self._callback_runner.has_listeners(hook):
+        if self._callback_runner.listeners[hook]:
             watch = self._inspector.hook(hook)
             self._callback_runner.notify(hook, self, *arguments, watch=watch)

@@ -23,10 +23,7 @@ class _Undivided:
 
     def __init__(self, losses: Tensor) -> None:
         self._losses = losses
+        self.backward = losses.backward
 
     def __truediv__(self, number: int) -> Any:
         return self if number == 1 else self._losses / number
-
-    def backward(self, gradient: Tensor) -> None:
-        """Run torch's backward."""
-        self._losses.backward(gradient)

@@ -73,9 +73,10 @@ class OptimizerStep:
         self._position: Position | None = None
         """Where the step begins whose gradients have been computed; None after their update."""
         self._is_computing = False
-        # The updates of the step in progress, and how many of them have been made.
+        # The updates of the step in progress, how many have been made, and whose turn it is.
         self.updates: list[Turn] = [""]
         self.num_updates = 0
+        self.turn: Turn = ""
         # What the task returns besides losses; nothing before the first step.
         self._forms: set[Form] = set()
         check = choose_check(self.strategy, optimizers=self.optimizers, report=self.nonfinite)
@@ -86,11 +87,6 @@ class OptimizerStep:
             buffers=self._buffers,
             report=self.nonfinite,
         )
-
-    @property
-    def turn(self) -> Turn:
-        """Whose turn it is: that of the last update, once the step has made them all."""
-        return self.updates[min(self.num_updates, len(self.updates) - 1)]
 
     # --- the gradients ---
 
@@ -269,7 +265,7 @@ class OptimizerStep:
         A process without them would not take part in the collectives of the others.
         """
         forms: set[Form] = {(each.kind, *each.numbers) for each in micro_sums}
-        if forms == self._forms and len(forms) == 1:
+        if forms == self._forms:
             return
         differing = []
         if not self._forms:
@@ -291,15 +287,11 @@ class OptimizerStep:
             )
 
     def _take_gradients(self) -> dict[str, Tensor | None]:
-        gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
-        self._clear_gradients()
-        return gradients
-
-    def _clear_gradients(self) -> None:
-        # As `zero_grad` does, without its profiler hooks, which add 7 % to the step of a tiny
-        # model.
-        for parameter in self._parameters.values():
+        gradients = {}
+        for name, parameter in self._parameters.items():
+            gradients[name] = parameter.grad
             parameter.grad = None
+        return gradients
 
     # --- the update ---
 
@@ -344,7 +336,10 @@ class OptimizerStep:
             torch._foreach_clamp_max_(clipped, self.max_grad_value)
         update = PendingUpdate(position, gradients.step_batch, gradients.losses)
         was_skipped = self.check.apply(update, grad_norm)
-        self._clear_gradients()
+        # As `zero_grad` does, without its profiler hooks, which add 7 % to the step of a tiny
+        # model.
+        for parameter in self._parameters.values():
+            parameter.grad = None
         self.num_updates += 1
         return grad_norm, was_skipped
 
