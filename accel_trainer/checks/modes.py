@@ -28,13 +28,17 @@ def describe_switched(given: Collection[str], kept: Mapping[str, nn.Module]) -> 
 
 def warn_of_untrained_norms(kept: Mapping[str, nn.Module]) -> None:
     """Warn of norms in the `kept` modules that have seen no sample. **Host sync.**"""
-    norms = {
+    norms: dict[str, Any] = {
         f"{name}.{path}" if path else name: each
         for name, module in kept.items()
         for path, each in module.named_modules()
         if isinstance(getattr(each, "running_mean", None), Tensor)
     }
-    untrained = [name for name, norm in norms.items() if _is_new(norm)]
+    untrained = [
+        name
+        for name, norm in norms.items()
+        if not norm.running_mean.any() and (norm.running_var == 1).all()
+    ]
     if untrained:
         logger.warning(
             "[FREEZE] --freeze keeps %s in evaluation mode, with mean 0 and variance 1 throughout, "
@@ -42,10 +46,6 @@ def warn_of_untrained_norms(kept: Mapping[str, nn.Module]) -> None:
             "pattern",
             listed(untrained),
         )
-
-
-def _is_new(norm: Any) -> bool:
-    return not norm.running_mean.any() and bool((norm.running_var == 1).all())
 
 
 def refuse_older_rule(

@@ -172,8 +172,8 @@ def check_trained(
         if unknown := [each for each in parameters_of(optimizer) if each not in known]:
             raise ConfigError(
                 "LOOP",
-                f"the optimizer {name} has {counted(len(unknown), 'parameter')} that no model= "
-                "has: give all models, as model={'generator': ..., 'critic': ...}",
+                f"the optimizer{f' {name}' * bool(name)} has {counted(len(unknown), 'parameter')} "
+                "that no model= has: give all models, as model={'generator': ..., 'critic': ...}",
             )
 
 

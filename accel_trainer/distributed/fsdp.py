@@ -8,13 +8,18 @@ memory for one copy of the state. With SHARDED_STATE_DICT each process writes it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import convert_outputs_to_fp32, fsdp2_prepare_model, fsdp_utils
+from accelerate.utils import (
+    convert_outputs_to_fp32,
+    fsdp2_prepare_model,
+    fsdp_utils,
+    recursively_apply,
+)
 from torch import nn
 from torch.optim import Optimizer
 
@@ -173,9 +178,9 @@ def gather_shards(state: Any) -> Any:
 
     The other processes keep the shards, which report the shape and dtype of the whole.
     """
-    if isinstance(state, Mapping):
-        return {key: gather_shards(value) for key, value in state.items()}
-    if not is_shard(state):
-        return state
-    whole = state.full_tensor()
-    return whole.cpu() if dist.get_rank() == 0 else state
+
+    def gather(shard: Any) -> Any:
+        whole = shard.full_tensor()
+        return whole.cpu() if dist.get_rank() == 0 else shard
+
+    return recursively_apply(gather, state, test_type=is_shard)

@@ -104,9 +104,7 @@ class OrderedLoader:
         follow = getattr(self._loader, "set_epoch", None)
         if callable(follow):
             follow(self.epoch)
-        for sampler in _samplers(self._sampler):
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(self.epoch)
+        set_epoch(_samplers(self._sampler), self.epoch)
         return [list(batch) for batch in self._sampler]
 
 

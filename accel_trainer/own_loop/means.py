@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -38,8 +40,9 @@ class Means(Stateful):
 
     def _sum(self, name: str) -> None:
         numbers = self._pending.pop(name)
-        values = torch.stack([torch.as_tensor(each, device=self._device) for each in numbers])
-        total = torch.stack([summable(values.double()).sum(), torch.tensor(len(numbers)).double()])
+        exact = partial(torch.as_tensor, dtype=torch.float64, device=self._device)
+        values = torch.stack([*map(exact, numbers)])
+        total = torch.stack([summable(values).sum(), values.new_tensor(len(numbers))])
         self._sums[name] = self._sums.get(name, 0) + total
 
     def read(self) -> dict[str, float]:

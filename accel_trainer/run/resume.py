@@ -101,7 +101,8 @@ def folders_of(recipe: str, runs_dir: Path) -> list[Path]:
 def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     """Whether `folder` holds a run of the same start that is neither done nor in use.
 
-    Its config is the same, apart from what `--allow-change` names.
+    Its config is the same, apart from what `--allow-change` names, and it began with the weights of
+    `--init-from`, or from the run that `--resume` names.
     """
     source = Source(str(folder))
     try:
@@ -111,21 +112,14 @@ def is_unfinished(folder: Path, config: RecipeConfig) -> bool:
         if not stored or is_changed or is_locked(folder / "run.lock"):
             return False
         result = folder / "result.json"
-        is_done = result.exists() and read_json_object(result)["state"] == "done"
-        return not is_done and has_same_start(folder, config.run)
+        if result.exists() and read_json_object(result)["state"] == "done":
+            return False
+        begun = read_yaml(folder / "config.yaml")["run"]
+        weights = config.run.init_from and str(config.run.init_from)
+        # With `--resume auto` it may be a branch of any run.
+        return config.run.resume in ("auto", begun["resume"]) and begun["init_from"] == weights
     except (OSError, ValueError, KeyError, TypeError, CheckpointError):
         return False
-
-
-def has_same_start(folder: Path, run: RunConfig) -> bool:
-    """Whether the run in `folder` began with the weights of `run`, or from the run that it names.
-
-    With `--resume auto` it may be a branch of any run. Raises OSError, ValueError, KeyError or
-    TypeError if the folder does not tell.
-    """
-    begun = read_yaml(folder / "config.yaml")["run"]
-    weights = run.init_from and str(run.init_from)
-    return run.resume in ("auto", begun["resume"]) and begun["init_from"] == weights
 
 
 def stored_settings(source: Source) -> Mapping[str, Any]:
