@@ -80,9 +80,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--to", type=float, default=10.0, dest="highest", help="highest learning rate; default: 10"
     )
-    parser.add_argument(
-        "--steps", type=int, default=100, help="number of values to try; default: 100"
-    )
+    steps_help = "number of values to try; default: 100"
+    parser.add_number("--steps", steps_help, default=100, lowest=10, highest=_MAX_STEPS)
     parser.add_argument(
         "--png",
         type=Path,
@@ -91,11 +90,8 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_number("--num-processes", "default: 1", default=1, lowest=1)
     options, recipe, flags = parser.require_recipe(argv)
-    if not 0 < options.lowest < options.highest < math.inf or not 10 <= options.steps <= _MAX_STEPS:
-        raise ConfigError(
-            "LR_FIND",
-            f"--from must be above 0 and below --to, and --steps between 10 and {_MAX_STEPS}",
-        )
+    if not 0 < options.lowest < options.highest < math.inf:
+        raise ConfigError("LR_FIND", "--from must be above 0 and below --to")
     refuse_other_file(options.png, "--png")
     growth = (options.highest / options.lowest) ** (1 / (options.steps - 1))
     ramp = _ramp(options.lowest, growth, options.steps)

@@ -84,7 +84,7 @@ def test_a_recipe_is_ramped_without_a_trace_but_the_picture(
             "cannot be imported (NameError: name 'Nope' is not defined)",
         ),
         (None, ["--num-processes", "0"], "--num-processes: it is 0, and must be 1 or more"),
-        (None, ["--steps", "99999999999"], "and --steps between 10 and 100000"),
+        (None, ["--steps", "99999999999"], "--steps: it is 99999999999, and must be 10 to 100000"),
         (None, ["--to", "inf"], "--from must be above 0 and below --to"),
         (None, ["--png", "."], "--png . cannot be replaced (not a regular file)"),
         (None, ["--max-steps=3"], "the range test sets --max-steps itself: leave it out"),

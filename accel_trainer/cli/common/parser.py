@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -71,10 +72,11 @@ class CommandParser(argparse.ArgumentParser):
         *,
         default: int | None = None,
         lowest: int | None = None,
+        highest: float = math.inf,
         metavar: str = "N",
     ) -> None:
-        """Add a flag whose value is a whole number, not below the `lowest`."""
-        kind = int if lowest is None else at_least(lowest)
+        """Add a flag whose value is a whole number, from the `lowest` to the `highest`."""
+        kind = int if lowest is None else at_least(lowest, highest=highest)
         self.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)
 
     def add_run(self) -> None:
@@ -147,13 +149,16 @@ class CommandParser(argparse.ArgumentParser):
         raise ConfigError("USAGE", f"{message}: {fix}")
 
 
-def at_least(lowest: int, kind: Callable[[str], float] = int) -> Callable[[str], float]:
-    """Return a type of argument: a number that is not below `lowest`."""
+def at_least(
+    lowest: int, kind: Callable[[str], float] = int, *, highest: float = math.inf
+) -> Callable[[str], float]:
+    """Return a type of argument: a number that is not below `lowest`, nor above `highest`."""
 
     def convert(text: str) -> float:
         value = kind(text)
-        if not value >= lowest:
-            raise argparse.ArgumentTypeError(f"it is {text}, and must be {lowest} or more")
+        if not lowest <= value <= highest:
+            most = "or more" if highest == math.inf else f"to {highest}"
+            raise argparse.ArgumentTypeError(f"it is {text}, and must be {lowest} {most}")
         return value
 
     convert.__name__ = kind.__name__  # in the message about a text that is no number

@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 from ...core import filesystem, platform
-from ...core.errors import ConfigError, DataError, OutputError
+from ...core.errors import DataError, OutputError
 from ...core.filesystem import writes_to
 from ...core.json_files import read_json_object, write_json
 from ...core.own_files import SUMS, format_sums, read_sums
@@ -50,9 +50,12 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser(__doc__)
     parser.add_source()
     parser.add_argument("out", type=Path, help="the folder to write")
-    parser.add_number("--short-side", "shorter side in pixels; default: 256", default=256)
-    parser.add_number("--quality", "JPEG quality, 1 to 100; default: 92", default=92)
-    parser.add_number("--shard-size", "photos per file; default: 4096", default=4096)
+    for flag, text, default, most in (
+        ("--short-side", "shorter side in pixels; default: 256", 256, 1 << 16),
+        ("--quality", "JPEG quality, 1 to 100; default: 92", 92, 100),
+        ("--shard-size", "photos per file; default: 4096", 4096, 1 << 20),
+    ):
+        parser.add_number(flag, text, default=default, lowest=1, highest=most)
     parser.add_argument(
         "--on-bad-image",
         choices=("error", "skip"),
@@ -61,9 +64,6 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_data_options()
     options = parser.parse_args(argv)
-    _check_range("--short-side", options.short_side, 1 << 16)
-    _check_range("--quality", options.quality, 100)
-    _check_range("--shard-size", options.shard_size, 1 << 20)
     torch.set_num_threads(1)  # the pool below already has one thread per CPU
     source = load_splits(
         options.source,
@@ -89,11 +89,6 @@ def main(argv: Sequence[str]) -> int:
         filesystem.sweep(out)
         pack(source, out, settings, num_workers=options.num_workers)
     return 0
-
-
-def _check_range(flag: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise ConfigError("USAGE", f"{flag} is {value}: set it to 1 to {most}")
 
 
 def pack(source: PhotoSplits, out: Path, settings: JsonObject, *, num_workers: int | None) -> None:

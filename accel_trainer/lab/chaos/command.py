@@ -67,11 +67,10 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(own)
     options.flags = argv[len(own) + 1 :]
     _check(options)
-    if options.script is not None:
-        with _folder(options.keep) as folder, stops_noted() as stops:
-            return crash_test(options, folder, stops)
     plan = None if options.faults is None else parse_plan(options.faults)
     with _folder(options.keep) as folder, stops_noted() as stops:
+        if options.script is not None:
+            return crash_test(options, folder, stops)
         recipe = Recipe(
             path=str(options.recipe),
             flags=options.flags,

@@ -107,10 +107,7 @@ def _compare_rows(one: Row, other: Row) -> tuple[str, int] | None:
 
 def attributes_that_differ(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
     """Return the names of attributes that no checkpoint holds and that differed before the step."""
-    mine, theirs = (
-        {row["name"]: row["outputs"] for row in rows if row["kind"] == "unsaved"}
-        for rows in (one, other)
-    )
+    mine, theirs = (_by_name(rows, "unsaved") for rows in (one, other))
     return sorted(name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name])
 
 
