@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
-from typing import Literal
 
 from ..core.config import INSIDE_ONE, NOT_NEGATIVE
 from ..core.errors import ConfigError
 from ..core.learning_rate import Schedule
 from ..core.registry import StateDict
+from ..core.train_state import Mode
 from ..core.types import Results
 from ..training.callback import Callback, TrainerView
 from ..training.evaluation.evaluation import check_monitored
@@ -44,7 +44,7 @@ class ReduceLROnPlateau(Callback):
     threshold: float = 1e-4
     cooldown: int = 0
     min_lr: float = 0.0
-    mode: Literal["min", "max"] | None = None
+    mode: Mode | None = None
     monitor: str | None = None
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class ReduceLROnPlateau(Callback):
 
     def prepare(
         self,
-        monitors: Mapping[str, Literal["max", "min"]],
+        monitors: Mapping[str, Mode],
         schedule: Schedule,
         *,
         num_steps: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..core.wording import describe_tensor
 from ..distributed.collectives import run_on_main
 from ..training.callback import Callback, TrainerView
 from ..training.callback_runner import Watch
-from ..training.inspector import Inspector
+from ..training.inspector import Inspector, ReadAttributes, ReadState
 from .first_reading import FirstReadings
 from .model_watch import mark_model
 from .same_everywhere import check_same_lines, check_same_parts
@@ -57,10 +57,7 @@ class BoundaryChecks(Inspector):
         self._num_calls = Counter[str]()
 
     def begin(
-        self,
-        trainer: TrainerView,
-        read_state: Callable[[], Pieces],
-        attributes: Callable[[], Mapping[str, object]],
+        self, trainer: TrainerView, read_state: ReadState, attributes: ReadAttributes
     ) -> None:
         """Note where to find what changes later."""
         self._trainer = trainer

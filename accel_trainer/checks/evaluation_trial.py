@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from ..core.errors import DataError, UserError
 from ..core.logger import logger
-from ..core.types import Metric, Position, Results, Task, eval_step_of
+from ..core.types import Directions, Metric, Position, Results, Task, eval_step_of
 from ..core.user_code import describe_error
 from ..fault_tolerance.preemption import StopFlag
 from ..training.evaluation.evaluation import EvaluationFailed, EvaluationRefused
@@ -34,7 +33,7 @@ class EvaluationTrial:
     train_loader: object
 
     @property
-    def monitors(self) -> Mapping[str, bool]:
+    def monitors(self) -> Directions:
         """As of the evaluator."""
         return self.evaluator.monitors
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
 
 from ..core.errors import ConfigError, listed
 from ..core.logger import logger
@@ -26,7 +25,6 @@ from .used_up import hash_of, start_again
 
 _NUM_COMPARED = 16  # samples
 _NUM_REPEATED = 3  # samples: the first may be a header
-_CPU = torch.device("cpu")
 
 Samples = Iterator[tuple[int, Any]]
 """Samples and their positions in the stream."""
@@ -113,7 +111,7 @@ class _FirstReading:
             # What follows a `yield` runs with the second sample.
             if number == 1 and (names := changed(before, self._mark())):
                 self._warn_of_others(names)
-                with preserved_generators(_CPU):
+                with preserved_generators():
                     samples = self.reader.samples_from(epoch, position)
                     next(islice(samples, 1, None), None)
             self.position = found[0] - number
@@ -122,7 +120,7 @@ class _FirstReading:
         yield from samples
 
     def _mark(self) -> Marks:
-        return mark_unsaved({self.name: self.reader.stream}, model=nn.Identity(), has_defaults=True)
+        return mark_unsaved({self.name: self.reader.stream}, has_defaults=True)
 
     def _warn_of_others(self, names: set[str]) -> None:
         """Warn if the first samples are others now that reading has changed these values."""
@@ -136,7 +134,7 @@ class _FirstReading:
 
     def read_again(self, number: int) -> list[bytes]:
         """Return the hashes of the first samples, read with generators that are seeded alike."""
-        with preserved_generators(_CPU):
+        with preserved_generators():
             seed_generators(0)
             samples = self.reader.samples_from(self._epoch, 0)
             return [hash_of(sample) for _, sample in islice(samples, number)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass
 from types import NoneType
@@ -47,7 +47,7 @@ from ..training.evaluation.evaluation import (
     run_evaluation,
 )
 from ..training.evaluation.evaluator import Evaluator
-from ..training.inspector import Inspector
+from ..training.inspector import Inspector, ReadAttributes, ReadState
 from ..training.progress import choose_monitor
 from .batch_norms import has_lone_sample, lone_samples_refused
 from .boundaries import IN_STEPS, BoundaryChecks
@@ -89,12 +89,13 @@ class Rehearsal(Inspector):
     activity: Activity
 
     def __post_init__(self) -> None:
+        self._model = self.subject.model
         self._optimizers = named_parts(self.subject.optimizers)
         self._fresh = {name: _copy_optimizer(each) for name, each in self._optimizers.items()}
         self._watching = ExitStack()
         self._reading = ExitStack()
         self._whole_run = ExitStack()
-        self._arguments = HookArguments(self.subject.model)
+        self._arguments = HookArguments(self._model)
         self._uses: list[StepUse] = []
         self._weights: list[Mapping[str, object]] = []
         self._read: set[str] = set()
@@ -109,10 +110,7 @@ class Rehearsal(Inspector):
     # --- before the first step ---
 
     def begin(
-        self,
-        trainer: TrainerView,
-        read_state: Callable[[], Pieces],
-        attributes: Callable[[], Mapping[str, object]],
+        self, trainer: TrainerView, read_state: ReadState, attributes: ReadAttributes
     ) -> None:
         """Note the state, and try the evaluations. **Collective. Host sync.**
 
@@ -132,7 +130,7 @@ class Rehearsal(Inspector):
         plan = trainer.loader.plan
         # A resume on other processes may split a step otherwise.
         if (is_new or has_lone_sample(plan)) and not trainer.is_finished:
-            watched = lone_samples_refused(self.subject.model, plan, self.config)
+            watched = lone_samples_refused(self._model, plan, self.config)
             with self.activity.during("evaluation"), watched:
                 self._try_evaluations(trainer.loader)
 
@@ -168,9 +166,7 @@ class Rehearsal(Inspector):
             )
             # The trial must not change what compiles.
             with watching, torch.compiler.set_stance("force_eager"):
-                values = run_evaluation(
-                    tried, self.subject.model, self.subject.accelerator, limit=1
-                )
+                values = run_evaluation(tried, self._model, self.subject.accelerator, limit=1)
             if group in groups_of(name, evaluation):
                 check_monitored(values, number)
 
@@ -178,16 +174,16 @@ class Rehearsal(Inspector):
 
     def step(self) -> None:
         """Note what the step uses of the model."""
-        self._before = mark_model(self.subject.model)
+        self._before = mark_model(self._model)
         self._used: dict[str, bool] = {}
-        self._watching.enter_context(flags_noted(self.subject.model, self._used))
+        self._watching.enter_context(flags_noted(self._model, self._used))
         if len(self._marks) > 1:
             self._watch_reads()
 
     def stepped(self) -> None:
         """Note what the step has left of that."""
         self._watching.close()
-        self._uses.append(StepUse(self._before, self._used, mark_model(self.subject.model)))
+        self._uses.append(StepUse(self._before, self._used, mark_model(self._model)))
 
     def computing(self) -> None:
         """Note the user's states, which micro-batches leave as they are. **Host sync.**"""
@@ -208,7 +204,7 @@ class Rehearsal(Inspector):
             "keep what it needs in on_micro_batch, and change it in on_step_end; call eval() on a "
             "module whose norms change their statistics",
         )
-        self._weights.append(weights_in(self.subject.model))
+        self._weights.append(weights_in(self._model))
 
     def update(self) -> None:
         """Check that the weights are those of the step's first gradients.
@@ -219,7 +215,7 @@ class Rehearsal(Inspector):
             refuse_changes(
                 "train_step",
                 self._weights[0],
-                weights_in(self.subject.model),
+                weights_in(self._model),
                 "restore what train_step changes between two calls of compute_gradients",
             )
         self._weights.clear()
@@ -238,7 +234,7 @@ class Rehearsal(Inspector):
             for name, (kind, _) in second.items()
             if first.get(name, (NoneType,))[0] is NoneType is not kind
         ]
-        owners = Walk(self.boundaries.parts(), self.subject.model).owners if late else {}
+        owners = Walk(self.boundaries.parts(), self._model).owners if late else {}
         for name in late:
             owner, key = owners.get(name, (self._trainer, name.removeprefix("trainer.")))
             with suppress(AttributeError, TypeError):  # of a class, a file or a function
@@ -288,7 +284,7 @@ class Rehearsal(Inspector):
         self._reading.close()
         if report.was_skipped:
             return self
-        with left_unchanged("a state_dict", self.subject.model):
+        with left_unchanged("a state_dict", self._model):
             state = self._read_state()
         self.boundaries.save(state)
         accelerator = self.subject.accelerator
@@ -303,20 +299,19 @@ class Rehearsal(Inspector):
             name, fresh = self._fresh.popitem()
             if fresh is not None:
                 self._check_optimizer(name, fresh, state[name])
-        unstepped = unstepped_parameters(self.subject.model, self.subject.optimizers)
+        unstepped = unstepped_parameters(self._model, self.subject.optimizers)
         run_on_main(lambda: self.checkpointer.check_room(state, unstepped), accelerator)
         self._marks.append(self._mark())
         return self
 
     def _check_optimizer(self, part: str, fresh: Optimizer, state: Mapping[str, Any]) -> None:
         """Load `state` into `fresh`, as a resume does, and compare it with the live optimizer."""
-        model = self.subject.model
         encoded = encode(state, name=part)
         piece = decode(encoded.skeleton, encoded.tensors)
         name = type(fresh).__name__
         try:
             with preserved_parameters(fresh):
-                fresh.load_state_dict(OptimizerState(fresh, model).validated(piece))
+                fresh.load_state_dict(OptimizerState(fresh, self._model).validated(piece))
                 found = fresh.state_dict()
         except Exception as error:
             raise inexact(
@@ -334,8 +329,8 @@ class Rehearsal(Inspector):
                 f"{name}.load_state_dict does not restore the optimizer's {path}: a resumed "
                 "run would have other weights"
             )
-        live = mark_unsaved({part: self._optimizers[part]}, model=model)
-        loaded = mark_unsaved({part: fresh}, model=model)
+        live = mark_unsaved({part: self._optimizers[part]}, model=self._model)
+        loaded = mark_unsaved({part: fresh}, model=self._model)
         # The copy shares classes, functions and files: they show nothing.
         own = {key: mark for key, mark in live.items() if key.startswith(f"{part}.")}
         self._restored |= {key for key, mark in own.items() if loaded.get(key) == mark}

@@ -85,7 +85,7 @@ def _set_by_libraries() -> frozenset[str]:
 def mark_unsaved(
     parts: Parts,
     *,
-    model: nn.Module,
+    model: nn.Module | None = None,
     stored: Sequence[object] = (),
     has_defaults: bool = False,
 ) -> dict[str, Mark]:
@@ -103,7 +103,7 @@ def mark_unsaved(
     - globals of the files that define these classes and functions, and of the user's files and
       classes that these name.
 
-    Left out are the model's tensors, what is `stored` otherwise, attributes that libraries set,
+    Left out are tensors of the `model`, what is `stored` otherwise, attributes that libraries set,
     tensors that autograd has computed, arrays that are files, and names in the
     `unsaved_attributes` of an object, class or file, which no resume needs.
     """
@@ -119,7 +119,7 @@ class Walk:
     def __init__(
         self,
         parts: Parts,
-        model: nn.Module,
+        model: nn.Module | None,
         stored: Sequence[object] = (),
         *,
         has_defaults: bool = False,
@@ -129,8 +129,8 @@ class Walk:
         self.marks: dict[str, Mark] = {}
         self.owners: dict[str, tuple[object, str]] = {}
         self.functions: list[FunctionType] = []
-        known = itertools.chain(model.parameters(), model.buffers(), stored)
-        self._seen = {id(each) for each in known}
+        tensors = () if model is None else (*model.parameters(), *model.buffers())
+        self._seen = {id(each) for each in (*tensors, *stored)}
         for name, part in parts.items():
             self.visit(name, part)
         for function in self.functions:  # a part that one closes over has its own name

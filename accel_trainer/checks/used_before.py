@@ -51,5 +51,5 @@ def _mark(part: object) -> dict[str, Any]:
     """Return marks of an object's own values; of the files that it comes from, others have some."""
     if isinstance(part, nn.Module):
         return weights_in(part)
-    marks = mark_unsaved({"own": part}, model=nn.Identity())
+    marks = mark_unsaved({"own": part})
     return {name: mark for name, mark in marks.items() if name.startswith("own.")}

@@ -13,9 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-import torch
-from torch import nn
-
 from ..core.errors import ConfigError
 from ..core.rng import preserved_generators, seed_generators
 from ..core.types import Batch
@@ -23,7 +20,6 @@ from ..data.fingerprint import hash_value
 from .unsaved_state import QUEUES, mark_unsaved
 
 _NUM_COMPARED = 3  # samples: the first may be a header
-_CPU = torch.device("cpu")
 
 
 def start_again(name: str, function: Callable[..., Iterable[Any]], *arguments: Any) -> Any:
@@ -40,7 +36,7 @@ def start_again(name: str, function: Callable[..., Iterable[Any]], *arguments: A
         held = found
     else:
         return opened
-    with preserved_generators(_CPU):
+    with preserved_generators():
         if _first_of(opened) == _first_of(function(*arguments)):
             return function(*arguments)
     raise ConfigError(
@@ -75,7 +71,7 @@ def find_iterator(function: Callable[..., Any]) -> tuple[str, type] | None:
 
     It is one that the function, what it closes over or the user's files have at hand.
     """
-    marks = mark_unsaved({"the stream": function}, model=nn.Identity(), has_defaults=True)
+    marks = mark_unsaved({"the stream": function}, has_defaults=True)
     if "stdin" in getattr(getattr(function, "__code__", None), "co_names", ()):
         marks["sys.stdin"] = type(sys.stdin), 0
     for name, mark in marks.items():

@@ -86,7 +86,7 @@ def generator_states() -> tuple[object, ...]:
 
 
 @contextmanager
-def preserved_generators(device: torch.device) -> Iterator[None]:
+def preserved_generators(device: torch.device = _CPU) -> Iterator[None]:
     """Restore the generators of Python, numpy, torch and `device` after the block."""
     python = random.getstate()
     numpy = np.random.get_state()

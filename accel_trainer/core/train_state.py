@@ -54,6 +54,10 @@ Weights = Literal["model", "ema"]
 """Which weights of a run: those that are trained, or their average."""
 
 
+Mode = Literal["max", "min"]
+"""Whether a larger or a smaller value of a number is better."""
+
+
 @dataclass(frozen=True)
 class BestCheckpoint:
     """The checkpoint with the best value of a metric, which is kept until there is a better one."""
@@ -61,8 +65,7 @@ class BestCheckpoint:
     name: str
     metric: str
     value: float
-    mode: Literal["max", "min"] = "max"
-    """Whether a larger or a smaller value is better."""
+    mode: Mode = "max"
 
     @property
     def weights(self) -> Weights:

@@ -40,6 +40,10 @@ class Position(NamedTuple):
 
 START = Position()
 
+Directions = Mapping[str, bool]
+"""The numbers that can select the best checkpoint, the preferred one first; False: lower is better.
+"""
+
 Results = Mapping[str, Any]
 """What an evaluation measures by name: numbers, and perhaps texts, lists, dicts and tensors."""
 
@@ -386,7 +390,7 @@ class Metric(Protocol):
     """
 
     @property
-    def higher_is_better(self) -> Mapping[str, bool]:
+    def higher_is_better(self) -> Directions:
         """The numbers of `compute` that can select the best checkpoint, the preferred one first.
 
         False: lower is better.

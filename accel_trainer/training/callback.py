@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..core.history import read_history
+from ..core.learning_rate import Schedule
 from ..core.registry import StateDict
 from ..core.train_state import BestCheckpoint, TrainState
 from ..core.types import Batch, Gradients, Loader, Results, StepOutput, StepReport, Task
@@ -69,7 +70,7 @@ class TrainerView(Protocol):
         """The training data; its `plan` says how many steps an epoch has."""
 
     @property
-    def learning_rate_at(self) -> Callable[[int], float]:
+    def learning_rate_at(self) -> Schedule:
         """Maps a step, counted from 0, to its learning rate."""
 
     @property

@@ -19,7 +19,7 @@ from ..core.config import (
     short_flag,
 )
 from ..core.errors import ConfigError
-from ..core.train_state import TrainState, Weights
+from ..core.train_state import Mode, TrainState, Weights
 
 _INTERVAL = re.compile(r"(?P<number>\d+|\d*\.\d+) ?(?P<unit>step|epoch)s?")
 
@@ -66,7 +66,7 @@ class TrainerConfig(Config):
     """The metric that decides which evaluation is best, such as `eval/accuracy`; None: the accuracy
     if there is one, else the first number in `higher_is_better`; with EMA, that of the averaged
     weights."""
-    monitor_mode: Literal["max", "min"] | None = None
+    monitor_mode: Mode | None = None
     """Whether a larger or a smaller `monitor` is better; None: as the metric declares."""
     patience: int | None = None
     """Stop after this many evaluations without improvement; None: never."""

@@ -12,6 +12,12 @@ from ..core.types import StepReport
 from .callback import TrainerView
 from .callback_runner import Watch
 
+ReadState = Callable[[], Pieces]
+"""Returns what a checkpoint would hold now, perhaps with this process's shards."""
+
+ReadAttributes = Callable[[], Mapping[str, object]]
+"""Returns what a subclass of Trainer keeps, by name."""
+
 
 class Inspector:
     """Sees a training at each of these moments, and raises an error to end it; this one does not.
@@ -21,16 +27,9 @@ class Inspector:
     """
 
     def begin(
-        self,
-        trainer: TrainerView,
-        read_state: Callable[[], Pieces],
-        attributes: Callable[[], Mapping[str, object]],
+        self, trainer: TrainerView, read_state: ReadState, attributes: ReadAttributes
     ) -> None:
-        """The trainer is to train, from its start or from a checkpoint.
-
-        `read_state` returns what a checkpoint would hold now, perhaps with this process's shards;
-        `attributes` returns what a subclass of Trainer keeps, by name.
-        """
+        """The trainer is to train, from its start or from a checkpoint."""
 
     def step(self) -> None:
         """A step begins."""

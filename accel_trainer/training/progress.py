@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..core.errors import ConfigError
 from ..core.registry import StateDict, Stateful
-from ..core.train_state import BestCheckpoint, TrainState
+from ..core.train_state import BestCheckpoint, Mode, TrainState
 from ..core.types import Results
 from ..fault_tolerance.preemption import Stop
 from .callback import RunResult
@@ -163,9 +163,7 @@ class LoopState(Stateful):
         self.log.pending = state["log"]
 
 
-def choose_monitor(
-    config: TrainerConfig, evaluations: Evaluations
-) -> dict[str, Literal["max", "min"]]:
+def choose_monitor(config: TrainerConfig, evaluations: Evaluations) -> dict[str, Mode]:
     """Return the numbers that may decide which evaluation is best; the one that does comes first.
 
     The first evaluation is preferred, with the averaged weights. The result is empty if none has a
@@ -174,7 +172,7 @@ def choose_monitor(
     Raises:
         ConfigError: the number that the config asks for is not in the `monitors`.
     """
-    known: dict[str, Literal["max", "min"]] = {
+    known: dict[str, Mode] = {
         f"{group}/{number}": "max" if is_higher else "min"
         for name, evaluation in evaluations.items()
         if name != TEST

@@ -15,7 +15,7 @@ from ...core.errors import ConfigError, PartFailed
 from ...core.history import check_name, is_number
 from ...core.rng import preserved_generators, seed_evaluation
 from ...core.training_mode import evaluation_mode
-from ...core.types import START, Position, Results
+from ...core.types import START, Directions, Position, Results
 from ...distributed.collectives import broadcast_from_main, run_on_main
 from ...fault_tolerance.preemption import StopFlag
 from ..plain_values import is_detail, plain_values
@@ -42,7 +42,7 @@ class Evaluation(Protocol):
     """
 
     @property
-    def monitors(self) -> Mapping[str, bool]:
+    def monitors(self) -> Directions:
         """The numbers that can select the best checkpoint, the preferred one first; {} for none.
 
         False: lower is better.

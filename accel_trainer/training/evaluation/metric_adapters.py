@@ -6,7 +6,7 @@ Legend: B batch, K outputs per sample, T targets per sample, N samples of the ev
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from textwrap import shorten
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import ConfigError
-from ...core.types import Batch, Results, StepOutput, Task
+from ...core.types import Batch, Directions, Results, StepOutput, Task
 from ...core.wording import describe_tensor
 from .metrics import are_logits
 
@@ -76,7 +76,7 @@ class TorchMetric:
         return {self.name: self.metric}
 
     @property
-    def higher_is_better(self) -> Mapping[str, bool]:
+    def higher_is_better(self) -> Directions:
         """Whether more is better, by name, where torchmetrics says so."""
         return {
             name: metric.higher_is_better
@@ -214,7 +214,7 @@ class WholeSetMetric:
     function: Callable[[Tensor, Tensor], Results]
     num_outputs: int
     num_targets: int = 1
-    higher_is_better: Mapping[str, bool] = field(default_factory=dict)
+    higher_is_better: Directions = field(default_factory=dict)
     num_samples: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ Legend: B batch, K classes, N samples of the evaluation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core.config import AT_LEAST_ONE
 from ...core.errors import ConfigError
-from ...core.types import Batch, Results, StepOutput, Task, eval_step_of
+from ...core.types import Batch, Directions, Results, StepOutput, Task, eval_step_of
 from ...core.wording import counted, describe_tensor
 from ..step.targets import trust_labels
 
@@ -58,7 +58,7 @@ class MeanLoss(_Mean):
     """The mean of the losses per sample, or per item where the task counts items, as `loss`."""
 
     name = "loss"
-    higher_is_better: ClassVar[Mapping[str, bool]] = {"loss": False}
+    higher_is_better: ClassVar[Directions] = {"loss": False}
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Add the losses, and their number or that of the items."""
@@ -74,7 +74,7 @@ class MeanNumber(_Mean):
 
     def __init__(self, name: str, higher_is_better: bool | None = None) -> None:
         self.name = name
-        self.higher_is_better: Mapping[str, bool] = (
+        self.higher_is_better: Directions = (
             {} if higher_is_better is None else {name: higher_is_better}
         )
 
@@ -100,7 +100,7 @@ class TopKAccuracy(_Mean):
         self.k = k
         AT_LEAST_ONE.check(self, "TopKAccuracy", "k")
         self.name = "accuracy" if k == 1 else f"top{k}_accuracy"
-        self.higher_is_better: Mapping[str, bool] = {self.name: True}
+        self.higher_is_better: Directions = {self.name: True}
 
     def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
         """Add the hits of logits [B, K] against labels [B]. Raises ConfigError for other shapes."""
@@ -126,7 +126,7 @@ class ConfusionMatrix:
     num_classes: int
     num_samples: int = 0
     """The evaluator sets it."""
-    higher_is_better: ClassVar[Mapping[str, bool]] = {}  # neither result is one number
+    higher_is_better: ClassVar[Directions] = {}  # neither result is one number
 
     def __post_init__(self) -> None:
         AT_LEAST_ONE.check(self, "ConfusionMatrix", "num_classes")

@@ -74,8 +74,7 @@ class NonfiniteReport:
             raise DivergedError(
                 "NONFINITE", f"{fact}, which happened too often: lower the learning rate"
             )
-        if self.strategy.accelerator.is_main_process:
-            logger.warning("%s; training continues", fact)
+        logger.warning("%s; training continues", fact)
 
     def _write(self, record: Mapping[str, Any], turn: Turn) -> str:
         """Write the record of a step into a file on the main process; return it as a message.
