@@ -453,40 +453,6 @@ def test_numbers_of_any_library_are_in_rows_lines_and_the_result(tmp_path: Path)
     processes.run(train_and_count, tmp_path / "run", folder=tmp_path / "again")
 
 
-class Kept(MeanLoss):
-    """Makes new sums, where it should change the given ones."""
-
-    def update(self, sums: Tensor, batch: Batch, output: StepOutput) -> None:
-        sums = sums + 1
-
-
-class Mixing(ClassificationTask):
-    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        output = super().eval_step(model, batch)
-        return output._replace(losses=output.losses.float() * output.losses.float().sum())
-
-
-class Untried(ClassificationTask):
-    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        raise KeyError("what training leaves")
-
-
-def test_what_is_tried_before_training_is_warned_of_by_one_process(tmp_path: Path) -> None:
-    job = processes.run(try_all, num_processes=2, folder=tmp_path)
-    assert job.output(0).count("[METRIC]") == job.output(0).count("[TASK]") == 1
-    assert "cannot be tried" in job.output(0)
-    for told in ("[METRIC]", "[TASK]", "cannot be tried"):
-        assert told not in job.output(1)
-
-
-def try_all() -> None:
-    with joined_processes() as accelerator:
-        loader = shared(Samples(12), 6, accelerator)
-        for task, metrics in ((ClassificationTask(), [Kept()]), (Mixing(), []), (Untried(), [])):
-            evaluator = Evaluator(loader, task=task, metrics=metrics, accelerator=accelerator)
-            run_evaluation(EvaluationTrial(evaluator, loader), make_model(), accelerator)
-
-
 def test_buffers_are_put_back_after_an_evaluation_that_fails() -> None:
     accelerator = Accelerator(cpu=True)
     model = Remembering()
