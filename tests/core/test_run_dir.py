@@ -7,12 +7,11 @@ import signal
 import stat
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from accel_trainer.core.errors import CheckpointError, ExitCode, OutputError
+from accel_trainer.core.errors import ExitCode, OutputError
 from accel_trainer.core.run_dir import prepare_directory, refuse_strange_entries, run_lock
 from tests.workload import make_config, train
 
@@ -174,21 +173,6 @@ def test_a_link_in_place_of_the_checkpoints_of_a_run_is_not_followed(tmp_path: P
     with pytest.raises(OutputError, match="checkpoints is not a folder"):
         train(make_config(tmp_path / "run"))
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_a_branch_copies_the_history_of_its_source_and_follows_no_link(tmp_path: Path) -> None:
-    train(make_config(tmp_path / "first"))
-    history = tmp_path / "first" / "metrics.jsonl"
-    config = make_config(tmp_path / "second")
-    config = replace(config, run=replace(config.run, resume=str(tmp_path / "first")))
-    moved = history.rename(tmp_path / "moved")
-    history.symlink_to(moved)
-    with pytest.raises(CheckpointError, match="metrics.jsonl is not a file"):
-        train(config)
-    history.unlink()
-    moved.rename(history)
-    train(config)
-    assert (tmp_path / "second" / "metrics.jsonl").read_bytes().startswith(history.read_bytes())
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])

@@ -219,22 +219,6 @@ def test_a_global_batch_that_the_processes_cannot_share_is_refused() -> None:
         continued(config, None, num_processes=5)
 
 
-def test_changed_settings_end_the_resume_unless_each_is_allowed() -> None:
-    stored = decisive_values(RecipeConfig())
-    batch = BatchConfig(global_batch_size=64)
-    config = RecipeConfig(
-        seed=4, batch=batch, run=RunConfig(allow_change=("batch.global-batch-size",))
-    )
-    manifest = {"settings": stored}
-    with pytest.raises(ConfigError, match=r"run was made with different settings \(seed") as caught:
-        continued(config, resume_with(manifest, config.run), num_processes=1)
-    assert "--allow-change seed" in str(caught.value)
-    allowed = replace(config, run=RunConfig(allow_change=("seed", "batch.global_batch_size")))
-    resume = resume_with(manifest, allowed.run)
-    continued(allowed, resume, num_processes=1)
-    assert {*resume.changes} == {"seed", "batch.global_batch_size"}
-
-
 @pytest.mark.parametrize(("name", "step"), [(None, 2), (name_at(1), 1)])
 def test_the_checkpoint_to_resume_from_is_the_newest_or_the_named_one(
     tmp_path: Path, name: str | None, step: int
@@ -291,22 +275,6 @@ def test_a_checkpoint_of_the_same_data_is_restored_with_the_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "said"),
-    [
-        ({"num_samples": [71, 37]}, r"DATA_CHANGED.*\(71, 37\) -> \(72, 37\) samples"),
-        ({"data_fingerprint": "sampled:" + "2" * 64}, "DATA_CHANGED.*sampled:22222222 ->"),
-        ({"order": "4" * 64}, "DATA_CHANGED.*other samples are left out, or have other weights"),
-    ],
-)
-def test_a_checkpoint_of_other_data_is_restored_only_if_allowed(
-    stored: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(CheckpointError, match=said):
-        compared(**stored)
-    assert compared(allowed=["data"], **stored) == ["data"]
-
-
-@pytest.mark.parametrize(
     "evaluated",
     [
         {"num_samples": [72, 36]},
@@ -319,14 +287,6 @@ def test_a_checkpoint_of_other_data_is_restored_only_if_allowed(
 def test_numbers_of_other_evaluation_data_do_not_count(evaluated: dict[str, Any]) -> None:
     stored = {"data_fingerprint": "sampled:" + "2" * 64, **evaluated}
     assert compared(allowed=["data"], **stored) == ["data", EVALUATION]
-
-
-def test_another_order_follows_from_its_setting_but_other_data_does_not() -> None:
-    settings = {**NOW["settings"], "batch.order": "balanced"}
-    balanced = {"settings": settings, "order": "4" * 64}
-    assert compared(**balanced) == ["batch.order"]
-    with pytest.raises(CheckpointError, match=r"DATA_CHANGED.*\(71, 37\) -> \(72, 37\) samples"):
-        compared(**balanced, num_samples=[71, 37])
 
 
 def test_a_checkpoint_of_another_task_is_not_restored() -> None:
