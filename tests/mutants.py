@@ -992,19 +992,19 @@ MUTANTS: dict[str, list[Mutant]] = {
             "other data of the same size is restored without a word",
             "return None if is_same_data(old, new) else",
             "return None if True else",
-            "run/test_resume.py",
+            "data/test_fingerprint.py",
         ),
         Mutant(
             "another order of the samples is restored without a word",
             'stored["order"] != now["order"] and',
             "False and",
-            "run/test_resume.py",
+            "data/test_order_of_runs.py",
         ),
         Mutant(
             "an order that was changed on purpose is other data",
             ' and "batch.order" not in changes',
             "",
-            "run/test_resume.py",
+            "data/test_order_of_runs.py",
         ),
         Mutant(
             "a finished run is continued",
