@@ -182,9 +182,10 @@ def test_a_net_of_three_dimensions_trains_with_channels_last_on(tmp_path: Path) 
 
 
 def test_workers_stay_for_all_epochs_and_evaluations(tmp_path: Path) -> None:
-    processes.run(train_with_workers, tmp_path, folder=tmp_path / "logs", has_workers=True)
+    job = processes.run(train_with_workers, tmp_path, folder=tmp_path / "logs", has_workers=True)
     pids = Counter((tmp_path / "pids").read_text().split())
-    main, *workers = sorted(pids, key=int)
+    main = str(job.processes[0].pid)
+    workers = [*pids.keys() - {main}]
     assert len(workers) == 2  # one that trains and one that evaluates the weights and their average
     num_tried = 5  # on which the metrics are tried before the first step
     assert sorted(pids[worker] for worker in workers) == [num_tried + 2 * 2 * 5, 2 * NUM_TRAIN]
