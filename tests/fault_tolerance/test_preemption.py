@@ -102,32 +102,33 @@ def test_an_error_outside_the_main_thread_comes_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "same_interrupt_s", "code"),
+    ("numbers", "factor", "code"),
     [
-        ((signal.SIGINT,), 600, 0),
-        ((signal.SIGINT, signal.SIGINT), 600, 130),
+        ((signal.SIGINT,), 1e4, 0),
+        ((signal.SIGINT, signal.SIGINT), 1e4, 130),
         # A scheduler repeats itself; the run is being saved.
-        ((signal.SIGTERM, signal.SIGTERM), 600, 0),
+        ((signal.SIGTERM, signal.SIGTERM), 1e4, 0),
         ((signal.SIGTERM, signal.SIGINT), 0, 130),  # so late that somebody has pressed Ctrl-C
         # Ctrl-C on a terminal: the launcher's TERM and the terminal's INT come in any order.
-        ((signal.SIGTERM, signal.SIGINT), 600, 0),
-        ((signal.SIGINT, signal.SIGTERM), 600, 0),
-        ((signal.SIGTERM, signal.SIGINT, signal.SIGINT), 600, 130),
+        ((signal.SIGTERM, signal.SIGINT), 1e4, 0),
+        ((signal.SIGINT, signal.SIGTERM), 1e4, 0),
+        ((signal.SIGTERM, signal.SIGINT, signal.SIGINT), 1e4, 130),
     ],
 )
 def test_a_second_interrupt_leaves_at_once(
-    tmp_path: Path, numbers: tuple[int, ...], same_interrupt_s: float, code: int
+    tmp_path: Path, numbers: tuple[int, ...], factor: float, code: int
 ) -> None:
     """Fault (Signals and processes): a second signal -> after a second SIGINT, the run prints how
     many steps are lost and exits at once with code 130; a second SIGTERM changes nothing,
     because schedulers repeat it
     """
-    job = processes.run(interrupt_myself, numbers, same_interrupt_s, folder=tmp_path, codes=[code])
+    job = processes.run(interrupt_myself, numbers, factor, folder=tmp_path, codes=[code])
     assert job.output() == ("" if code else "saved\n")
 
 
-def interrupt_myself(numbers: tuple[int, ...], same_interrupt_s: float) -> None:
-    preemption._SAME_INTERRUPT_S = same_interrupt_s
+def interrupt_myself(numbers: tuple[int, ...], factor: float) -> None:
+    """Send signals; the time in which two of them are one Ctrl-C is longer by a factor."""
+    preemption._SAME_INTERRUPT_S *= factor
     # A shell that starts the tests in the background has them ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with stop_on_signals(StopFlag()):
