@@ -909,8 +909,8 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             "the defaults of a recipe are those that its config has now",
-            "describe_environment(run.accelerator, defaults_of(type(run.config)))",
-            "describe_environment(run.accelerator, config_to_dict(run.config))",
+            "recipe_defaults=defaults_of(type(run.config)),",
+            "recipe_defaults=config_to_dict(run.config),",
             "run/test_provenance.py",
         ),
     ],

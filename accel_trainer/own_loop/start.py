@@ -14,7 +14,6 @@ from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
-from ..callbacks.console import say
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.result import record_attempt, write_result
 from ..checkpoint.manager import copy_metadata
@@ -34,7 +33,6 @@ from ..run.config import RecipeConfig, RunConfig
 from ..run.folder import moved_folder, open_folder, record_start
 from ..run.joining import JoinedRun, joined_run
 from ..run.keywords import build_config
-from ..run.provenance import describe_environment
 from ..run.resume import begin_history, load_resume
 from ..training.callback import RunResult
 from .identity import FIXED, advise, check_same_run, identify
@@ -202,9 +200,7 @@ def _check_equal_rounds(num_batches: int, accelerator: Accelerator) -> None:
 
 
 def _record(run: JoinedRun, config: dict[str, Any]) -> None:
-    environment = describe_environment(run.accelerator, {})
-    if (edits := record_start(config, environment, run.folder, copies_recipe=True)) is not None:
-        say(edits)
+    record_start(config, run.accelerator, run.folder)
     step = run.activity.state.optimizer_step
     record_attempt(run.folder, "start", step, {"num_processes": run.accelerator.num_processes})
 

@@ -88,7 +88,7 @@ from .optimization import (
     describe_length,
     plan_optimization,
 )
-from .provenance import defaults_of, describe_environment
+from .provenance import defaults_of
 from .resume import begin_history
 from .session import Run
 
@@ -284,7 +284,16 @@ def build_trainer(
     warn_of_untrained_norms(kept)
 
     # 10. Nothing is refused any more: the folder gets the config that its run now has.
-    run_on_main(partial(_record_start, run), run.accelerator)
+    record = partial(
+        record_start,
+        config_to_dict(run.config),
+        run.accelerator,
+        run.folder,
+        recipe_defaults=defaults_of(type(run.config)),
+        copies_recipe=run.config.run.copy_recipe,
+        is_quiet=run.config.run.quiet,
+    )
+    run_on_main(record, run.accelerator)
     return trainer
 
 
@@ -587,14 +596,3 @@ def _continue(run: Run, trainer: Trainer, history: MetricsFile | None) -> None:
         resume.apply(restore, trainer.model)
         trainer.metadata.update(run.resume.checkpoint.manifest.get("metadata", {}))
     run_on_main(lambda: begin_history(history, run.folder, run.resume), run.accelerator)
-
-
-def _record_start(run: Run) -> None:
-    edits = record_start(
-        config_to_dict(run.config),
-        describe_environment(run.accelerator, defaults_of(type(run.config))),
-        run.folder,
-        copies_recipe=run.config.run.copy_recipe,
-    )
-    if edits is not None and not run.config.run.quiet:
-        say(edits)

@@ -9,8 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from accelerate import Accelerator
+
+from ..callbacks.console import say
 from ..callbacks.trackers import check_trackers
 from ..checkpoint.loading import has_checkpoints
 from ..checks.own_sources import describe_edits
@@ -28,6 +32,7 @@ from ..core.run_dir import prepare_directory, refuse_strange_entries, remove_new
 from ..core.yaml_files import dump_yaml, read_yaml
 from .config import RunConfig
 from .known_recipes import remember_start
+from .provenance import describe_environment
 from .resume import Source, find_source
 
 MOVED_FOLDERS = "ACCEL_TRAINER_MOVED_FOLDERS"
@@ -80,19 +85,26 @@ def moved_folder(folder: Path) -> Path:
 
 
 def record_start(
-    settings: dict[str, Any], environment: Mapping[str, Any], folder: Path, *, copies_recipe: bool
-) -> str | None:
+    settings: dict[str, Any],
+    accelerator: Accelerator,
+    folder: Path,
+    *,
+    recipe_defaults: Mapping[str, Any] = MappingProxyType({}),
+    copies_recipe: bool = True,
+    is_quiet: bool = False,
+) -> None:
     """Write what was started, and by which code. For the main process, once nothing is refused.
 
-    `settings` are all values of the config, and `environment` is what `describe_environment`
-    returned. Returns a line that names code which was edited since the run trained before; None if
-    there is none. Raises OutputError.
+    `settings` are all values of the config. Unless it is quiet, a line names code that was edited
+    since the run trained before. Raises OutputError.
     """
+    environment = describe_environment(accelerator, recipe_defaults)
     remember_start(environment)
     path = folder / _RECORD
-    edits = None
     if has_checkpoints(folder / "checkpoints"):
         edits = describe_edits(folder, environment["sources"])
+        if edits is not None and not is_quiet:
+            say(edits)
         # A rerun begins as the run did, even if the last command did not repeat these flags.
         with suppress(OSError, ValueError, KeyError, TypeError):  # somebody has removed the file
             begun = read_yaml(path)["run"]
@@ -103,7 +115,6 @@ def record_start(
         recipe_file = Path(environment["code"]["recipe"])
         if copies_recipe and recipe_file.suffix == ".py" and recipe_file.is_file():
             filesystem.write_file_atomic(folder / "recipe.py", recipe_file.read_bytes())
-    return edits
 
 
 def _sweep(folder: Path) -> None:

@@ -81,7 +81,7 @@ def describe_environment(
         "command": {"arguments": _mask(arguments).split("\0"), "directory": str(Path.cwd())},
         "code": _code(),
         "sources": own_sources(),
-        "recipe_defaults": recipe_defaults,
+        "recipe_defaults": dict(recipe_defaults),
     }
 
 

@@ -13,7 +13,7 @@ from accel_trainer import BatchConfig, RecipeConfig, RunConfig
 from accel_trainer.core.config import config_to_dict
 from accel_trainer.core.errors import ConfigError, DivergedError, UserError
 from accel_trainer.run.folder import open_folder, record_start
-from accel_trainer.run.provenance import defaults_of, describe_environment
+from accel_trainer.run.provenance import defaults_of
 from accel_trainer.run.resume import Source, choose_folder
 from tests.faults.tiny_run import name_at
 
@@ -40,8 +40,8 @@ def opened(
 
 
 def recorded(config: RecipeConfig, folder: Path) -> None:
-    environment = describe_environment(Accelerator(cpu=True), defaults_of(type(config)))
-    record_start(config_to_dict(config), environment, folder, copies_recipe=True)
+    defaults = defaults_of(type(config))
+    record_start(config_to_dict(config), Accelerator(cpu=True), folder, recipe_defaults=defaults)
 
 
 def earlier_run(folder: Path) -> bytes:
