@@ -15,6 +15,7 @@ from ..core.config import (
     Change,
     Config,
     check_pattern,
+    check_types,
     config_values,
     diff_config,
     flatten_config,
@@ -188,8 +189,16 @@ def describe_shared(config: RecipeConfig) -> str:
     )
 
 
-def check_allowed_changes(config: RecipeConfig) -> None:
-    """Raise ConfigError for a name in `--allow-change` that is no setting."""
+def checked_config(config: C) -> C:
+    """Return the config of a start, with the values filled in that follow from others.
+
+    Raises ConfigError for a value of a wrong type, for NaN or inf in a setting that checkpoints
+    store, and for a name in `--allow-change` that is no setting.
+    """
+    check_types(config, RecipeConfig)
+    for name, value in decisive_values(config).items():
+        if without_nan(value) != value:
+            raise ConfigError("CONFIG", f"{name} is {value}: set it to a finite number, or None")
     known = {"data", *config_values(config)}
     for name in config.run.allow_change:
         if name.replace("-", "_") not in known:
@@ -197,13 +206,7 @@ def check_allowed_changes(config: RecipeConfig) -> None:
             raise ConfigError(
                 "CONFIG", f"--allow-change {name}: there is no such setting: choose from {choices}"
             )
-
-
-def check_finite(config: RecipeConfig) -> None:
-    """Raise ConfigError for NaN or inf in a setting that checkpoints store."""
-    for name, value in decisive_values(config).items():
-        if without_nan(value) != value:
-            raise ConfigError("CONFIG", f"{name} is {value}: set it to a finite number, or None")
+    return with_defaults(config)
 
 
 def decisive_values(config: RecipeConfig) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ..checkpoint.format import LoadedCheckpoint
 from ..checks.agreement import check_same_everywhere, describe_identity
 from ..checks.explain import explain
 from ..checks.preflight import find_launch_warnings, find_setting_warnings, refuse_launch
-from ..core.config import answers_unknown, check_types
+from ..core.config import answers_unknown
 from ..core.errors import ConfigError, told_in_python
 from ..core.logger import logger
 from ..core.rng import seed_generators
@@ -22,10 +22,8 @@ from ..distributed.determinism import is_too_late_for_cublas, nondeterminism_nam
 from ..names.everyday import Everyday
 from .config import (
     RecipeConfig,
-    check_allowed_changes,
-    check_finite,
+    checked_config,
     describe_shared,
-    with_defaults,
 )
 from .folder import open_folder
 from .joining import JoinedRun, joined_run
@@ -93,10 +91,7 @@ def _started(config: RecipeConfig, recipe: str) -> Iterator[Run]:
     if not isinstance(config, RecipeConfig):
         fix = "give a RecipeConfig, or its everyday settings as keywords"
         raise ConfigError("CONFIG", f"start_run was given {config!r:.60}: {fix}")
-    check_types(config, RecipeConfig)
-    check_finite(config)
-    config = with_defaults(config)
-    check_allowed_changes(config)
+    config = checked_config(config)
     refuse_launch(config.runtime)
     is_late = is_too_late_for_cublas()  # before the accelerator is in use
     # 2. The processes join, and check that code and settings are the same on all of them.

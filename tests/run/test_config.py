@@ -20,8 +20,7 @@ from accel_trainer.core.config import config_to_dict, config_values
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.json_files import dump_json
 from accel_trainer.run.config import (
-    check_allowed_changes,
-    check_finite,
+    checked_config,
     decisive_values,
     describe_shared,
     training_changes,
@@ -119,9 +118,9 @@ def test_the_shared_config_has_no_setting_of_a_single_process() -> None:
 
 def test_a_change_of_the_config_that_is_allowed_must_be_of_a_setting() -> None:
     for name in ("data", "seed", "batch.global-batch-size"):
-        check_allowed_changes(replace(CONFIG, run=RunConfig(allow_change=(name,))))
+        checked_config(replace(CONFIG, run=RunConfig(allow_change=(name,))))
     with pytest.raises(ConfigError, match="--allow-change seeds: there is no such setting"):
-        check_allowed_changes(replace(CONFIG, run=RunConfig(allow_change=("seeds",))))
+        checked_config(replace(CONFIG, run=RunConfig(allow_change=("seeds",))))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ def is_refused(name: str, value: float) -> bool:
     try:
         part = replace(getattr(CONFIG, group), **{field_name: value})
         config = replace(CONFIG, **{group: part})
-        check_finite(config)
+        checked_config(config)
     except ConfigError:
         return True
     dump_json(decisive_values(config))
