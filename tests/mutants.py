@@ -1391,8 +1391,8 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             "the progress of a batch forgets the steps of its epoch",
-            "epochs = state.epoch + state.step_in_epoch / steps_per_epoch",
-            "epochs = float(state.epoch)",
+            "epochs = epoch + step_in_epoch / steps_per_epoch",
+            "epochs = float(epoch)",
             "training/test_position.py",
         ),
         Mutant(

@@ -76,7 +76,8 @@ def seed_generators(key: int, device: torch.device = _CPU) -> None:
     _python.gauss_next = None
     np.random.seed(key)
     torch.default_generator.manual_seed(key)
-    if device.type != "cpu":
+    # Compared first: `type` makes a text anew each time, which a step of a tiny model shows.
+    if device != _CPU and device.type != "cpu":
         torch.get_device_module(device).manual_seed(key)
 
 

@@ -246,7 +246,7 @@ def _sum(values: Tensor) -> Tensor:
     return values.detach().sum(dtype=torch.float32 if values.itemsize == 2 else None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Gradients(Mapping[str, "Tensor | None"]):
     """The gradients of an optimizer step, by the names of the model's parameters.
 

@@ -340,12 +340,13 @@ class DeviceCopy:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._is_on_cpu = device.type == "cpu"
         self._stream = torch.Stream(device) if has_streams(device) else None
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch on the device, ready for use on the current stream."""
         if self._stream is None:
-            return batch if self._device.type == "cpu" else batch.to(self._device)
+            return batch if self._is_on_cpu else batch.to(self._device)
         training = torch.accelerator.current_stream(self._device)
         with self._stream:
             moved = batch.sent_to(self._device)

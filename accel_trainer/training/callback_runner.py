@@ -48,7 +48,7 @@ class CallbackRunner:
         return lambda rate: reduce(lambda value, each: each.reduced_rate(value), found, rate)
 
     def notify(
-        self, hook: str, trainer: TrainerView, *arguments: Any, watch: Watch | None = None
+        self, hook: str, trainer: TrainerView, arguments: Sequence[Any], watch: Watch | None = None
     ) -> None:
         """Call `hook` of every callback, each in a context that `watch` returns for it."""
         for name, callback in self.listeners[hook].items():

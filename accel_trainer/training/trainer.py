@@ -87,6 +87,7 @@ class Trainer:
         self._config = config
         self.optimizers = step.optimizers
         self.task = step.task
+        self._takes_turns = takes_turns(step.task)
         self._average = assembly.average
         self._set_training_mode = assembly.set_training_mode
         self._trained = assembly.states
@@ -201,13 +202,14 @@ class Trainer:
         """Take one step, and show it to the hooks. Raises ConfigError if `train_step` does not."""
         self._inspector.step()
         step = self._step
-        if takes_turns(self.task):
+        step_batches = [step_batch]
+        if self._takes_turns:
             step.updates = updates_at(self.position, self.task, self.optimizers, self.accelerator)
+            # What the task changes in place, as by a normalization, is whole in the next update.
+            step_batches[:0] = [step_batch.copied() for _ in step.updates[1:]]
         step.num_updates = 0
         reports = []
-        # What the task changes in place, such as by a normalization, is whole in the next update.
-        copies = [step_batch.copied() for _ in step.updates[1:]]
-        for turn, each in zip(step.updates, [*copies, step_batch], strict=True):
+        for turn, each in zip(step.updates, step_batches, strict=True):
             step.turn = turn
             reports.append(self.train_step(each))
             self._check_update(reports[-1], step.num_updates - len(reports))
@@ -289,13 +291,14 @@ class Trainer:
                 f"apply_gradients got {describe_tensor(gradients)}: pass what compute_gradients "
                 "returned, or dataclasses.replace(gradients, tensors=...) to change its tensors",
             )
-        state = self.state
+        state = self._progress.state
         number = state.optimizer_step + 1
         step, step_batch = self._step, gradients.step_batch
-        if (place := (step_batch.position.step + 1, step_batch.turn)) != (number, step.turn):
+        of_step, turn = step_batch.position.step + 1, step_batch.turn
+        if of_step != number or turn != step.turn:
             raise ConfigError(
                 "TRAINER",
-                f"apply_gradients got the gradients of step {place[0]} {place[1]}".rstrip()
+                f"apply_gradients got the gradients of step {of_step} {turn}".rstrip()
                 + f" in step {number} {step.turn}".rstrip()
                 + ": call it once in each step, with what compute_gradients returned",
             )
@@ -310,24 +313,26 @@ class Trainer:
         if is_last:
             self._move_to(state.after_step(step_batch.num_samples))
         num_steps = {"": number} if is_last else {}
-        for name in in_turn(self.optimizers, step_batch.turn):
+        for name in in_turn(self.optimizers, turn):
             if name:
                 self._progress.num_turns[name] += 1
                 num_steps[name] = self._progress.num_turns[name]
         if self._average is not None and not was_skipped:
             self._average.update(num_steps)
+        sums = gradients.sums
+        # In the order of its fields: a class that is called with keywords first makes a dict.
         return StepReport(
-            optimizer_step=number,
-            epoch=state.epoch,
-            learning_rate=learning_rate if reduced is None else reduced(learning_rate),
-            loss_sum=gradients.sums.loss,
-            sums=gradients.sums.numbers,
-            num_samples=step_batch.num_samples,
-            grad_norm=grad_norm,
-            was_skipped=was_skipped,
-            num_items=gradients.sums.num_items,
-            sample_ids=gradients.sample_ids,
-            turn=step_batch.turn,
+            number,
+            state.epoch,
+            learning_rate if reduced is None else reduced(learning_rate),
+            sums.loss,
+            sums.numbers,
+            step_batch.num_samples,
+            grad_norm,
+            was_skipped,
+            sums.num_items,
+            gradients.sample_ids,
+            turn,
         )
 
     def evaluate(self) -> Results:
@@ -495,20 +500,21 @@ class Trainer:
 
     @property
     def _is_epoch_end(self) -> bool:
-        return self.state.step_in_epoch >= self.loader.plan.steps_per_epoch
+        return self._progress.state.step_in_epoch >= self.loader.plan.steps_per_epoch
 
     @property
     def _is_evaluation_due(self) -> bool:
         """Whether the weights of this position are to be evaluated, and have not been."""
+        state = self._progress.state
         return (
-            self._config.evaluates_after(self.state, self.loader.plan.steps_per_epoch)
-            and self.state.step_in_epoch > 0
+            self._config.evaluates_after(state, self.loader.plan.steps_per_epoch)
+            and state.step_in_epoch > 0
             and not self._progress.is_evaluated
         )
 
     @property
     def _is_save_due(self) -> bool:
-        state = self.state
+        state = self._progress.state
         is_due = self._stop_flag.is_save_agreed or self._checkpointer.config.is_due(state)
         if self._progress.is_evaluated:
             best = self._progress.best
@@ -523,15 +529,15 @@ class Trainer:
     @property
     def position(self) -> Position:
         """The place of the next step in the whole training."""
-        state = self.state
+        step, epoch, step_in_epoch, _ = self._progress.state
         steps_per_epoch = self.loader.plan.steps_per_epoch
-        epochs = state.epoch + state.step_in_epoch / steps_per_epoch
-        progress = epochs / (self._config.num_epochs or 1)
-        if num_steps := self._config.num_steps:
-            progress = state.optimizer_step / num_steps
         if self._decay is not None:  # until then, it is the same for any length
-            progress = self._decay.fraction_done(state.optimizer_step)
-        step, epoch, step_in_epoch, _ = state
+            progress = self._decay.fraction_done(step)
+        elif num_steps := self._config.num_steps:
+            progress = step / num_steps
+        else:
+            epochs = epoch + step_in_epoch / steps_per_epoch
+            progress = epochs / (self._config.num_epochs or 1)
         return Position(step, epoch, progress, step_in_epoch, steps_per_epoch)
 
     def _start(self) -> None:
@@ -628,4 +634,4 @@ class Trainer:
     def _notify(self, hook: str, *arguments: Any) -> None:
         if self._callback_runner.listeners[hook]:
             watch = self._inspector.hook(hook)
-            self._callback_runner.notify(hook, self, *arguments, watch=watch)
+            self._callback_runner.notify(hook, self, arguments, watch)

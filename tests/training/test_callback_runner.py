@@ -67,7 +67,7 @@ class Saves:
 def test_callbacks_are_notified_in_their_order_with_the_trainer() -> None:
     seen: list[tuple[Any, ...]] = []
     first, second = Counter(seen), Counter(seen)
-    CallbackRunner([first, second]).notify("on_step_end", TRAINER, "report")
+    CallbackRunner([first, second]).notify("on_step_end", TRAINER, ["report"])
     assert seen == [(first, TRAINER, "report"), (second, TRAINER, "report")]
 
 
@@ -105,7 +105,7 @@ def test_an_error_of_a_callback_names_its_class_and_hook() -> None:
     last = Counter()
     runner = CallbackRunner([Failing(ValueError("mine")), last])
     with pytest.raises(PartFailed, match="callback Failing.on_step_end failed") as caught:
-        runner.notify("on_step_end", TRAINER, None)
+        runner.notify("on_step_end", TRAINER, [None])
     assert isinstance(caught.value.__cause__, ValueError)
     assert last.num_steps == 0
 
@@ -113,7 +113,7 @@ def test_an_error_of_a_callback_names_its_class_and_hook() -> None:
 def test_a_user_error_of_a_callback_is_raised_as_it_is() -> None:
     error = ConfigError("CONFIG", "set it")
     with pytest.raises(ConfigError) as caught:
-        CallbackRunner([Failing(error)]).notify("on_step_end", TRAINER, None)
+        CallbackRunner([Failing(error)]).notify("on_step_end", TRAINER, [None])
     assert caught.value is error
 
 

@@ -105,14 +105,13 @@ class OptimizerStep:
         """
         self._refuse_leftovers()
         self._is_computing = True
-        is_first = step_batch.position != self._position
-        self._position = step_batch.position
-        compute: Callable[[StepBatch], Gradients] = self._compute_again
-        if is_first:
-            compute = partial(self._compute, notify=notify)
+        compute: Callable[[StepBatch, Notify | None], Gradients] = self._compute_again
+        if step_batch.position != self._position:
+            self._position = step_batch.position
+            compute = self._compute
         if step_batch.turn:
             compute = others_frozen(self.optimizers, step_batch.turn)(compute)
-        gradients = compute(step_batch)
+        gradients = compute(step_batch, notify)
         self._is_computing = False
         return gradients
 
@@ -121,13 +120,14 @@ class OptimizerStep:
         self.strategy.begin(self._buffers)
         self._buffers.save()
         every = self.check_every_n_steps
-        if every is None or (step_batch.position.step + 1) % every:
-            return self._collect(step_batch, partial(self._run, step_batch, notify))
-        # A loader may give each micro-batch only once.
-        step_batch = step_batch._replace(micro_batches=[*step_batch.micro_batches])
-        return self._collect(step_batch, partial(self._run_checked, step_batch, notify))
+        run = self._run
+        if every is not None and (step_batch.position.step + 1) % every == 0:
+            # A loader may give each micro-batch only once.
+            step_batch = step_batch._replace(micro_batches=[*step_batch.micro_batches])
+            run = self._run_checked
+        return self._collect(step_batch, *run(step_batch, notify))
 
-    def _compute_again(self, step_batch: StepBatch) -> Gradients:
+    def _compute_again(self, step_batch: StepBatch, _: Notify | None) -> Gradients:
         """Compute gradients from the beginning of the step, such as at changed weights."""
         if self._accelerator.scaler is not None:
             raise ConfigError(
@@ -137,13 +137,14 @@ class OptimizerStep:
             )
         after_first = self._buffers.copy_current()
         self._restart()
-        gradients = self._collect(step_batch, partial(self._run, step_batch, None))
+        gradients = self._collect(step_batch, *self._run(step_batch, None))
         after_first.put_back()
         return gradients
 
-    def _collect(self, step_batch: StepBatch, run: Callable[[], Forwards]) -> Gradients:
-        """Return the gradients that `run` leaves in the parameters that have the turn."""
-        micro_sums, sample_ids = run()
+    def _collect(
+        self, step_batch: StepBatch, micro_sums: list[StepSums], sample_ids: list[Tensor]
+    ) -> Gradients:
+        """Return the gradients that a step's forwards left in the parameters that have the turn."""
         sums = self._reduce(micro_sums, step_batch)
         if self._accelerator.scaler is not None:
             for optimizer in in_turn(self.optimizers, step_batch.turn).values():

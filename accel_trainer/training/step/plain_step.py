@@ -9,7 +9,7 @@ from torch.autograd import profiler
 from torch.optim import Optimizer
 
 _WRAPPER = Optimizer.profile_hook_step(lambda optimizer: None).__code__
-_MODULE = sys.modules[Optimizer.__module__]
+_MODULE: Any = sys.modules[Optimizer.__module__]
 
 
 def take_step(optimizer: Optimizer) -> None:
@@ -27,10 +27,13 @@ def take_step(optimizer: Optimizer) -> None:
 
 def _is_observed(optimizer: Optimizer) -> bool:
     """Return whether somebody profiles or has hooks; True where torch keeps them elsewhere."""
-    return bool(
-        getattr(profiler, "_is_profiler_enabled", True)
-        or getattr(optimizer, "_optimizer_step_pre_hooks", True)
-        or getattr(optimizer, "_optimizer_step_post_hooks", True)
-        or getattr(_MODULE, "_global_optimizer_pre_hooks", True)
-        or getattr(_MODULE, "_global_optimizer_post_hooks", True)
-    )
+    try:
+        return bool(
+            profiler._is_profiler_enabled
+            or optimizer._optimizer_step_pre_hooks
+            or optimizer._optimizer_step_post_hooks
+            or _MODULE._global_optimizer_pre_hooks
+            or _MODULE._global_optimizer_post_hooks
+        )
+    except AttributeError:
+        return True

@@ -24,7 +24,7 @@ def crop(
     images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode
 ) -> Tensor:
     """Select images [N, H, W, C] at `ids` [B], pad by P, crop to H x W and flip: [B, H, W, C]."""
-    chosen = crop_by_copy if images.device.type == "cpu" else crop_by_gather
+    chosen = crop_by_copy if images.is_cpu else crop_by_gather
     return chosen(images, ids, placement, padding=padding, mode=mode)
 
 
