@@ -17,13 +17,6 @@ from .make_data import NORMALIZATION, random_split
 CPU = torch.device("cpu")
 PLAIN = AugmentConfig(crop_padding=2)
 MIXED = AugmentConfig(cutout=2, mixup=0.5, cutmix=1.0)
-PLANS = [
-    (num_samples, global_batch, num_processes, micro)
-    for num_samples, global_batch, num_processes, micro in itertools.product(
-        (7, 24, 31), (1, 4, 6, 12), (1, 2, 3, 4), (1, 3, 64)
-    )
-    if global_batch % num_processes == 0 and global_batch <= num_samples
-]
 
 
 def make_loader(
@@ -35,14 +28,12 @@ def make_loader(
     process_index: int = 0,
     augment: AugmentConfig = PLAIN,
     seed: int = 0,
-    drop_last: bool = False,
 ) -> TrainLoader[AugmentedImageReader]:
     plan = BatchPlan(
         num_samples=num_samples,
         global_batch_size=global_batch,
         per_device_batch_size=micro,
         num_processes=num_processes,
-        drop_last=drop_last,
     )
     return train_loader(plan, process_index=process_index, augment=augment, seed=seed, device=CPU)
 
@@ -65,10 +56,8 @@ def train_loader(
     return TrainLoader(reader, plan, seed=seed, device=device, process_index=process_index)
 
 
-def batches_of(
-    loader: TrainLoader[AugmentedImageReader], *, epoch: int = 0, first_step: int = 0
-) -> list[list[Batch]]:
-    return [list(step_batch.micro_batches) for step_batch in loader.step_batches(epoch, first_step)]
+def batches_of(loader: TrainLoader[AugmentedImageReader], *, epoch: int = 0) -> list[list[Batch]]:
+    return [list(step_batch.micro_batches) for step_batch in loader.step_batches(epoch, 0)]
 
 
 def by_sample(batches: list[Batch]) -> dict[int, tuple[Tensor, Tensor]]:
@@ -77,29 +66,6 @@ def by_sample(batches: list[Batch]) -> dict[int, tuple[Tensor, Tensor]]:
         for batch in batches
         for row, sample in enumerate(batch.sample_ids.tolist())
     }
-
-
-@pytest.mark.parametrize(("num_samples", "global_batch", "num_processes", "micro"), PLANS)
-def test_an_epoch_is_every_sample_once_over_all_processes_and_steps(
-    num_samples: int, global_batch: int, num_processes: int, micro: int
-) -> None:
-    seen: list[int] = []
-    items: list[int] = []
-    for process_index in range(num_processes):
-        loader = make_loader(
-            num_samples=num_samples,
-            global_batch=global_batch,
-            num_processes=num_processes,
-            micro=micro,
-            process_index=process_index,
-        )
-        items = [step_batch.num_samples for step_batch in loader.step_batches(0, 0)]
-        for micro_batches in batches_of(loader):
-            assert micro_batches
-            assert all(len(batch) <= micro for batch in micro_batches)
-            seen += [sample for batch in micro_batches for sample in batch.sample_ids.tolist()]
-    assert sorted(seen) == list(range(num_samples))
-    assert sum(items) == num_samples
 
 
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
@@ -131,37 +97,6 @@ def test_each_step_has_the_same_pixels_and_targets_for_any_processes(
 
 
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
-def test_an_epoch_entered_at_a_step_continues_as_if_started_at_the_first(
-    augment: AugmentConfig,
-) -> None:
-    whole = batches_of(make_loader(global_batch=5, augment=augment), epoch=1)
-    for first_step in range(len(whole) + 1):
-        rest = batches_of(
-            make_loader(global_batch=5, augment=augment), epoch=1, first_step=first_step
-        )
-        assert len(rest) == len(whole) - first_step
-        for found, expected in zip(rest, whole[first_step:], strict=True):
-            for left, right in zip(found, expected, strict=True):
-                assert torch.equal(left.inputs, right.inputs)
-                assert torch.equal(left.targets, right.targets)
-                assert torch.equal(left.sample_ids, right.sample_ids)
-
-
-def test_each_epoch_and_seed_has_its_own_order() -> None:
-    orders = {
-        (seed, epoch): tuple(
-            sample
-            for step_batch in batches_of(make_loader(seed=seed), epoch=epoch)
-            for batch in step_batch
-            for sample in batch.sample_ids.tolist()
-        )
-        for seed in range(3)
-        for epoch in range(3)
-    }
-    assert len(set(orders.values())) == 9
-
-
-@pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
 def test_a_process_without_samples_gets_an_empty_batch_of_the_right_shape(
     augment: AugmentConfig,
 ) -> None:
@@ -170,10 +105,6 @@ def test_a_process_without_samples_gets_an_empty_batch_of_the_right_shape(
     assert batch.inputs.shape == (0, 3, 8, 8)
     assert batch.targets.shape == ((0, 10) if augment.mixes(0) else (0,))
     assert len(batch) == 0
-
-
-def test_drop_last_leaves_out_the_short_window() -> None:
-    assert len(batches_of(make_loader(num_samples=31, drop_last=True))) == 2
 
 
 def test_without_augmentation_batches_are_the_normalised_images() -> None:
@@ -219,16 +150,6 @@ def test_images_are_float32_with_channels_last_in_memory(augment: AugmentConfig)
     assert batch.inputs.dtype == torch.float32
 
 
-def test_micro_batches_are_made_when_asked_for_and_the_same_each_time() -> None:
-    step_batch = next(make_loader(micro=3).step_batches(0, 0))
-    assert len(step_batch.micro_batches) == 4
-    assert torch.equal(step_batch.micro_batches[1].inputs, list(step_batch.micro_batches)[1].inputs)
-    assert torch.equal(step_batch.micro_batches[1:][0].inputs, step_batch.micro_batches[1].inputs)
-    assert torch.equal(
-        step_batch.micro_batches[-1].sample_ids, list(step_batch.micro_batches)[3].sample_ids
-    )
-
-
 def test_padding_that_cannot_be_mirrored_or_is_all_of_a_crop_is_refused() -> None:
     with pytest.raises(ConfigError, match="crop-padding 8 is too much for images of 8 pixels"):
         make_loader(augment=AugmentConfig(crop_padding=8))
@@ -237,55 +158,22 @@ def test_padding_that_cannot_be_mirrored_or_is_all_of_a_crop_is_refused() -> Non
         make_loader(augment=AugmentConfig(crop_padding=10**9, crop_mode="zero"))
 
 
-def make_eval_loader(
-    num_samples: int, *, num_processes: int, process_index: int, batch_size: int
-) -> EvalLoader[ImageReader]:
-    return EvalLoader(
-        ImageReader(random_split(num_samples), normalization=NORMALIZATION, device=CPU),
-        batch_size=batch_size,
-        device=CPU,
-        num_processes=num_processes,
-        process_index=process_index,
-    )
-
-
-@pytest.mark.parametrize("num_samples", [1, 3, 10, 17])
-@pytest.mark.parametrize("num_processes", [1, 2, 3, 4])
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_evaluation_shards_are_every_sample_once_in_order(
-    num_samples: int, num_processes: int, batch_size: int
-) -> None:
-    seen: list[int] = []
-    num_batches = set()
-    for process_index in range(num_processes):
-        loader = make_eval_loader(
-            num_samples,
-            num_processes=num_processes,
-            process_index=process_index,
-            batch_size=batch_size,
-        )
-        assert loader.num_samples == num_samples
-        batches = list(loader.batches())
-        num_batches.add(len(batches))
-        for batch in batches:
-            assert len(batch) <= batch_size
-            assert torch.equal(batch.targets, batch.sample_ids % 10)
-            seen += batch.sample_ids.tolist()
-    assert seen == list(range(num_samples))
-    assert len(num_batches) == 1, "as many forwards on every process"
+def make_eval_loader(num_samples: int) -> EvalLoader[ImageReader]:
+    reader = ImageReader(random_split(num_samples), normalization=NORMALIZATION, device=CPU)
+    return EvalLoader(reader, batch_size=7, device=CPU)
 
 
 def test_evaluation_images_are_training_images_without_augmentation() -> None:
     plain = AugmentConfig(crop_padding=0, flip="none")
     train = by_sample(list(itertools.chain(*batches_of(make_loader(augment=plain)))))
-    loader = make_eval_loader(24, num_processes=1, process_index=0, batch_size=7)
+    loader = make_eval_loader(24)
     for sample, (image, _) in by_sample(list(loader.batches())).items():
         assert torch.equal(image, train[sample][0])
 
 
 def test_the_loaders_keep_the_engines_protocols() -> None:
     loader: Loader = make_loader()
-    evaluation: EvalSource = make_eval_loader(3, num_processes=1, process_index=0, batch_size=2)
+    evaluation: EvalSource = make_eval_loader(3)
     assert loader.plan.num_samples == 24
     assert evaluation.num_samples == 3
 
