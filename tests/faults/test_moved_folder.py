@@ -21,12 +21,10 @@ from accel_trainer import (
     StepReport,
     Trainer,
 )
-from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.cli.recipe.main import main
 from accel_trainer.core.errors import DataError, ExitCode
 from accel_trainer.run.config import RecipeConfig
 from tests import processes, workload
-from tests.faults.tiny_run import make, name_at, save
 
 
 class AtStep(Callback):
@@ -269,18 +267,6 @@ def test_a_folder_with_other_files_of_others_is_used_and_they_stay(tmp_path: Pat
         (tmp_path / name).write_text("of others")
     workload.train(workload.make_config(tmp_path))
     assert [(tmp_path / name).read_text() for name in names] == ["of others"] * len(names)
-
-
-def test_checkpoints_that_somebody_puts_beside_a_runs_are_not_deleted(tmp_path: Path) -> None:
-    other = make(tmp_path / "other")
-    save(other, 1, 2)
-    checkpointer = make(tmp_path / "checkpoints", keep_last_n=2)
-    save(checkpointer, 3)
-    shutil.copytree(other.directory / name_at(2), checkpointer.directory / name_at(2))
-    save(checkpointer, 4, 5, 6)
-    assert [path.name for path in list_checkpoints(checkpointer.directory)] == [
-        name_at(step) for step in (2, 5, 6)
-    ]
 
 
 def test_checkpoints_of_another_run_in_place_of_a_runs_are_left_alone(tmp_path: Path) -> None:

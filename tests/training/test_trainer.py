@@ -27,10 +27,8 @@ from accel_trainer import (
     ScheduleConfig,
     StepOutput,
     StepReport,
-    TopKAccuracy,
     Trainer,
     TrainerConfig,
-    UserError,
 )
 from accel_trainer.core.types import StepBatch
 from accel_trainer.fault_tolerance.preemption import TIME_LIMIT
@@ -141,28 +139,6 @@ def test_a_callback_that_fails_ends_the_run_and_is_named(tmp_path: Path) -> None
     assert recorder.events[-2:] == ["step 1", "PartFailed"]
 
 
-def test_an_error_in_on_error_does_not_hide_the_one_that_ends_the_run(tmp_path: Path) -> None:
-    class BrokenTwice(Broken):
-        def on_error(self, trainer: Trainer, error: BaseException) -> None:
-            raise ZeroDivisionError("second")
-
-    recorder = Recorder()
-    with pytest.raises(UserError, match="first"):
-        run(tmp_path, BrokenTwice(UserError("MEANT", "first")), recorder)
-    assert recorder.events[-1] == "UserError"
-
-
-def test_max_steps_stops_inside_an_epoch_and_still_evaluates(tmp_path: Path) -> None:
-    result = run(tmp_path, max_steps=7)
-    assert (result.state, result.stop_reason) == ("done", "max_steps reached")
-    assert (
-        result.position.optimizer_step,
-        result.position.epoch,
-        result.position.step_in_epoch,
-    ) == (7, 1, 2)
-    assert result.metrics["eval/accuracy"] >= 0
-
-
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -199,22 +175,6 @@ def test_the_room_that_the_first_step_requires_is_what_a_checkpoint_takes(
     assert needed == count * sum(taken)
 
 
-def test_zero_epochs_evaluate_only(tmp_path: Path) -> None:
-    result = run(tmp_path, num_epochs=0)
-    assert result.position.optimizer_step == 0
-    assert 0 <= result.metrics["eval/accuracy"] <= 1
-
-
-def test_patience_ends_the_run_and_a_restart_does_not_train_on(tmp_path: Path) -> None:
-    first = run(tmp_path, num_epochs=50, monitor="eval/loss", monitor_mode="max", patience=2)
-    assert first.state == "done"
-    assert "early stopping" in first.stop_reason
-    assert first.best is not None
-    again = run(tmp_path, num_epochs=50, monitor="eval/loss", monitor_mode="max", patience=2)
-    assert again.position == first.position
-    assert again.stop_reason == first.stop_reason
-
-
 def test_patience_counts_across_restarts(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "num_epochs": 50,
@@ -226,60 +186,6 @@ def test_patience_counts_across_restarts(tmp_path: Path) -> None:
     for max_steps in range(2, whole.position.optimizer_step, 3):  # an epoch has five steps
         run(tmp_path / "broken", max_steps=max_steps, **options)
     assert run(tmp_path / "broken", **options).position == whole.position
-
-
-def test_the_best_checkpoint_is_the_largest_or_smallest_as_asked_and_kept(tmp_path: Path) -> None:
-    result = run(tmp_path, num_epochs=6, monitor="eval/loss", monitor_mode="min")
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    losses = [row["eval/loss"] for row in rows if row["event"] == "eval"]
-    assert result.best is not None
-    assert result.best.value == min(losses)
-    assert (tmp_path / "checkpoints" / result.best.name / "COMMIT").exists()
-
-
-def test_a_missing_metric_to_monitor_is_named_with_those_that_there_are(tmp_path: Path) -> None:
-    recorder = Recorder()
-    with pytest.raises(ConfigError, match=r"no metric 'eval/f1' to monitor: .*eval/accuracy"):
-        run(tmp_path, recorder, monitor="eval/f1")
-    assert recorder.events == [], "before any step"
-
-
-class Undirected(TopKAccuracy):
-    """An accuracy that chooses no best."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.higher_is_better = {}
-
-
-def test_a_metric_of_another_kind_is_monitored_in_its_own_direction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workload, "TopKAccuracy", Undirected)
-    result = run(tmp_path, num_epochs=4)
-    evaluations = [
-        json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
-    ]
-    losses = [row["eval_ema/loss"] for row in evaluations if row["event"] == "eval"]
-    assert result.best is not None
-    assert (result.best.metric, result.best.mode, result.best.value) == (
-        "eval_ema/loss",
-        "min",
-        min(losses),
-    )
-
-
-def test_a_change_of_the_metric_on_purpose_compares_no_values_of_two(tmp_path: Path) -> None:
-    run(tmp_path, max_steps=5, monitor="eval/accuracy")
-    config = workload.make_config(tmp_path)
-    config = replace(
-        config,
-        trainer=replace(config.trainer, monitor="eval/loss"),
-        run=replace(config.run, allow_change=("trainer.monitor",)),
-    )
-    result = workload.train(config)
-    assert result.best is not None
-    assert (result.best.metric, result.best.value) == ("eval/loss", result.metrics["eval/loss"])
 
 
 def test_a_time_limit_stops_the_run_and_the_same_command_resumes(tmp_path: Path) -> None:
@@ -365,14 +271,6 @@ def test_a_step_short_or_not_goes_down_the_mean_loss_of_its_samples(tmp_path: Pa
         F.cross_entropy(net(batch.inputs), batch.targets).backward()
         for name, parameter in net.named_parameters():
             torch.testing.assert_close(after[name], before[name] - 0.1 * parameter.grad)
-
-
-def test_the_learning_rate_depends_only_on_the_step(tmp_path: Path) -> None:
-    whole, parts = Recorder(), Recorder()
-    run(tmp_path / "whole", whole)
-    for max_steps in (4, None):
-        run(tmp_path / "parts", parts, max_steps=max_steps)
-    assert [r.learning_rate for r in whole.reports] == [r.learning_rate for r in parts.reports]
 
 
 def test_exported_weights_load_into_the_plain_model(tmp_path: Path) -> None:
