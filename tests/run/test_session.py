@@ -16,14 +16,12 @@ import torch
 import yaml
 
 from accel_trainer import (
-    BatchConfig,
     CheckpointConfig,
     CheckpointError,
     ConfigError,
     OptimizerConfig,
     RunConfig,
     RunResult,
-    ScheduleConfig,
     start_run,
 )
 
@@ -120,17 +118,6 @@ def test_initial_weights_that_a_run_did_not_start_from_are_not_ignored(tmp_path:
         run(tmp_path / "tuned", max_steps=max_steps, run=weights)
 
 
-def test_allow_change_of_an_unknown_setting_is_one_line_with_the_names(tmp_path: Path) -> None:
-    said = (
-        r"allow_change=\[.nothing.like.it.\]: there is no such setting: "
-        r"choose from data, seed, batch\.global_batch"
-    )
-    with pytest.raises(ConfigError, match=said) as caught:
-        run(tmp_path / "run", run={"allow_change": ("seed", "nothing.like.it")})
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
 def test_other_data_is_refused_unless_allowed(tmp_path: Path) -> None:
     """Fault (Resume): different data -> an error, unless `--allow-change data`"""
     run(tmp_path, max_steps=4)
@@ -151,18 +138,6 @@ def test_a_run_branches_from_a_checkpoint_of_another_and_ends_the_same(tmp_path:
     ]
     steps = [[(r["event"], r["optimizer_step"]) for r in map(json.loads, part)] for part in rows]
     assert steps[0] == steps[1]
-
-
-def test_a_branch_may_change_the_schedule_on_purpose(tmp_path: Path) -> None:
-    run(tmp_path / "start", max_steps=3)
-    changed = ScheduleConfig(shape="constant")
-    with pytest.raises(ConfigError, match="schedule.shape: cosine -> constant"):
-        run(tmp_path / "branch", run={"resume": str(tmp_path / "start")}, schedule=changed)
-    allowed = {
-        "resume": str(tmp_path / "start"),
-        "allow_change": ("schedule.shape", "schedule.warmup_epochs"),
-    }
-    assert run(tmp_path / "branch", run=allowed, schedule=changed).state == "done"
 
 
 def test_a_refused_change_leaves_the_stored_config_as_it_was(tmp_path: Path) -> None:
@@ -242,14 +217,6 @@ def test_what_is_allowed_to_change_changes(tmp_path: Path, change: dict[str, Any
 
 def newest_weights(folder: Path) -> bytes:
     return (max((folder / "checkpoints").glob("step-*")) / "model.safetensors").read_bytes()
-
-
-def test_a_change_of_the_global_batch_starts_the_epoch_in_progress_again(tmp_path: Path) -> None:
-    run(tmp_path, max_steps=4)
-    allowed = {"allow_change": ("batch.global-batch-size",)}
-    batch = BatchConfig(per_device_batch_size=8, eval_batch_size=10, global_batch_size=8)
-    result = run(tmp_path, batch=batch, run=allowed)
-    assert (result.position.epoch, result.position.optimizer_step) == (2, 4 + 2 * 9)
 
 
 def test_a_resume_takes_the_settings_of_its_checkpoint(tmp_path: Path) -> None:

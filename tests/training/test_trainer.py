@@ -31,7 +31,6 @@ from accel_trainer import (
     TrainerConfig,
 )
 from accel_trainer.core.types import StepBatch
-from accel_trainer.fault_tolerance.preemption import TIME_LIMIT
 
 from .. import workload
 from . import planted
@@ -186,25 +185,6 @@ def test_patience_counts_across_restarts(tmp_path: Path) -> None:
     for max_steps in range(2, whole.position.optimizer_step, 3):  # an epoch has five steps
         run(tmp_path / "broken", max_steps=max_steps, **options)
     assert run(tmp_path / "broken", **options).position == whole.position
-
-
-def test_a_time_limit_stops_the_run_and_the_same_command_resumes(tmp_path: Path) -> None:
-    class Impatient(Callback):
-        def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
-            if report.optimizer_step == 3:
-                trainer._stop_flag.request(TIME_LIMIT)
-
-    stopped = run(tmp_path / "a", Impatient())
-    assert (stopped.state, stopped.stop_reason, stopped.position.optimizer_step) == (
-        "stopped",
-        "time limit",
-        3,
-    )
-    assert stopped.metrics["eval/accuracy"] >= 0
-    assert run(tmp_path / "a").state == "done"
-    run(tmp_path / "b")
-    weights = [(tmp_path / name / "export" / "model.safetensors").read_bytes() for name in "ab"]
-    assert weights[0] == weights[1]
 
 
 def test_each_row_of_training_says_how_long_it_waited_for_data(tmp_path: Path) -> None:
