@@ -15,7 +15,6 @@ example: accel-trainer doctor recipes/cifar.py --config recipes/configs/digits.y
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +23,7 @@ from ...core.errors import ExitCode
 from ...core.wording import counted
 from ...distributed.launch_env import setup_launch_env
 from ...run.config import RecipeConfig
-from ..common.output import show, tell
+from ..common.output import show, tell_json
 from ..common.parser import CommandParser
 from ..common.recipes import find_config_class
 from ..flags.parser import parse_config
@@ -58,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         lines, found = _examine(target, flags)
     if lines and options.json:
-        tell(json.dumps([asdict(finding) for finding in found], indent=1))
+        tell_json([asdict(finding) for finding in found])
     elif lines:
         show("\n".join([*lines, *_describe(found), _summary(found)]))
     return ExitCode.USAGE if _has_errors(found) else ExitCode.DONE

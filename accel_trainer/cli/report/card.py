@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from typing import Any
 
 from ...core.errors import OutputError
@@ -15,10 +14,10 @@ from ..runs.settings import changed_settings
 def write_card(run: RunReader, config: JsonObject, metrics: Numbers) -> dict[str, bytes]:
     """Return `README.md` with the hub's metadata, and its images, by file name."""
     try:
-        import jinja2
         from huggingface_hub import ModelCard
 
         from .charts import draw_curves
+        from .templates import fill_in
 
         curves = draw_curves([run], quantities=("loss", "accuracy"))
         data = _metadata(run, config, metrics)
@@ -26,26 +25,22 @@ def write_card(run: RunReader, config: JsonObject, metrics: Numbers) -> dict[str
         raise OutputError(
             "EXPORT", f"a model card needs {error.name}: pip install 'accel-trainer[report]'"
         ) from error
-    template = resources.files(__package__).joinpath("card.md.jinja").read_text(encoding="utf-8")
-    text = (
-        jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-        .from_string(template)
-        .render(
-            title=data.model_name,
-            config=config,
-            split=_split(config),
-            metrics={name: format_number(name, value) for name, value in metrics.items()},
-            test={
-                metric_in_words(name): format_number(name, value)
-                for name, value in run.test_numbers().items()
-            },
-            result=run.result,
-            environment=run.environment,
-            origin=run.origin,
-            training=run.config,
-            settings=[(name, value) for name, _, value in changed_settings(run)],
-            curves=[curve.name for curve in curves],
-        )
+    text = fill_in(
+        "card.md.jinja",
+        title=data.model_name,
+        config=config,
+        split=_split(config),
+        metrics={name: format_number(name, value) for name, value in metrics.items()},
+        test={
+            metric_in_words(name): format_number(name, value)
+            for name, value in run.test_numbers().items()
+        },
+        result=run.result,
+        environment=run.environment,
+        origin=run.origin,
+        training=run.config,
+        settings=[(name, value) for name, _, value in changed_settings(run)],
+        curves=[curve.name for curve in curves],
     )
     card = str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
     # JSON and YAML may hold half a character, which no file can.

@@ -300,26 +300,19 @@ def _draw_bars(
     def draw(axes: Axes) -> None:
         lengths = [length - start for _, length, _ in bars]
         axes.barh(range(len(bars)), lengths, _BAR, start, color=LIGHT.series[series])
-        _label_bars(axes, bars, longest=longest, start=start)
+        axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
+        axes.invert_yaxis()  # the first on top
+        room = longest - start
+        axes.set_xlim(start, start + 1.3 * room)
+        axes.set_xticks([])
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        for position, (_, length, text) in enumerate(bars):
+            axes.text(length + 0.015 * room, position, text, va="center", color=LIGHT.muted)
 
     width, most = _SQUARE
     size = width, min(most, 0.4 + 0.24 * len(bars))
     return draw_chart(name, title=title, size=size, draw=draw)
-
-
-def _label_bars(
-    axes: Axes, bars: Sequence[tuple[str, float, str]], *, longest: float, start: float = 0.0
-) -> None:
-    """Write a label and a text beside each bar, the first on top; remove ticks, grid and frame."""
-    axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
-    axes.invert_yaxis()
-    room = longest - start
-    axes.set_xlim(start, start + 1.3 * room)
-    axes.set_xticks([])
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    for position, (_, length, text) in enumerate(bars):
-        axes.text(length + 0.015 * room, position, text, va="center", color=LIGHT.muted)
 
 
 def _cut(text: str) -> str:

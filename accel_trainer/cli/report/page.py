@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-import jinja2
-
 from ...vision.rules import RULED
 from ..runs.run_reader import RunReader, Runs
 from ..runs.settings import changed_settings, differing_settings, flatten
@@ -21,6 +19,7 @@ from .figures import DARK, LIGHT, Chart, series_name
 from .logged import read_pictures
 from .page_data import page_data, policy
 from .pictures import read_samples
+from .templates import fill_in
 
 # Where a run ends that nothing cuts short. `max_steps` leaves steps for a later start.
 _PLANNED_ENDS = ("num_epochs reached", "num_steps reached")
@@ -57,16 +56,12 @@ def write_page(
     A page with a `version` is live: it may ask its server whether there is a newer one.
     """
     is_live = version is not None
-    template = (
-        resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
-    )
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     described = [
         _describe(run, number) | {"classes": drawn}
         for number, (run, drawn) in enumerate(zip(runs, classes, strict=True))
     ]
-    return environment.from_string(template).render(
+    return fill_in(
+        "report.html.jinja",
         title=runs[0].name if len(runs) == 1 else f"{len(runs) or 'no'} runs",
         runs=described,
         faults=faults,

@@ -17,7 +17,6 @@ example: accel-trainer chaos recipes/minimal.py --runs 2
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -41,6 +40,7 @@ from accel_trainer.commands import (
     scratch_folder,
     stops_noted,
     tell,
+    tell_json,
     uses_cpu,
 )
 
@@ -159,7 +159,7 @@ def _campaign(recipe: Recipe, plan: Plan | None, options: Namespace) -> int:
         say("looking for the shortest plan of faults that still fails")
         failed = shrink(failed, recipe, undisturbed)
     if options.json:
-        tell(json.dumps(_as_json(recipe, undisturbed, verdicts, failed), indent=1))
+        tell_json(_as_json(recipe, undisturbed, verdicts, failed))
     elif failed is None:
         tell("\n".join(_survived(undisturbed, verdicts)))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from accel_trainer.commands import (
     format_duration,
     say_unless,
     tell,
+    tell_json,
 )
 
 from .outputs import differences, files_matching
@@ -96,7 +96,7 @@ def crash_test(options: Namespace, folder: Path, stops: Sequence[int]) -> int:
         once = judge(failed.trial.kills[:1], "once")
         say(str(once))
     if options.json:
-        tell(json.dumps(_as_json(options, verdicts, failed, once), indent=1))
+        tell_json(_as_json(options, verdicts, failed, once))
     elif failed is None:
         tell(_survived(verdicts))
     else:

@@ -17,17 +17,18 @@ import operator
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 from accel_trainer import ConfigError
 from accel_trainer.commands import Row, shortened
 
 Holds = Callable[[Row], bool | None]
 Value = Callable[[Row], float | None]
+T = TypeVar("T")
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w./])"
 _TOKEN = re.compile(
-    rf"(?P<number>{_NUMBER})|(?P<word>[\w.-]+(?:/[\w.-]+)*)|(?P<sign>[<>=!]=|[<>()])"
+    rf"(?P<number>{_NUMBER})|(?P<word>[\w.-]+(?:/[\w.-]+)*)|(?P<sign>[<>=!]=|[<>()])|(?P<other>\S)"
 )
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -67,7 +68,10 @@ def parse_condition(text: str, columns: Collection[str] | None) -> Condition:
     Raises:
         ConfigError: it is none, or names something else than one of `columns` (None: any name).
     """
-    parser = _Parser(text, columns)
+    tokens = [
+        Token(str(found.lastgroup), found[0], found.start()) for found in _TOKEN.finditer(text)
+    ]
+    parser = _Parser(text, columns, [*tokens, Token("end", "", len(text))])
     holds = parser.either()
     parser.expect("", "`and`, `or` or the end")
     return Condition(text, frozenset(parser.names), holds)
@@ -79,30 +83,22 @@ class _Parser:
 
     text: str
     columns: Collection[str] | None
+    tokens: list[Token]
+    """Those that are not read yet."""
     names: set[str] = field(default_factory=set)
-    position: int = 0
 
     @property
     def next(self) -> Token:
         """The next token."""
-        start = len(self.text) - len(self.text[self.position :].lstrip())
-        found = _TOKEN.match(self.text, start)
-        if found is not None:
-            return Token(str(found.lastgroup), found.group(), start)
-        return Token("other" if self.text[start:] else "end", self.text[start : start + 1], start)
+        return self.tokens[0]
 
-    def take(self) -> Token:
-        """Return the next token, and go on behind it."""
-        token = self.next
-        self.position = token.start + len(token.text)
-        return token
+    def take(self) -> str:
+        """Return the next token's text, and go on behind it."""
+        return self.tokens.pop(0).text
 
     def takes(self, text: str) -> bool:
         """Go on behind the next token if it is `text`; return whether it is."""
-        is_it = self.next.text == text
-        if is_it:
-            self.take()
-        return is_it
+        return self.next.text == text and self.take() == text
 
     def expect(self, text: str, words: str) -> None:
         """Go on behind `text`, or raise ConfigError."""
@@ -146,35 +142,34 @@ class _Parser:
 
     def comparison(self) -> Holds:
         """Read a comparison, a test, or what is in parentheses."""
-        if self.takes("("):
-            holds = self.either()
-            self.expect(")", "a closing parenthesis")
-            return holds
+        if self.next.text == "(":
+            return self.in_parentheses(self.either)
         if self.next.text in _TESTS:
-            test = _TESTS[self.take().text]
-            self.expect("(", "an opening parenthesis")
-            value = self.value()
-            self.expect(")", "a closing parenthesis")
-            return _known(test, value)
+            return _known(_TESTS[self.take()], self.in_parentheses(self.value))
         left = self.value()
         if self.next.text not in _COMPARISONS:
             self.fail(f"expected one of {' '.join(_COMPARISONS)}")
-        compare = _COMPARISONS[self.take().text]
-        return _known(compare, left, self.value())
+        return _known(_COMPARISONS[self.take()], left, self.value())
+
+    def in_parentheses(self, read: Callable[[], T]) -> T:
+        """Return what `read` reads between parentheses."""
+        self.expect("(", "an opening parenthesis")
+        found = read()
+        self.expect(")", "a closing parenthesis")
+        return found
 
     def value(self) -> Value:
         """Read a number or a column."""
         kind, text, _ = self.next
         if kind == "number":
-            self.take()
-            number = float(text)
+            number = float(self.take())
             return lambda row: number
         if kind != "word" or text in _WORDS:
             self.fail("expected a column or a number")
         if self.columns is not None and text not in self.columns:
             near = difflib.get_close_matches(text, self.columns, n=1)
             self.fail(f"no row has it{f', perhaps {near[0]}' if near else ''}")
-        self.names.add(self.take().text)
+        self.names.add(self.take())
         return lambda row: row.get(text)
 
 

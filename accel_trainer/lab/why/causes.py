@@ -16,10 +16,6 @@ from .traces import DataDifference
 from .within import Pair, Traced
 
 _MAX_SETTINGS = 8
-_OF_WORKERS = (
-    "a race of the data workers, or random numbers that depend on the worker: without workers, the "
-    "same samples are read each time"
-)
 
 
 class Cause(NamedTuple):
@@ -122,24 +118,30 @@ def _experiments(pair: Pair, traced: Traced) -> Iterator[Experiment]:
             Cause("hash order", "the order of a set of strings, which differs in each process"),
             variables={"PYTHONHASHSEED": "0"},
         )
-    if run.settings.get("batch.num_workers"):
-        yield Experiment(
+    chose_kernels = run.settings.get("runtime.deterministic") is False
+    for may_be, change, *cause in (
+        (
+            run.settings.get("batch.num_workers"),
             "--batch.num-workers 0",
-            Cause("data workers", _OF_WORKERS),
-            flags=["--batch.num-workers", "0"],
-        )
-    if run.environment["hardware"].get("num_threads", 1) > 1:
-        yield Experiment(
+            "data workers",
+            "a race of the data workers, or random numbers that depend on the worker: without "
+            "workers, the same samples are read each time",
+        ),
+        (
+            run.environment["hardware"].get("num_threads", 1) > 1,
             "--runtime.num-threads 1",
-            Cause("threads", "an operator whose threads add up in the order in which they finish"),
-            flags=["--runtime.num-threads", "1"],
-        )
-    if run.settings.get("runtime.deterministic") is False and not is_in_python:
-        yield Experiment(
+            "threads",
+            "an operator whose threads add up in the order in which they finish",
+        ),
+        (
+            chose_kernels and not is_in_python,
             "--runtime.deterministic True",
-            Cause("not deterministic", "--runtime.deterministic False selected a faster kernel"),
-            flags=["--runtime.deterministic", "True"],
-        )
+            "not deterministic",
+            "--runtime.deterministic False selected a faster kernel",
+        ),
+    ):
+        if may_be:
+            yield Experiment(change, Cause(*cause), flags=change.split())
 
 
 def _of_two_runs(pair: Pair, changes: Differences) -> Iterator[Experiment]:
