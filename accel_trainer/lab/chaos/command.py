@@ -22,13 +22,12 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
-from accel_trainer import ConfigError, ExitCode, OutputError
+from accel_trainer import ConfigError, ExitCode
 from accel_trainer.commands import (
     CommandParser,
     JsonObject,
@@ -37,13 +36,13 @@ from accel_trainer.commands import (
     counted,
     format_duration,
     say_unless,
-    scratch_folder,
     stops_noted,
     tell,
     tell_json,
     uses_cpu,
 )
 
+from ..kept import kept_folder
 from .campaign import Undisturbed, Verdict, judge, run_undisturbed, shrink, try_plans
 from .faults import Plan, draw_plans, parse_plan, show_plan
 from .runs import Ending, said_by
@@ -68,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     options.flags = argv[len(own) + 1 :]
     _check(options)
     plan = None if options.faults is None else parse_plan(options.faults)
-    with _folder(options.keep) as folder, stops_noted() as stops:
+    with kept_folder(options.keep) as folder, stops_noted() as stops:
         if options.script is not None:
             return crash_test(options, folder, stops)
         recipe = Recipe(
@@ -123,19 +122,6 @@ def _check(options: Namespace) -> None:
         raise ConfigError("OWN_LOOP", f"{options.recipe} has a loop of its own: give {command}")
     if os.name != "posix":
         raise ConfigError("CHAOS", "Windows has no SIGKILL: use Linux or macOS")
-
-
-@contextmanager
-def _folder(kept: Path | None) -> Iterator[Path]:
-    """Yield a temporary folder, or the one to keep. Raises OutputError if that is not empty."""
-    if kept is None:
-        with scratch_folder("chaos") as folder:
-            yield folder
-        return
-    kept.mkdir(parents=True, exist_ok=True)
-    if any(kept.iterdir()):
-        raise OutputError("CHAOS", f"--keep {kept} is not empty: choose a new folder")
-    yield kept.resolve()
 
 
 def _campaign(recipe: Recipe, plan: Plan | None, options: Namespace) -> int:

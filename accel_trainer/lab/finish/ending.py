@@ -7,14 +7,13 @@ not depend on its length.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from accel_trainer import ConfigError, OutputError, ScheduleConfig
 from accel_trainer.commands import (
     MUTABLE_ON_RESUME,
     RunReader,
-    Start,
     by_place,
     compare_runs,
     complete_by_step,
@@ -135,20 +134,19 @@ class Ending:
             RecipeError: the recipe failed or was stopped; it has said why.
         """
         replay.name_recipe()
-        if code := train_recipe(self._start(replay.start)):
+        if code := train_recipe(replay.with_flags(self._flags()).start):
             fact = f"{self.folder.name} ended with exit code {code}"
             raise RecipeError("FINISH", f"{fact}: run the same command again to continue it", code)
 
-    def _start(self, start: Start) -> Start:
-        flags = [
+    def _flags(self) -> list[str]:
+        return [
+            *_FLAGS,
             *("--output-dir", str(self.folder)),
             *("--resume", "auto"),
             *("--steps", str(self.end)),
             *("--schedule.decay-at", str(self.at)),
+            *("--allow-change", *(self.trunk.settings.get("run.allow_change") or []), *_CHANGED),
         ]
-        allowed = [*(self.trunk.settings.get("run.allow_change") or []), *_CHANGED]
-        flags = [*start.flags, *_FLAGS, *flags, "--allow-change", *allowed]
-        return replace(start, flags=flags)
 
 
 def check_trunk(run: RunReader) -> None:

@@ -25,13 +25,14 @@ from accel_trainer.commands import (
     tell_json,
 )
 
+from ..kept import kept_folder
 from .again import interval_of
 from .at import check_step
 from .condition import parse_condition
 from .first_step import FirstStep, find_first_step, numbers_by_step
 from .first_step import tell as tell_numbers
 from .proof import Proof
-from .replay import Replay, replay_folder
+from .replay import Replay
 from .samples import Sample, samples_of
 from .whole_run import add_job_options, folder_beside, has_state, train_again
 
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     options = _options(argv)
     run = read_run(options.run)
     say = say_unless(options.json)
-    with reading(options.run), replay_folder(options.keep) as folder:
+    with reading(options.run), kept_folder(options.keep) as folder:
         replay = Replay.of(run, options.recipe)
         found = _find(replay, options, folder, say)
         if found is None:

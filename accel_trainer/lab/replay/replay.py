@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from accel_trainer import ExitCode, OutputError
+from accel_trainer import ExitCode
 from accel_trainer.commands import (
     RunReader,
     Start,
@@ -17,10 +16,8 @@ from accel_trainer.commands import (
     StoredCheckpoint,
     by_place,
     checkpoints_in,
-    prepare_directory,
     read_rows,
     recorded_starts,
-    scratch_folder,
     tell,
 )
 
@@ -158,21 +155,6 @@ class Replay:
             return ["--resume", path, *OWN_WEIGHTS]
         branched_from = str(self.run.settings.get("run.resume", "auto"))
         return ["--resume", "never" if branched_from == "auto" else branched_from]
-
-
-@contextmanager
-def replay_folder(keep: Path | None) -> Iterator[Path]:
-    """Yield the folder of the replays of a command: the new folder `keep`, or a temporary one.
-
-    Raises OutputError if `keep` exists.
-    """
-    if keep is None:
-        with scratch_folder("replays") as temporary:
-            yield temporary
-    elif keep.exists():
-        raise OutputError("OUT_DIR", f"--keep {keep} exists: give a new folder")
-    else:
-        yield prepare_directory(keep)
 
 
 def environment_changes(run: RunReader) -> list[str]:

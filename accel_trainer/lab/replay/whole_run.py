@@ -21,9 +21,10 @@ from accel_trainer.commands import (
     train_at_once,
 )
 
+from ..kept import kept_folder
 from .again import Again, default_jobs, interval_of
 from .proof import Proof
-from .replay import Replay, environment_changes, note_changes, replay_folder
+from .replay import Replay, environment_changes, note_changes
 from .store import Store
 from .stretches import Logged, Stretch, num_steps, plan
 
@@ -74,7 +75,7 @@ def train_again(
     stretches = plan(replay, every=interval, first=first or 1, last=last, in_one=in_one)
     again = Again(replay, [path.resolve() for path in callbacks], interval)
     is_approximate = bool(environment_changes(replay.run))
-    with replay_folder(keep) as replays:
+    with kept_folder(keep) as replays:
         store = Store(folder, again.key())
         store.begin()
         missing = []

@@ -21,8 +21,9 @@ from accel_trainer.commands import (
     shortened,
 )
 
+from ..kept import kept_folder
 from ..replay.at import check_step
-from ..replay.replay import Replay, environment_changes, replay_folder
+from ..replay.replay import Replay, environment_changes
 from ..rows import shared
 from .causes import Cause, explain, order_of_sums
 from .finding import Finding
@@ -59,8 +60,8 @@ def why(
     """Return the first difference of two runs; of one, whether it repeats itself.
 
     `recipes` are the files to run: one for both, one for each, or none for the recorded ones. The
-    steps after `until` are not looked at. The replays are kept in the folder `keep`, which must not
-    exist. `say` is called with each line of the answer, as it is found.
+    steps after `until` are not looked at. The replays are kept in the folder `keep`, which must be
+    new. `say` is called with each line of the answer, as it is found.
 
     Raises:
         ConfigError, OutputError: a run cannot be read, or cannot be trained again.
@@ -70,7 +71,7 @@ def why(
     if len(recipes) > len(runs):
         fact = f"--recipe is given {len(recipes)} times for {counted(len(runs), 'run')}"
         raise ConfigError("RECIPE", f"{fact}: give it once, or once for each run")
-    with replay_folder(keep) as folder:
+    with kept_folder(keep) as folder:
         if len(runs) == 1:
             return _repeats_itself(story, runs[0], recipes, until, folder)
         return _differ(story, runs[0], runs[1], recipes, until, folder)

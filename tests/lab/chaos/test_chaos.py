@@ -144,7 +144,7 @@ def test_an_interrupt_ends_all_and_leaves_nothing(
         ([RECIPE, "--runs", "0"], "--runs: it is 0, and must be 1 or more"),
         ([RECIPE, "--faults", "boom"], "--faults 'boom'"),
         ([RECIPE, "--batch-size", "3"], "unrecognized arguments: --batch-size 3"),
-        ([RECIPE, "--keep", Path(__file__).parent], "is not empty: choose a new folder"),
+        ([RECIPE, "--keep", Path(__file__).parent], "is not empty: give a new folder"),
     ],
 )
 def test_a_wrong_command_is_one_line(
