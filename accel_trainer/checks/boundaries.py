@@ -93,16 +93,11 @@ class BoundaryChecks(Inspector):
         )
 
     def hook(self, name: str) -> Watch | None:
-        """Watch the first calls of the hooks that are not called in each step."""
-        return None if name in IN_STEPS else self.watch_of(name)
-
-    def watch_of(self, hook: str) -> Watch | None:
-        """Return what watches the first calls of the hook of this name."""
-        if hook == "on_fit_start":
+        """Return what watches the first calls of the hook of this name, but of those in steps."""
+        if name in {"on_fit_start", *IN_STEPS}:
             return None
-        if hook == "on_fit_end":
-            return self._watching_end
-        return self._watching_save if hook == "before_save" else self.watching_hook
+        others = {"on_fit_end": self._watching_end, "before_save": self._watching_save}
+        return others.get(name) or self.watching_hook
 
     def watching_hook(
         self, name: str, callback: Callback, arguments: Sequence[Any]
@@ -184,8 +179,9 @@ class BoundaryChecks(Inspector):
         self.evaluation()
         if subject.accelerator.num_processes > 1:
             named = subject.model.named_parameters(prefix="model")
-            weights = {name: each for name, each in named if not is_shard(each)}
-            lines = [f"{name} bits {quick_digest(each)}" for name, each in weights.items()]
+            lines = [
+                f"{name} bits {quick_digest(each)}" for name, each in named if not is_shard(each)
+            ]
             check_same_lines(lines, subject.accelerator)
         check_same_parts(pieces, subject.accelerator)
 

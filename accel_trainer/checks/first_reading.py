@@ -80,7 +80,7 @@ class FirstReadings:
 
     def _differ(self, hashes: Iterable[bytes]) -> int:
         """Return the first process with other hashes than the main one, 0 if there is none."""
-        found = differing_lines("\n".join(each.hex() for each in hashes), self._accelerator)
+        found = differing_lines("\n".join(map(bytes.hex, hashes)), self._accelerator)
         return next((process for process, line in enumerate(found) if line), 0)
 
 

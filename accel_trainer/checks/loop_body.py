@@ -4,65 +4,70 @@ from __future__ import annotations
 
 import ast
 import inspect
-import random
+import re
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from functools import reduce
-from types import FrameType
+from itertools import chain
+from numbers import Number
+from operator import attrgetter
+from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
-import numpy as np
-import torch
+from torch import nn
 
 from ..core.digest import digest_of
 from ..core.errors import ConfigError, listed
 from ..core.logger import logger
+from .subject import changed
+from .unsaved_state import Mark, Walk, is_of_user, items_in, values_in
 
 _BODIES = ("body", "handlers", "cases", "orelse", "finalbody")
-_PLAIN = (bool, int, float, complex, str, bytes)
-_GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
+_SHOWING = re.compile(r"(\w+\.)*(print|log|info|debug|row|append|write|add_scalar|set_)\w*\(")
+_EMPTY = ast.For(ast.Constant(None), ast.Constant(None), [], [])
+_VALUES = (Number, Collection)
 
 
 class CarriedState:
     """Compares what the body of a loop uses after its first steps.
 
-    These are objects with a state dict, generators, and numbers and texts that the body reads
-    before it sets them and that decide something in it. `known` is stored by the run, or of no
-    interest; `ignored` are names. Where a loop has no source, nothing is compared.
+    These are objects with a state dict, generators, iterators, arrays that have the shape of a
+    parameter or decide something, and numbers and texts that it carries: it reads them before it
+    sets them, and they decide something in it. `known` is stored by the run, or of no interest;
+    `ignored` are names. Where a loop has no source, nothing is compared.
     """
 
-    def __init__(
-        self, frame: FrameType, known: Collection[object], ignored: Collection[str]
-    ) -> None:
-        self._frame: FrameType | None = frame
-        self._known = {id(each) for each in known}
-        self._ignored = ignored
-        self._marks: list[dict[str, object]] = []
+    def __init__(self, frame: FrameType, known: Sequence[object], ignored: Collection[str]) -> None:
+        self._known = known
+        self._models = nn.ModuleList(each for each in known if isinstance(each, nn.Module))
+        self._shapes = {each.shape for each in self._models.parameters() if each.ndim}
+        self._frame = frame
+        self._marks: list[dict[str, Mark]] = []
         loop = _loop_at(frame)
-        self._objects, self._numbers = (set(), set()) if loop is None else _uses_of(loop)
-        if loop is not None and (name := _number_from_zero(loop)):
-            logger.warning(
-                "[LOOP_STATE] %s counts from 0 after a resume in the middle of an epoch: write "
-                "enumerate(run.batches(), run.batch_in_epoch)",
-                name,
-            )
+        read, self._deciding, self._carried = _uses_of(loop)
+        compared = {name for name in read if "." not in name} | self._carried
+        self._names = sorted(compared - {*ignored})
+        match loop.iter, loop.target:
+            case (
+                ast.Call(ast.Name("enumerate"), [_] | [_, ast.Constant(0)], []),
+                ast.Tuple([ast.Name(name), *_]),
+            ) if name in self._deciding:
+                logger.warning(
+                    "[LOOP_STATE] %s counts from 0 after a resume in the middle of an epoch: write "
+                    "enumerate(run.batches(), run.batch_in_epoch)",
+                    name,
+                )
 
     def after_step(self) -> None:
         """Mark what the body has left; the third time, warn of what changes in each step."""
-        if self._frame is None:
+        if not self._names:
             return
-        self._marks.append(self._mark(self._frame))
+        self._marks.append(dict(self._mark()))
         if len(self._marks) < 3:
             return
-        self._frame = None
+        self._names = []
         first, second, third = self._marks
-        changing = {
-            name
-            for name in first.keys() & second.keys() & third.keys()
-            if first[name] != second[name] != third[name]
-        }
-        if changing:
+        if changing := changed(first, second) & changed(second, third):
             logger.warning(
                 "[LOOP_STATE] the loop changes %s, which no checkpoint has: a resume would begin "
                 "with the values that they have at the start; give what has a state dict to "
@@ -70,27 +75,39 @@ class CarriedState:
                 listed(changing),
             )
 
-    def _mark(self, frame: FrameType) -> dict[str, object]:
-        values = {**frame.f_globals, **frame.f_locals}
-        marks: dict[str, object] = {}
-        for name in self._objects - {*self._ignored}:
-            first, *attributes = name.split(".")
+    def _mark(self) -> Iterator[tuple[str, Mark]]:
+        values = SimpleNamespace(**{**self._frame.f_globals, **self._frame.f_locals})
+        self._walk = Walk({}, self._models, self._known)
+        for name in self._names:
             with suppress(Exception):  # a property of the user's may raise anything
-                value = reduce(getattr, attributes, values[first])
-                if id(value) not in self._known:
-                    is_number = name in self._numbers and isinstance(value, _PLAIN)
-                    marks[name] = repr(value) if is_number else _state_of(value)
-        return {name: mark for name, mark in marks.items() if mark is not None}
+                yield from self._marks_in(attrgetter(name)(values), name, name)
+
+    def _marks_in(self, value: Any, name: str, root: str) -> Iterator[tuple[str, Mark]]:
+        """Yield the marks of a value, or of what is in it, that count for the name of its root."""
+        has_values = isinstance(value, FunctionType) or is_of_user(type(value))
+        if id(value) in self._walk.seen:
+            return
+        if hasattr(value, "load_state_dict") and not isinstance(value, type):
+            yield name, (type(value), digest_of(value.state_dict()))
+        elif items := values_in(value) if has_values else items_in(value):
+            self._walk.seen.add(id(value))
+            for key, item in items.items():
+                yield from self._marks_in(item, f"{name}.{key}", root)
+        elif mark := self._walk.mark(value):
+            if hasattr(value, "shape"):
+                counts = value.shape in self._shapes or root in self._deciding
+            else:
+                counts = not isinstance(value, _VALUES) or root in self._carried
+            if counts:
+                yield name, mark
 
 
 def refuse_early_exits(frame: FrameType) -> None:
     """Raise ConfigError if the body of the loop at `frame` leaves it by break or return."""
-    body = loop.body if (loop := _loop_at(frame)) else []
-    exits: list[ast.stmt] = [
-        node for node in _statements(body, in_loops=False) if isinstance(node, ast.Break)
-    ]
-    exits += [node for node in _statements(body) if isinstance(node, ast.Return)]
-    for node in exits:
+    body = _loop_at(frame).body
+    breaks = (each for each in _statements(body, in_loops=False) if isinstance(each, ast.Break))
+    returns = (each for each in _statements(body) if isinstance(each, ast.Return))
+    for node in chain(breaks, returns):
         raise ConfigError(
             "LOOP",
             f"the loop over the run has a {type(node).__name__.lower()} in line "
@@ -99,13 +116,13 @@ def refuse_early_exits(frame: FrameType) -> None:
         )
 
 
-def _loop_at(frame: FrameType) -> ast.For | None:
-    """Return the `for` whose iterable the frame evaluates; None if there is no source."""
+def _loop_at(frame: FrameType) -> ast.For:
+    """Return the `for` whose iterable the frame evaluates; an empty one if there is no source."""
     try:
         lines, first = inspect.getsourcelines(frame)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, SyntaxError, TypeError):
-        return None
+        return _EMPTY
     ast.increment_lineno(tree, max(first, 1) - 1)
     loops = [
         node
@@ -113,29 +130,34 @@ def _loop_at(frame: FrameType) -> ast.For | None:
         if isinstance(node, ast.For)
         and node.iter.lineno <= frame.f_lineno <= (node.iter.end_lineno or 0)
     ]
-    return loops[-1] if loops else None
+    return [_EMPTY, *loops][-1]
 
 
-def _uses_of(loop: ast.For) -> tuple[set[str], set[str]]:
-    """Return all names that the body reads, and those whose numbers it carries.
+def _uses_of(loop: ast.For) -> tuple[set[str], set[str], set[str]]:
+    """Return the names that the body reads before it sets them, decides by, and carries.
 
-    It reads these before it sets them, and they decide something: a sum that is only added to,
-    printed or logged does not.
+    A sum that is only added to, printed or logged decides nothing, nor does what is made of it to
+    be printed or logged. What it carries it reads first, decides by, and sets.
     """
-    first_read: dict[str, bool] = {}
-    stored = set()
-    deciding = set()
-    for statement in _statements(loop.body):
-        reads, stores = _names_of(statement)
-        is_logged = isinstance(statement, ast.Expr)
-        deciding |= set() if is_logged else reads - stores
-        for name in (*reads, *stores):
-            first_read.setdefault(name, name in reads)
+    statements = [(each, *_names_of(each)) for each in _statements(loop.body)]
+    read: set[str] = set()
+    _, stored = _names_of(ast.Expr(loop.target))
+    used: set[str] = set()  # for more than to be shown
+    for statement, reads, stores in statements:
+        read |= reads - stored
         stored |= stores
-    return {*first_read}, {name for name in stored & deciding if first_read[name]}
+        if not _SHOWING.match(ast.unparse(statement)):
+            used |= reads
+    deciding = {
+        name
+        for statement, reads, stores in statements
+        if not isinstance(statement, ast.Expr | ast.Assign) or stores & used
+        for name in reads - stores
+    }
+    return read, deciding, deciding & stored & read
 
 
-def _statements(body: list[ast.stmt], *, in_loops: bool = True) -> Iterator[ast.stmt]:
+def _statements(body: list[ast.stmt], in_loops: bool = True) -> Iterator[ast.stmt]:
     """Yield all statements of a body, perhaps those in inner loops, but not those of functions."""
     for statement in body:
         yield statement
@@ -163,30 +185,12 @@ def _names_of(statement: ast.stmt) -> tuple[set[str], set[str]]:
 
 
 def _dotted(node: ast.AST) -> str:
-    """Return `a.b.c` of a name or of attributes of one; empty for anything else."""
-    if isinstance(node, ast.Attribute):
-        owner = _dotted(node.value)
-        return f"{owner}.{node.attr}" if owner else ""
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _number_from_zero(loop: ast.For) -> str | None:
-    """Return the name that `enumerate` counts in, from 0, if the body reads it."""
-    match loop.iter, loop.target:
-        case (
-            ast.Call(ast.Name("enumerate"), [_] | [_, ast.Constant(0)], []),
-            ast.Tuple([ast.Name(name), *_]),
-        ):
-            reads = {name for each in _statements(loop.body) for name in _names_of(each)[0]}
-            return name if name in reads else None
-    return None
-
-
-def _state_of(value: Any) -> object:
-    """Return what shows whether a value has changed; None for a value that is not compared."""
-    if isinstance(value, torch.Generator):
-        return digest_of(value.get_state())
-    if isinstance(value, _GENERATORS):
-        return repr(getattr(value, "bit_generator", value).__reduce__())
-    has_state = callable(getattr(value, "load_state_dict", None)) and not isinstance(value, type)
-    return digest_of(value.state_dict()) if has_state else None
+    """Return `a.b.c` of a name, of attributes of one, or of an item of those; or nothing."""
+    match node:
+        case ast.Name(name):
+            return name
+        case ast.Subscript(owner):
+            return _dotted(owner)
+        case ast.Attribute(owner, name) if found := _dotted(owner):
+            return f"{found}.{name}"
+    return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,9 +57,7 @@ def refuse_older_rule(
     """
     if checkpoint is None or KEPT_IN_EVALUATION in checkpoint.manifest:
         return
-    trained = [
-        name for name, norm in _below_frozen(model).items() if norm.training and name not in kept
-    ]
+    trained = [name for name, norm in _below_frozen(model) if norm.training and name not in kept]
     if trained:
         raise CheckpointError(
             "CKPT_STATE",
@@ -69,13 +67,11 @@ def refuse_older_rule(
         )
 
 
-def _below_frozen(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the norms whose parameters, or those of the last module before them, are frozen."""
-    found = {}
+def _below_frozen(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the norms whose parameters, or those of the last module before them, are frozen."""
     is_frozen = False
     for name, module in model.named_modules():
         if parameters := list(module.parameters(recurse=False)):
             is_frozen = not any(each.requires_grad for each in parameters)
         if is_frozen and hasattr(module, "running_mean"):
-            found[name] = module
-    return found
+            yield name, module

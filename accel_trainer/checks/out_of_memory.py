@@ -27,12 +27,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and should_reduce_batch_size(RuntimeError(str(error)))
 
 
-def _peak(accelerator: Accelerator) -> str:
-    device = accelerator.device
-    reserved_bytes = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
-    return describe_peak(peak_memory_bytes(accelerator), reserved_bytes)
-
-
 def describe_peak(used_bytes: int, reserved_bytes: int) -> str:
     """Return the most memory that was used, and what to do if much more was reserved on a GPU."""
     used = f"peak {used_bytes / 2**30:.2f} GiB"
@@ -54,7 +48,10 @@ def explain_out_of_memory(
         fix = f"{_NEEDS_LESS}; a smaller batch has fewer pairs and trains a different model"
     elif activity.phase == "training":
         fix = _smaller_forwards(config, accelerator.num_processes)
-    return OutOfMemoryError("OUT_OF_MEMORY", f"out of memory {where} ({_peak(accelerator)}): {fix}")
+    device = accelerator.device
+    reserved_bytes = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    peak = describe_peak(peak_memory_bytes(accelerator), reserved_bytes)
+    return OutOfMemoryError("OUT_OF_MEMORY", f"out of memory {where} ({peak}): {fix}")
 
 
 def _smaller_forwards(config: BatchConfig, num_processes: int) -> str:

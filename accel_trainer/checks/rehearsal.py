@@ -260,7 +260,7 @@ class Rehearsal(Inspector):
 
     def hook(self, name: str) -> Watch | None:
         """Watch the hooks of a step, too, and what they are called with."""
-        return self._watching_in_step if name in IN_STEPS else self.boundaries.watch_of(name)
+        return self._watching_in_step if name in IN_STEPS else self.boundaries.hook(name)
 
     @contextmanager
     def _watching_in_step(
@@ -332,8 +332,8 @@ class Rehearsal(Inspector):
         live = mark_unsaved({part: self._optimizers[part]}, model=self._model)
         loaded = mark_unsaved({part: fresh}, model=self._model)
         # The copy shares classes, functions and files: they show nothing.
-        own = {key: mark for key, mark in live.items() if key.startswith(f"{part}.")}
-        self._restored |= {key for key, mark in own.items() if loaded.get(key) == mark}
+        same = {key for key, mark in live.items() if loaded.get(key) == mark}
+        self._restored |= {key for key in same if key.startswith(f"{part}.")}
 
     def _warn_of_unsaved(self) -> None:
         """Warn of values that both steps have changed.

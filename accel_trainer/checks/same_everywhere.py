@@ -58,8 +58,6 @@ def check_same_lines(lines: list[str], accelerator: Accelerator, fix: str = _ONE
 
     **Collective. Host sync.**
     """
-    if accelerator.num_processes == 1:
-        return
     for process, found in enumerate(differing_lines("\n".join(lines), accelerator)):
         if found:
             raise inexact(f"processes differ after a step (process {process}: {found}): {fix}")

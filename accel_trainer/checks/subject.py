@@ -50,8 +50,7 @@ class Subject:
 
         The first ones have the defaults of classes, too, which later values are compared with.
         """
-        stored = self._stored()
-        return mark_unsaved(parts, model=self.model, stored=stored, has_defaults=is_first)
+        return mark_unsaved(parts, model=self.model, stored=self._stored(), has_defaults=is_first)
 
     def _stored(self) -> list[object]:
         """Return the user's states, and their tensors, which other parts may hold, too.

@@ -130,7 +130,7 @@ class Walk:
         self.owners: dict[str, tuple[object, str]] = {}
         self.functions: list[FunctionType] = []
         tensors = () if model is None else (*model.parameters(), *model.buffers())
-        self._seen = {id(each) for each in (*tensors, *stored)}
+        self.seen = {id(each) for each in (*tensors, *stored)}
         for name, part in parts.items():
             self.visit(name, part)
         for function in self.functions:  # a part that one closes over has its own name
@@ -146,19 +146,17 @@ class Walk:
             self._visit_code(name, value)
             return
         if _has_attributes(value):
-            if id(value) not in self._seen:
-                self._seen.add(id(value))
+            if id(value) not in self.seen:
+                self.seen.add(id(value))
                 self._visit_object(name, value)
             if not isinstance(value, list | dict | set | deque):
                 return
         with suppress(Exception):
-            if isinstance(value, list | tuple | deque | Mapping) and len(value) <= _MAX_ITEMS:
-                # The mark of a list or a dict shows only plain values.
-                items = value if isinstance(value, Mapping) else dict(enumerate(value))
-                for key, item in items.items():
-                    if _has_attributes(item):
-                        self.visit(f"{name}[{key}]", item)
-            if (mark := self._mark(value)) is not None:
+            # The mark of a list or a dict shows only plain values.
+            for key, item in items_in(value).items():
+                if _has_attributes(item):
+                    self.visit(f"{name}[{key}]", item)
+            if (mark := self.mark(value)) is not None:
                 # A callback has the name of its class, whose values it may have replaced.
                 self.marks.setdefault(name, mark)
 
@@ -199,7 +197,7 @@ class Walk:
             self.visit(f"{name}.state", value.state)
         kind = type(value)
         if is_of_user(kind) or kind.__module__.startswith(("torch.nn.", "torch.optim.lr")):
-            values = _values_in(value)
+            values = values_in(value)
             if self._has_defaults:
                 values = defaults_of(kind) | values
             own = {key: each for key, each in values.items() if key not in _set_by_libraries()}
@@ -225,15 +223,16 @@ class Walk:
                     self._visit_owner(code.__module__, module)
 
     def _visit_owner(self, name: str, owner: Any) -> None:
-        if id(owner) not in self._seen:
-            self._seen.add(id(owner))
-            self._visit_all(name, owner, _values_in(owner))
+        if id(owner) not in self.seen:
+            self.seen.add(id(owner))
+            self._visit_all(name, owner, values_in(owner))
 
-    def _mark(self, value: Any) -> Mark | None:
+    def mark(self, value: Any) -> Mark | None:
+        """Return a mark of a value that is no object of the user's; None if it has none."""
         if type(value) is np.ndarray:
             value = torch.from_numpy(value)
         if isinstance(value, Tensor):
-            if id(value) in self._seen or value.grad_fn is not None:
+            if id(value) in self.seen or value.grad_fn is not None:
                 return None
             if value.nbytes > _MAX_DIGESTED_BYTES:  # such as data in memory
                 value = local_part(value).reshape(-1)[:: value.nbytes // _MAX_BYTES]
@@ -242,7 +241,7 @@ class Walk:
             if isinstance(value, kinds):
                 return type(value), read(value)
         if isinstance(value, _HOLDING):
-            return type(value), self._mark(_held_by(value))
+            return type(value), self.mark(_held_by(value))
         if isinstance(value, Iterator):
             return type(value), self._place_of(value)
         return self._mark_items(value)
@@ -254,7 +253,7 @@ class Walk:
             values = value.values() if isinstance(value, Mapping) else value
             return type(value), hash((*map(id, values),))
         items = value.items() if isinstance(value, Mapping) else value
-        return type(value), [self._mark(item) for item in items]
+        return type(value), [self.mark(item) for item in items]
 
     def _place_of(self, value: Any) -> object:
         """Return what shows how far an iterator, or a file that is read, has come."""
@@ -265,11 +264,11 @@ class Walk:
                 return None
             # A loop keeps its iterator on the stack.
             inner = [each for each in gc.get_referents(value) if isinstance(each, Iterator)]
-            held = [self._mark(each) for each in (*frame.f_locals.values(), *inner)]
+            held = [self.mark(each) for each in (*frame.f_locals.values(), *inner)]
             return frame.f_lasti, held
         if type(value).__module__ not in ("builtins", "itertools"):
             return getattr(value, "_num_yielded", None)  # of torch's loaders
-        held = [self._mark(each) for each in gc.get_referents(value)]
+        held = [self.mark(each) for each in gc.get_referents(value)]
         number = repr(value) if isinstance(value, itertools.count) else None
         return operator.length_hint(value), number, held
 
@@ -316,7 +315,14 @@ def defaults_of(kind: type) -> dict[str, Any]:
     }
 
 
-def _values_in(owner: Any) -> dict[str, Any]:
+def items_in(value: Any) -> Mapping[Any, Any]:
+    """Return the items of a list, a tuple or a mapping that is not large; of others, none."""
+    if not isinstance(value, list | tuple | deque | Mapping) or len(value) > _MAX_ITEMS:
+        return {}
+    return dict(value if isinstance(value, Mapping) else enumerate(value))
+
+
+def values_in(owner: Any) -> dict[str, Any]:
     """Return the attributes of an object, and what a function closes over."""
     if isinstance(owner, FunctionType):
         closed = {"defaults": owner.__defaults__, **(owner.__kwdefaults__ or {})}

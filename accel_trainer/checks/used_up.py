@@ -30,11 +30,9 @@ def start_again(name: str, function: Callable[..., Iterable[Any]], *arguments: A
     opened = function(*arguments)
     goes_on = isinstance(opened, Iterator) or hasattr(opened, "seek")
     fresh = object()  # which nothing else refers to
-    if goes_on and sys.getrefcount(opened) > sys.getrefcount(fresh):
-        held = ("what it returns", type(opened))
-    elif (found := find_iterator(function)) is not None:
-        held = found
-    else:
+    is_held = goes_on and sys.getrefcount(opened) > sys.getrefcount(fresh)
+    held = ("what it returns", type(opened)) if is_held else find_iterator(function)
+    if held is None:
         return opened
     with preserved_generators():
         if _first_of(opened) == _first_of(function(*arguments)):
@@ -74,10 +72,8 @@ def find_iterator(function: Callable[..., Any]) -> tuple[str, type] | None:
     marks = mark_unsaved({"the stream": function}, has_defaults=True)
     if "stdin" in getattr(getattr(function, "__code__", None), "co_names", ()):
         marks["sys.stdin"] = type(sys.stdin), 0
-    for name, mark in marks.items():
-        if (kind := _used_up_in(mark)) is not None:
-            return name, kind
-    return None
+    found = ((name, kind) for name, mark in marks.items() if (kind := _used_up_in(mark)))
+    return next(found, None)
 
 
 def _used_up_in(mark: Any) -> type | None:
