@@ -917,8 +917,8 @@ MUTANTS: dict[str, list[Mutant]] = {
     "run/callbacks.py": [
         Mutant(
             "a row is written before the hooks of its step",
-            "return [*own, *callbacks, log, *trackers]",
-            "return [*own, log, *callbacks, *trackers]",
+            "return [*ours, *callbacks, log, *trackers]",
+            "return [*ours, log, *callbacks, *trackers]",
             "callbacks/test_own_numbers.py",
         ),
         Mutant(

@@ -24,11 +24,7 @@ def identify(
     accelerator: Accelerator, loader: OrderedLoader, settings: Mapping[str, Any], seed: int
 ) -> Manifest:
     """Return what the manifests of a run have of its start. **Collective.**"""
-    dataset = loader.dataset
-
-    def fingerprint() -> str:
-        return SampleReader(dataset, torch.device("cpu"), seed=seed).fingerprint()
-
+    reader = SampleReader(loader.dataset, torch.device("cpu"), seed=seed)
     return {
         "loop": "own",
         "settings": {"seed": seed, **settings},
@@ -36,8 +32,8 @@ def identify(
         "batches": len(loader.batches),
         "accumulation": accelerator.gradient_accumulation_steps,
         "mixed_precision": accelerator.mixed_precision,
-        "num_samples": [len(dataset)],
-        "data_fingerprint": run_on_main(fingerprint, accelerator),
+        "num_samples": [len(reader)],
+        "data_fingerprint": run_on_main(reader.fingerprint, accelerator),
         "order": None,
         "num_threads": torch.get_num_threads(),
         "versions": library_versions(),

@@ -165,7 +165,7 @@ class ExactRun(Stateful):
             "means": self._means.state_dict(),
             "history_bytes": self._history.size if self._history else 0,
             "accelerate_step": self._accelerator.step,
-            "orders": self._accelerator.gather(self._order_digest()).tolist(),
+            "orders": self._orders(),
             "is_stopping": self._is_stopping,
             "is_stopped": self.is_stopped,
             "metrics": self.metrics,
@@ -183,8 +183,7 @@ class ExactRun(Stateful):
 
     def check_order(self, orders: Sequence[int]) -> None:
         """Raise ConfigError if the orders of the epoch have other digests. **Collective.**"""
-        found = self._accelerator.gather(self._order_digest()).tolist()
-        if self.batch_in_epoch and orders != found:
+        if orders != self._orders() and self.batch_in_epoch:
             raise ConfigError(
                 "LOOP_ORDER",
                 f"the order of epoch {self.epoch} is not that of the run: the sampler depends "
@@ -271,8 +270,10 @@ class ExactRun(Stateful):
             if self._accelerator.is_main_process:
                 self.store(self.state, pieces)
 
-    def _order_digest(self) -> Tensor:
-        return torch.tensor([self._loader.digest()], device=self._accelerator.device)
+    def _orders(self) -> list[int]:
+        """Return a digest of each process's order of the epoch. **Collective. Host sync.**"""
+        mine = torch.tensor([self._loader.digest()], device=self._accelerator.device)
+        return self._accelerator.gather(mine).tolist()  # type: ignore[no-any-return]  # untyped
 
     def _seed_round(self) -> None:
         place = (self.epoch, self.batch_in_epoch, self._accelerator.process_index)

@@ -56,12 +56,12 @@ def build_callbacks(
         activity=run.activity,
         sinks=[progress.show, *(each.show for each in trackers)],
     )
-    own: list[Callback] = []
+    ours: list[Callback] = []
     if config.patience is not None:
-        own.append(EarlyStopping(patience=config.patience))
+        ours.append(EarlyStopping(patience=config.patience))
     if config.max_time_s is not None:
-        own.append(TimeLimit(run.stop_flag, max_seconds=config.max_time_s))
-    own.append(progress)
+        ours.append(TimeLimit(run.stop_flag, max_seconds=config.max_time_s))
+    ours.append(progress)
     if is_main:
         exporter = Exporter(
             run.folder,
@@ -76,7 +76,7 @@ def build_callbacks(
             activity=run.activity,
             nondeterministic=run.nondeterministic,
         )
-        own += [exporter, result]
+        ours += [exporter, result]
     if savers:
-        own.append(PretrainedExport(run.folder, savers=savers))
-    return [*own, *callbacks, log, *trackers]
+        ours.append(PretrainedExport(run.folder, savers=savers))
+    return [*ours, *callbacks, log, *trackers]

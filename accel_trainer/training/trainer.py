@@ -405,9 +405,9 @@ class Trainer:
             self._checkpointer.wait()
         with self._activity.during("save"):
             self._notify("before_save")
-            own = self._own_state()
-            self._inspector.save(own)
-            pieces = self._step.strategy.gather(own)
+            local = self._local_state()
+            self._inspector.save(local)
+            pieces = self._step.strategy.gather(local)
             if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
                 self._checkpointer.save(
                     self.state,
@@ -439,9 +439,9 @@ class Trainer:
 
     def state_dict(self) -> Pieces:
         """Return the state of the run, as references to live tensors. **Collective. Host sync.**"""
-        return self._step.strategy.gather(self._own_state())
+        return self._step.strategy.gather(self._local_state())
 
-    def _own_state(self) -> Pieces:
+    def _local_state(self) -> Pieces:
         """Return this process's state, perhaps with shards. **Collective. Host sync.**"""
         if self._average is not None:
             self._average.share()
