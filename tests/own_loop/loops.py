@@ -92,14 +92,9 @@ def vision(folder: Path, kill: Kill | None) -> None:
     model, optimizer, loader, evaluation, scheduler = accelerator.prepare(
         model, optimizer, loader, evaluation, scheduler
     )
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
     with exact_run(
-        accelerator,
-        folder,
-        model=model,
-        optimizer=optimizer,
-        loader=loader,
-        states={"scheduler": scheduler},
-        save_every=2,
+        accelerator, folder, **parts, states={"scheduler": scheduler}, save_every=2
     ) as run:
         for _ in run.epochs(NUM_EPOCHS):
             model.train()
@@ -131,15 +126,8 @@ def accumulation(folder: Path, kill: Kill | None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loader = DataLoader(Pictures(), batch_size=3, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    with exact_run(
-        accelerator,
-        folder,
-        model=model,
-        optimizer=optimizer,
-        loader=loader,
-        states={"average": average},
-        seed=1,
-    ) as run:
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
+    with exact_run(accelerator, folder, **parts, states={"average": average}, seed=1) as run:
         for _ in run.epochs(NUM_EPOCHS):
             model.train()
             for pictures, labels in run.batches():
@@ -241,14 +229,9 @@ def vit(folder: Path, kill: Kill | None) -> None:
     loader = DataLoader(Pictures(), batch_size=6, shuffle=True)
     scheduler = transformers.get_scheduler("cosine", optimizer, 2, NUM_EPOCHS * len(loader))
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
     with exact_run(
-        accelerator,
-        folder,
-        model=model,
-        optimizer=optimizer,
-        loader=loader,
-        states={"scheduler": scheduler},
-        save_every=2,
+        accelerator, folder, **parts, states={"scheduler": scheduler}, save_every=2
     ) as run:
         for _ in run.epochs(NUM_EPOCHS):
             model.train()
@@ -285,14 +268,9 @@ def sampler(folder: Path, kill: Kill | None, context: str | None = None) -> None
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
     with exact_run(
-        accelerator,
-        folder,
-        model=model,
-        optimizer=optimizer,
-        loader=loader,
-        states={"scheduler": scheduler},
-        save_every=2,
+        accelerator, folder, **parts, states={"scheduler": scheduler}, save_every=2
     ) as run:
         for _ in run.epochs(NUM_EPOCHS):
             for pictures, labels in run.batches():
@@ -315,14 +293,9 @@ def scaler(folder: Path, kill: Kill | None) -> None:
     own_scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
     loader = DataLoader(Pictures(), batch_size=6, shuffle=True)
     model, loader = accelerator.prepare(model, loader)
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
     with exact_run(
-        accelerator,
-        folder,
-        model=model,
-        optimizer=optimizer,
-        loader=loader,
-        states={"scaling": own_scaler},
-        save_every=1,
+        accelerator, folder, **parts, states={"scaling": own_scaler}, save_every=1
     ) as run:
         for pictures, labels in run.steps(14):
             rounds.begin()

@@ -460,14 +460,6 @@ def decode_all(photos: Photos) -> None:
             assert transform(split.encoded_at(index), split.name_of(index)).shape == (8, 8, 3)
 
 
-def test_a_folder_in_the_home_folder_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    splits("train", "val")(tmp_path / "photos")
-    assert len(load_photos("~/photos", cache_dir=tmp_path / "cache").train) == 6
-
-
 def test_photos_may_be_added_between_runs(tmp_path: Path) -> None:
     root = tmp_path / "photos"
     splits("train", "val")(root)

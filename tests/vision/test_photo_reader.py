@@ -142,18 +142,6 @@ def test_an_epoch_of_photos_may_be_entered_at_any_step(
             expect_same(found, expected)
 
 
-def test_each_epoch_has_other_pixels_and_another_order() -> None:
-    first, second = (batches_of(make_loader(), epoch=epoch)[0][0] for epoch in (0, 1))
-    assert first.sample_ids.tolist() != second.sample_ids.tolist()
-    pixels = {
-        epoch: {
-            i: x for step in batches_of(make_loader(), epoch=epoch) for i, x, _ in rows_of(step)
-        }
-        for epoch in (0, 1)
-    }
-    assert not any(torch.equal(pixels[0][index], pixels[1][index]) for index in range(21))
-
-
 def test_inputs_and_targets_are_as_models_expect_them() -> None:
     loader: Loader = make_loader()
     batch = next(loader.step_batches(0, 0)).micro_batches[0]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from accel_trainer import (
@@ -202,20 +201,3 @@ def test_a_task_computes_in_one_precision_in_training_and_evaluation(tmp_path: P
     )
     workload.train(replace(config, trainer=TrainerConfig(num_epochs=1)), task=task)
     assert task.dtypes == {"training": torch.bfloat16, "evaluation": torch.bfloat16}
-
-
-def test_bfloat16_trains_float32_weights_and_resumes_exactly(tmp_path: Path) -> None:
-    def train(name: str, max_steps: int | None) -> None:
-        config = workload.make_config(tmp_path / name)
-        changes: dict[str, Any] = {"trainer": replace(config.trainer, max_steps=max_steps)}
-        runtime = RuntimeConfig(num_threads=1, mixed_precision="bf16")
-        workload.train(replace(config, runtime=runtime, **changes))
-
-    train("whole", None)
-    train("parts", 3)
-    train("parts", None)
-    weights = [
-        load_file(tmp_path / name / "export" / "model.safetensors") for name in ("whole", "parts")
-    ]
-    assert all(tensor.dtype == torch.float32 for tensor in weights[0].values())
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
