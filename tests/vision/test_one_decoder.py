@@ -15,7 +15,7 @@ from accel_trainer.cli.data.describe import examine_photo, hash_of
 from accel_trainer.cli.share.predict import read_image
 from accel_trainer.core.errors import DataError
 from accel_trainer.vision import BadImageConfig, load_images, load_photos
-from accel_trainer.vision.data.loaders import _warn_of_range
+from accel_trainer.vision.data.loaders import notes_on_split
 from accel_trainer.vision.data.photo_decode import decode_photo, read_header
 from accel_trainer.vision.data.photo_reader import PhotoDataset
 from accel_trainer.vision.data.pixel_range import PixelRanges
@@ -174,7 +174,6 @@ def test_pictures_that_use_little_of_their_range_are_said(
     offset: int,
     advice: str | None,
     tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Fault (Data, config and users' code): photos use less than an eighth of the range of their
     format, such as 12 bits in 16 -> a warning at the start, with the missing factor;
@@ -187,10 +186,10 @@ def test_pictures_that_use_little_of_their_range_are_said(
     )
     notes = [*load_photos(str(root), cache_dir=tmp_path / "cache").notes]
     images = load_images(str(root), cache_dir=tmp_path / "cache")
-    for split in (images.train, images.test):
-        _warn_of_range("train", split, images.class_names)
-    assert len(notes) == len(caplog.messages) == (2 if advice else 0), "one for each split"
-    for line in (*notes, *caplog.messages):
+    splits = (images.train, images.test)
+    of_images = [line for each in splits for line in notes_on_split("", each, images.class_names)]
+    assert len(notes) == len(of_images) == (2 if advice else 0), "one for each split"
+    for line in (*notes, *of_images):
         assert advice is not None
         assert advice in line
         assert line.startswith("6 of the 6 ")

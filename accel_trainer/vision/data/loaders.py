@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,11 +38,9 @@ def build_image_loaders(
             fit the images, or the order of the samples cannot be had.
         DataError: there are fewer images than processes.
     """
-    _warn_of_notes(run, images)
-    if run.accelerator.is_main_process:
-        for name, split in (("train", images.train), ("test", images.test)):
-            _warn_of_left_out(name, split)
-            _warn_of_range(name, split, images.class_names)
+    _warn(run, first_lines(images.notes))
+    for name, split in (("train", images.train), ("test", images.test)):
+        _warn(run, notes_on_split(name, split, images.class_names))
     order = choose_order(run.config.batch, len(images.train), labels=images.train.labels)
     device, normalization = run.accelerator.device, images.normalization
     reader = AugmentedImageReader(
@@ -69,7 +67,7 @@ def build_photo_loaders(
             fit the size of the input, or the order of the samples cannot be had.
         DataError: there are fewer photos than processes.
     """
-    _warn_of_notes(run, photos)
+    _warn(run, first_lines(photos.notes))
     order = choose_order(run.config.batch, len(photos.train), labels=photos.train.labels)
     device, num_workers = run.accelerator.device, run.config.batch.num_workers
     reader = AugmentedPhotoReader(
@@ -106,29 +104,21 @@ def _build_loaders(
     return train, evaluation
 
 
-def _warn_of_notes(run: Run, data: ImageDataset | Photos) -> None:
+def _warn(run: Run, notes: Iterable[str]) -> None:
+    """Log the notes on the main process, where alone they are looked for."""
     if run.accelerator.is_main_process:
-        for note in first_lines(data.notes):
+        for note in notes:
             logger.warning(note)
 
 
-def _warn_of_left_out(name: str, split: ImageSplit) -> None:
+def notes_on_split(name: str, split: ImageSplit, class_names: Sequence[str]) -> Iterator[str]:
+    """Yield lines about images that are left out, and about those of almost one shade."""
     if split.left_out:
         total = len(split) + len(split.left_out)
         listed = "; ".join(bad.message for bad in split.left_out)
-        logger.warning(
-            "%d of %d %s images are left out: %s",
-            len(split.left_out),
-            total,
-            name,
-            listed,
-        )
-
-
-def _warn_of_range(name: str, split: ImageSplit, class_names: Sequence[str]) -> None:
+        yield f"{len(split.left_out)} of {total} {name} images are left out: {listed}"
     ranges = PixelRanges()
     for index in torch.linspace(0, len(split) - 1, min(_NUM_LOOKED_AT, len(split))).long():
         found = range_of(split.images[index].numpy())
         ranges.add(found, "", class_names[int(split.labels[index])])
-    for note in ranges.notes(f"{name} images"):
-        logger.warning(note)
+    yield from ranges.notes(f"{name} images")
