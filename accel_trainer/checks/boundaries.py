@@ -110,16 +110,16 @@ class BoundaryChecks(Inspector):
         is_users = is_of_user(type(callback)) and not is_stored(callback)
         has_trackers = isinstance(callback, MetricLogger) and len(callback.sinks) > 1
         is_watched = is_users or has_trackers or isinstance(callback, PretrainedExport)
-        if not is_watched or self._num_calls[name] > _MAX_WATCHED_CALLS:
-            return nullcontext()
-        return self._watching_model(name)
+        is_first = self._num_calls[name] <= _MAX_WATCHED_CALLS
+        return self._watching_model(name) if is_watched and is_first else nullcontext()
 
     def _watching_end(
         self, name: str, callback: Callback, arguments: Sequence[Any]
     ) -> AbstractContextManager[None]:
         """Warn if a `save_pretrained` changes the model; a callback of the user's may."""
-        is_watched = isinstance(callback, PretrainedExport)
-        return self._watching_model(name) if is_watched else nullcontext()
+        return (
+            self._watching_model(name) if isinstance(callback, PretrainedExport) else nullcontext()
+        )
 
     @contextmanager
     def _watching_model(self, name: str) -> Iterator[None]:

@@ -110,7 +110,14 @@ class _FirstReading:
                 return
             # What follows a `yield` runs with the second sample.
             if number == 1 and (names := changed(before, self._mark())):
-                self._warn_of_others(names)
+                if self.read_again(_NUM_REPEATED) != self.read_again(_NUM_REPEATED):
+                    logger.warning(
+                        "[UNSAVED_STATE] %s has other samples when an epoch is read again, as in "
+                        "a resume, since reading changes %s: let all that it yields follow from "
+                        "the epoch alone",
+                        self.name,
+                        listed(names),
+                    )
                 with preserved_generators():
                     samples = self.reader.samples_from(epoch, position)
                     next(islice(samples, 1, None), None)
@@ -121,16 +128,6 @@ class _FirstReading:
 
     def _mark(self) -> Marks:
         return mark_unsaved({self.name: self.reader.stream}, has_defaults=True)
-
-    def _warn_of_others(self, names: set[str]) -> None:
-        """Warn if the first samples are others now that reading has changed these values."""
-        if self.read_again(_NUM_REPEATED) != self.read_again(_NUM_REPEATED):
-            logger.warning(
-                "[UNSAVED_STATE] %s has other samples when an epoch is read again, as in a resume, "
-                "since reading changes %s: let all that it yields follow from the epoch alone",
-                self.name,
-                listed(names),
-            )
 
     def read_again(self, number: int) -> list[bytes]:
         """Return the hashes of the first samples, read with generators that are seeded alike."""

@@ -32,9 +32,9 @@ class CarriedState:
     """Compares what the body of a loop uses after its first steps.
 
     These are objects with a state dict, generators, iterators, arrays that have the shape of a
-    parameter or decide something, and numbers and texts that it carries: it reads them before it
-    sets them, and they decide something in it. `known` is stored by the run, or of no interest;
-    `ignored` are names. Where a loop has no source, nothing is compared.
+    parameter, and values that it reads before it sets them and by which it decides something.
+    `known` is stored by the run, or of no interest; `ignored` are names. Where a loop has no
+    source, nothing is compared.
     """
 
     def __init__(self, frame: FrameType, known: Sequence[object], ignored: Collection[str]) -> None:
@@ -44,9 +44,9 @@ class CarriedState:
         self._frame = frame
         self._marks: list[dict[str, Mark]] = []
         loop = _loop_at(frame)
-        read, self._deciding, self._carried = _uses_of(loop)
-        compared = {name for name in read if "." not in name} | self._carried
-        self._names = sorted(compared - {*ignored})
+        read, self._deciding, carried = _uses_of(loop)
+        compared = {name for name in read if "." not in name} | carried
+        self._names = sorted(compared.difference(ignored))
         match loop.iter, loop.target:
             case (
                 ast.Call(ast.Name("enumerate"), [_] | [_, ast.Constant(0)], []),
@@ -79,11 +79,14 @@ class CarriedState:
         values = SimpleNamespace(**{**self._frame.f_globals, **self._frame.f_locals})
         self._walk = Walk({}, self._models, self._known)
         for name in self._names:
+            owner = name.rpartition(".")[0]
             with suppress(Exception):  # a property of the user's may raise anything
-                yield from self._marks_in(attrgetter(name)(values), name, name)
+                # The plain values of a module are in no state dict.
+                if not owner or isinstance(attrgetter(owner)(values), nn.Module):
+                    yield from self._marks_in(attrgetter(name)(values), name, name)
 
     def _marks_in(self, value: Any, name: str, root: str) -> Iterator[tuple[str, Mark]]:
-        """Yield the marks of a value, or of what is in it, that count for the name of its root."""
+        """Yield the marks of a value, or of what is in it, that count; lists go by their `root`."""
         has_values = isinstance(value, FunctionType) or is_of_user(type(value))
         if id(value) in self._walk.seen:
             return
@@ -92,13 +95,12 @@ class CarriedState:
         elif items := values_in(value) if has_values else items_in(value):
             self._walk.seen.add(id(value))
             for key, item in items.items():
-                yield from self._marks_in(item, f"{name}.{key}", root)
+                path = f"{name}.{key}"
+                yield from self._marks_in(item, path, path if has_values else root)
         elif mark := self._walk.mark(value):
-            if hasattr(value, "shape"):
-                counts = value.shape in self._shapes or root in self._deciding
-            else:
-                counts = not isinstance(value, _VALUES) or root in self._carried
-            if counts:
+            is_array = hasattr(value, "shape")
+            counts = value.shape in self._shapes if is_array else not isinstance(value, _VALUES)
+            if counts or root in self._deciding:
                 yield name, mark
 
 
@@ -167,16 +169,15 @@ def _statements(body: list[ast.stmt], in_loops: bool = True) -> Iterator[ast.stm
         for part in _BODIES if is_entered else ("orelse",):
             for nested in getattr(statement, part, []):
                 inner = [nested] if isinstance(nested, ast.stmt) else nested.body
-                yield from _statements(inner, in_loops=in_loops)
+                yield from _statements(inner, in_loops)
 
 
 def _names_of(statement: ast.stmt) -> tuple[set[str], set[str]]:
     """Return the names that a statement itself reads and sets, without the statements in it."""
     reads: set[str] = set()
     stores: set[str] = set()
-    parts = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt)]
-    for part in parts:
-        for node in ast.walk(part):
+    for part in ast.iter_child_nodes(statement):
+        for node in () if isinstance(part, ast.stmt) else ast.walk(part):
             if name := _dotted(node):
                 (reads if isinstance(node.ctx, ast.Load) else stores).add(name)  # type: ignore[attr-defined]
     if isinstance(statement, ast.AugAssign):

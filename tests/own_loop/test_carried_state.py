@@ -31,9 +31,9 @@ class Parts:
         self.loader = DataLoader(self.data, batch_size=4)
         self.folder = folder
 
-    def run(self) -> Any:
+    def run(self, **more: Any) -> Any:
         parts = {"model": self.model, "optimizer": self.optimizer, "loader": self.loader}
-        return exact_run(self.accelerator, self.folder, **parts)
+        return exact_run(self.accelerator, self.folder, **parts, **more)
 
     def step(self, loss: Tensor) -> None:
         loss.backward()
@@ -172,6 +172,15 @@ def item_of_a_dict(parts: Parts) -> None:
             state["done"] += 1
 
 
+def value_of_the_model(parts: Parts) -> None:
+    parts.model.share = 0.5
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            loss = parts.model(inputs[0]).square().mean() * parts.model.share
+            parts.step(loss)
+            parts.model.share *= 0.9
+
+
 FORGOTTEN: dict[Callable[[Parts], None], str] = {
     schedule_in_an_object: "self.schedule",
     generator_in_a_function: "noisy.drawn",
@@ -185,6 +194,7 @@ FORGOTTEN: dict[Callable[[Parts], None], str] = {
     endless_iterator: "factors",
     own_generator: "factor",
     item_of_a_dict: "state.done",
+    value_of_the_model: "parts.model.share",
 }
 
 
@@ -244,6 +254,26 @@ def meters(parts: Parts) -> None:
             print(meter.sum / meter.count, norm)
 
 
+def sums_in_an_object(parts: Parts) -> None:
+    class Loop:
+        def __init__(self) -> None:
+            self.total, self.largest = 0.0, torch.zeros(2, 2)
+
+        def fit(self) -> None:
+            with parts.run() as run:
+                for inputs in run.steps(8):
+                    loss = self.loss_of(inputs[0])
+                    parts.step(loss)
+
+        def loss_of(self, inputs: Tensor) -> Tensor:
+            loss = parts.model(inputs).square().mean()
+            self.total += loss.item()
+            self.largest += loss.detach()
+            return loss
+
+    Loop().fit()
+
+
 def random_numbers(parts: Parts) -> None:
     with parts.run() as run:
         for inputs in run.steps(8):
@@ -263,7 +293,30 @@ def frozen_teacher(parts: Parts) -> None:
             parts.step(loss_of(parts.model(inputs[0]), teacher(inputs[0])))
 
 
-@pytest.mark.parametrize("loop", [sums, meters, random_numbers, frozen_teacher])
+def given_state(parts: Parts) -> None:
+    class Centre:
+        def __init__(self) -> None:
+            self.value, self.count = torch.zeros(4), 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": self.value, "count": self.count}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.value, self.count = state["value"], state["count"]
+
+    centre = Centre()
+    with parts.run(states={"centre": centre}) as run:
+        for inputs in run.steps(8):
+            outputs = parts.model(inputs[0])
+            loss = (outputs - centre.value).square().mean() / centre.count
+            parts.step(loss)
+            centre.value = centre.value.lerp(outputs.detach().mean(0), 0.1)
+            centre.count += 1
+
+
+@pytest.mark.parametrize(
+    "loop", [sums, sums_in_an_object, meters, random_numbers, frozen_teacher, given_state]
+)
 def test_a_loop_that_carries_nothing_gets_no_warning(
     loop: Callable[[Parts], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
