@@ -102,7 +102,8 @@ def pytest_collection_modifyitems(
     selection.mark_groups(items)
     if not config.getoption("--whole-runs"):
         selection.mark_slow(items, IN_MAKE_TEST, NOT_IN_MAKE_TEST)
-    yield  # to -m and -k
+    yield  # to -m and -k, and to pytest-xdist
+    selection.name_groups(items)
     if part := config.getoption("--part"):
         selection.keep(config, items, lambda item: selection.is_of_today(item, part))
 

@@ -55,6 +55,17 @@ def mark_groups(items: list[Any]) -> None:
             item.add_marker(pytest.mark.xdist_group(groups[names[0]]))
 
 
+def name_groups(items: list[Any]) -> None:
+    """Let the names of tests end with the groups that pytest-xdist reads from them.
+
+    It appends them to `_nodeid` itself, which pytest does not read from 9.2 on.
+    """
+    for item in items:
+        name = getattr(item, "_nodeid", item.nodeid)
+        if name != item.nodeid:
+            item._id = type(item.id).parse(name)
+
+
 def _shared_fixtures(item: Any) -> list[str]:
     """Return the names of the fixtures of a wide scope that a test uses, itself or indirectly."""
     definitions = [found[-1] for found in item._fixtureinfo.name2fixturedefs.values()]

@@ -133,3 +133,14 @@ def test_each_test_of_the_lists_exists() -> None:
         if f"\ndef {name.partition('[')[0]}(" not in (folder / path).read_text()
     ] == []
     assert all((folder / path).exists() for path in whole_runs.IN_MAKE_TEST)
+
+
+@pytest.fixture(scope="module")
+def shared() -> None: ...
+
+
+@pytest.mark.usefixtures("shared")
+def test_processes_of_tests_are_told_the_groups(request: pytest.FixtureRequest) -> None:
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("all tests run in one process")
+    assert request.node.nodeid.endswith("@test_selection.shared")

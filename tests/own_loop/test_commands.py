@@ -11,19 +11,22 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("program.py")
 
+pytestmark = pytest.mark.usefixtures("python_is_forked")
 
-def command(*words: object, home: Path) -> subprocess.CompletedProcess[str]:
+
+def command(*words: object, home: Path, python: object = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "XDG_STATE_HOME": str(home)}
-    line = [sys.executable, *map(str, words)]
+    line = [str(python or sys.executable), *map(str, words)]
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(one_that_forks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of one program, `a` and `b`, which differ in the learning rate."""
     folder = tmp_path_factory.mktemp("own")
     for name, rate in (("a", 0.1), ("b", 0.2)):
-        done = command(PROGRAM, "--out", folder / name, "--lr", rate, home=folder)
+        words = (PROGRAM, "--out", folder / name, "--lr", rate)
+        done = command(*words, home=folder, python=one_that_forks)
         assert done.returncode == 0, done.stderr
     return folder
 
