@@ -8,6 +8,7 @@ import pytest
 from . import promises
 from .mutants import MUTANTS, ROOT, copy_repository
 from .promises import PROMISES, Promise, break_promise, find, try_promise
+from .whole_runs import IN_MAKE_TEST
 
 
 def test_each_promise_is_kept_by_one_function_and_has_tests() -> None:
@@ -16,6 +17,8 @@ def test_each_promise_is_kept_by_one_function_and_has_tests() -> None:
         find(promise.function, ROOT)
         for test in promise.tests.split():
             assert (ROOT / test.partition("::")[0]).exists(), test
+            named = IN_MAKE_TEST.get(test.partition("::")[0].removeprefix("tests/"), (test,))
+            assert named, f"make test runs nothing of {test}"
 
 
 def test_each_mutant_fits_the_code_once_and_has_tests() -> None:

@@ -84,7 +84,10 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_parameter_that_differs_by_process_ends_the_run",
         "test_nothing_is_said_of_honest_parts_and_they_resume_bit_for_bit",
     ),
-    "checks/test_rehearsal_on_processes.py": (),
+    "checks/test_rehearsal_on_processes.py": (
+        "test_an_optimizer_that_differs_by_process_or_hides_in_shards_is_named",
+        "test_a_training_mode_that_differs_by_process_ends_the_run",
+    ),
     "training/test_pretend_device.py": (),
     "training/test_ends.py": (
         "test_a_signal_in_the_last_evaluation_costs_nothing",
