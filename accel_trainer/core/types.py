@@ -209,7 +209,14 @@ class StepOutput(NamedTuple):
 
     def detached(self) -> StepOutput:
         """Return the same numbers without their graph."""
-        return StepOutput._make([*map(_detached, self[:4]), *self[4:]])
+        return StepOutput(
+            self.losses.detach(),
+            _detached(self.outputs),
+            _detached(self.num_items),
+            _detached(self.numbers),
+            self.is_per_sample,
+            self.reduction,
+        )
 
 
 def _detached(value: Any) -> Any:
