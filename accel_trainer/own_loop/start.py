@@ -76,7 +76,7 @@ def exact_run(
     leaves no gradients of the other optimizers. The gradients of those that have stepped are
     dropped there. `seed` decides the order of the samples and all random numbers of the loop. Every
     `digest_every` steps a row has digests of what is trained, by which `accel-trainer why` finds
-    where two runs go apart.
+    where two runs diverge.
     `timeout_s` is how long a process waits for the others.
 
     What the loop changes in each step and no state holds, such as a scheduler that was forgotten,

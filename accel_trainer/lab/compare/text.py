@@ -131,8 +131,10 @@ def json_of(found: Comparison) -> JsonObject:
 
 def _whole_runs(paired: Paired) -> float | None:
     """Return how many runs that share nothing would be as precise; None: not known."""
-    ratio = paired.variance_ratio
-    return None if ratio is None else 2 * len(paired.pairs) * ratio
+    ratio, interval = paired.variance_ratio, paired.rho_interval
+    if ratio is None or interval is None or interval[0] <= 0:  # it may have saved nothing
+        return None
+    return 2 * len(paired.pairs) * ratio
 
 
 def _place(plan: Plan) -> str:
@@ -161,7 +163,7 @@ def _sharing_lines(found: Comparison) -> Iterator[str]:
     between = "" if interval is None else f" (95% interval {interval[0]:.2f} to {interval[1]:.2f})"
     yield f"rho {paired.rho:.2f}{between}: the correlation of the two arms, which share {shared}"
     needed = _whole_runs(paired)
-    if needed is None or interval is None or interval[0] <= 0:  # it may have saved nothing
+    if needed is None:
         return
     about = float(f"{needed:.2g}")  # two digits
     yield (
