@@ -132,9 +132,9 @@ def json_of(found: Comparison) -> JsonObject:
 def _whole_runs(paired: Paired) -> float | None:
     """Return how many runs that share nothing would be as precise; None: not known."""
     ratio, interval = paired.variance_ratio, paired.rho_interval
-    if ratio is None or interval is None or interval[0] <= 0:  # it may have saved nothing
-        return None
-    return 2 * len(paired.pairs) * ratio
+    if ratio and interval and interval[0] > 0:  # otherwise, sharing may have saved nothing
+        return 2 * len(paired.pairs) * ratio
+    return None
 
 
 def _place(plan: Plan) -> str:
@@ -162,14 +162,12 @@ def _sharing_lines(found: Comparison) -> Iterator[str]:
     interval = paired.rho_interval
     between = "" if interval is None else f" (95% interval {interval[0]:.2f} to {interval[1]:.2f})"
     yield f"rho {paired.rho:.2f}{between}: the correlation of the two arms, which share {shared}"
-    needed = _whole_runs(paired)
-    if needed is None:
-        return
-    about = float(f"{needed:.2g}")  # two digits
-    yield (
-        f"as precise as about {about:,.0f} whole runs that share nothing, for the steps of "
-        f"{plan.work:.3g}"
-    )
+    if needed := _whole_runs(paired):
+        about = float(f"{needed:.2g}")  # two digits
+        yield (
+            f"as precise as about {about:,.0f} whole runs that share nothing, for the steps of "
+            f"{plan.work:.3g}"
+        )
 
 
 def _number(metric: str, difference: float, scale: Interval) -> str:
