@@ -16,7 +16,6 @@ from ..checkpoint.state_dict import EXTRA_STATE
 from ..core.digest import flatten
 from ..core.registry import Pieces
 from ..core.shards import is_shard
-from ..core.tensor_memory import quick_digest
 from ..core.wording import describe_tensor
 from ..distributed.collectives import run_on_main
 from ..training.callback import Callback, TrainerView
@@ -24,7 +23,7 @@ from ..training.callback_runner import Watch
 from ..training.inspector import Inspector, ReadAttributes, ReadState
 from .first_reading import FirstReadings
 from .model_watch import mark_model
-from .same_everywhere import check_same_lines, check_same_parts
+from .same_everywhere import check_same_lines, check_same_parts, check_same_states
 from .subject import (
     Subject,
     digests_in,
@@ -177,12 +176,7 @@ class BoundaryChecks(Inspector):
         run_on_main(lambda: self._compare(now), subject.accelerator)
         self._warn_of_views()
         self.evaluation()
-        if subject.accelerator.num_processes > 1:
-            named = subject.model.named_parameters(prefix="model")
-            lines = [
-                f"{name} bits {quick_digest(each)}" for name, each in named if not is_shard(each)
-            ]
-            check_same_lines(lines, subject.accelerator)
+        check_same_states({"model": subject.model}, subject.accelerator)
         check_same_parts(pieces, subject.accelerator)
 
     def evaluation(self) -> None:

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.digest import digest_of, flatten
 from ..core.registry import WEIGHTS, Pieces
 from ..core.shards import is_shard
-from ..distributed.collectives import differing_lines
+from ..core.tensor_memory import quick_digest
+from ..distributed.collectives import differing_lines, gather_numbers
 from .subject import inexact
 
 _ONE_VALUE = (
     "a checkpoint stores one value: compute it from values that are the same on all processes, "
     "reduce it over them, or make it a buffer of the model; what only the main process knows "
     "belongs in trainer.metadata"
+)
+_ALIKE = (
+    "a checkpoint stores one value: prepare each model, compute a state from values that are the "
+    "same on all processes, or reduce it over them"
 )
 # The length of the history, which only the main process writes.
 _HISTORY = "callbacks.MetricLogger.history_bytes"
@@ -35,11 +39,29 @@ def check_same_parts(pieces: Pieces, accelerator: Accelerator) -> None:
         return
     leaves = flatten(dict(_small_parts(pieces)))
     leaves.pop(_HISTORY, None)
-    lines = sorted(lines_of(leaves))
-    # Eight bytes are exchanged, and all lines only if these differ.
-    mine = torch.tensor([int(digest_of(lines), 16) - 2**63], device=accelerator.device)
-    if len(accelerator.gather(mine).unique()) > 1:
-        check_same_lines(lines, accelerator)
+    check_same_lines(sorted(lines_of(leaves)), accelerator)
+
+
+def check_same_states(states: Mapping[str, Any], accelerator: Accelerator) -> None:
+    """Check the parameters of modules, and all that other states store.
+
+    **Collective. Host sync** with several processes. A module's buffers may differ by process.
+
+    Raises CheckpointError with the first value that differs between processes.
+    """
+    if accelerator.num_processes > 1:
+        lines: list[str] = []
+        for name, state in states.items():
+            if isinstance(state, nn.Module):
+                named = state.named_parameters(prefix=name)
+                lines += [
+                    f"{path} bits {quick_digest(each)}"
+                    for path, each in named
+                    if not is_shard(each)
+                ]
+            else:
+                lines += lines_of({name: state.state_dict()})
+        check_same_lines(lines, accelerator, _ALIKE)
 
 
 def _small_parts(pieces: Pieces) -> Iterator[tuple[str, Any]]:
@@ -58,6 +80,9 @@ def check_same_lines(lines: list[str], accelerator: Accelerator, fix: str = _ONE
 
     **Collective. Host sync.**
     """
+    # Eight bytes are exchanged, and all lines only if these differ.
+    if len({*gather_numbers(int(digest_of(lines), 16) - 2**63, accelerator)}) == 1:
+        return
     for process, found in enumerate(differing_lines("\n".join(lines), accelerator)):
         if found:
             raise inexact(f"processes differ after a step (process {process}: {found}): {fix}")

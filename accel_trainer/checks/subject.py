@@ -57,10 +57,11 @@ class Subject:
 
         Not modules themselves: besides their tensors, they may keep what no state dict has.
         """
-        modules = [each for each in self.states.values() if isinstance(each, nn.Module)]
         others = [each for each in self.states.values() if not isinstance(each, nn.Module)]
-        found = [each.state_dict(keep_vars=True) for each in modules]
-        found += [each.state_dict() for each in others]
+        found = [
+            each.state_dict(keep_vars=True) if isinstance(each, nn.Module) else each.state_dict()
+            for each in self.states.values()
+        ]
         return [*others, *(each for each in flatten(found).values() if isinstance(each, Tensor))]
 
     @contextmanager

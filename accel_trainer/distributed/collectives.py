@@ -165,6 +165,12 @@ def gather_rows(rows: Tensor, accelerator: Accelerator) -> Tensor:
     return rows[rows[:, 0] >= 0].cpu()
 
 
+def gather_numbers(number: int, accelerator: Accelerator) -> list[int]:
+    """Return the `number` of each process, of at most 64 bits. **Collective. Host sync.**"""
+    mine = torch.tensor([number], device=accelerator.device)
+    return accelerator.gather(mine).tolist()  # type: ignore[no-any-return]  # untyped
+
+
 def differing_lines(text: str, accelerator: Accelerator) -> list[str]:
     """Return for each process the first line of its `text` that differs from the main process's.
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..callbacks.metrics_file import MetricsFile
@@ -18,6 +17,7 @@ from ..core.errors import ConfigError, Preempted
 from ..core.registry import Pieces, Registry, StateDict, Stateful
 from ..core.rng import fold_in, seed_generators
 from ..core.train_state import TrainState
+from ..distributed.collectives import gather_numbers
 from ..run.joining import JoinedRun
 from .loader import OrderedLoader
 from .means import Means
@@ -63,6 +63,8 @@ class ExactRun(Stateful):
         """All parts of the run that have state, this object included."""
         self.store: Callable[[TrainState, Pieces], object]
         """Passes a checkpoint to the writer, on the main process."""
+        self.check_same: Callable[[], None]
+        """Checks that all processes store the same. **Collective.**"""
         self.carried_by: Callable[[FrameType], CarriedState]
         """Looks at what the loop in a frame carries from round to round."""
 
@@ -266,14 +268,14 @@ class ExactRun(Stateful):
         self._stop_flag.is_save_agreed = False
         self._saved_step = self.step
         with self._activity.during("save"):
+            self.check_same()
             pieces = self.states.state_dict()
             if self._accelerator.is_main_process:
                 self.store(self.state, pieces)
 
     def _orders(self) -> list[int]:
         """Return a digest of each process's order of the epoch. **Collective. Host sync.**"""
-        mine = torch.tensor([self._loader.digest()], device=self._accelerator.device)
-        return self._accelerator.gather(mine).tolist()  # type: ignore[no-any-return]  # untyped
+        return gather_numbers(self._loader.digest(), self._accelerator)
 
     def _seed_round(self) -> None:
         place = (self.epoch, self.batch_in_epoch, self._accelerator.process_index)

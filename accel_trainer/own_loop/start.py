@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
@@ -19,6 +18,7 @@ from ..callbacks.result import record_attempt, write_result
 from ..checkpoint.manager import copy_metadata
 from ..checks.loop_body import CarriedState
 from ..checks.parts import check_states
+from ..checks.same_everywhere import check_same_states
 from ..core.config import check_types
 from ..core.errors import ConfigError, Preempted
 from ..core.filesystem import writes_to
@@ -26,7 +26,7 @@ from ..core.logger import logger
 from ..core.parameters import unstepped_parameters
 from ..core.rng import preserved_generators
 from ..core.train_state import TrainState
-from ..distributed.collectives import run_on_main
+from ..distributed.collectives import gather_numbers, run_on_main
 from ..distributed.determinism import choose_kernels, is_too_late_for_cublas
 from ..distributed.machine import peak_memory_bytes
 from ..run.config import RecipeConfig, RunConfig
@@ -143,6 +143,8 @@ def exact_run(
         unstepped = unstepped_parameters(parts.module, parts.optimizers)
         loop.states = parts.registry(accelerator, states, loop)
         loop.store = partial(checkpointer.save, unstepped=unstepped)
+        same = {**states, "model": parts.module}
+        loop.check_same = lambda: check_same_states(same, accelerator)
         known = [loop, *parts.known(accelerator, states)]
         loop.carried_by = partial(CarriedState, known=known, ignored=ignore)
         # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.
@@ -189,8 +191,7 @@ def _choose_kernels(accelerator: Accelerator) -> None:
 
 def _check_equal_rounds(num_batches: int, accelerator: Accelerator) -> None:
     """Raise ConfigError if processes have other numbers of batches. **Collective.**"""
-    mine = torch.tensor([num_batches], device=accelerator.device)
-    numbers = accelerator.gather(mine).tolist()
+    numbers = gather_numbers(num_batches, accelerator)
     if len({*numbers}) > 1:
         raise ConfigError(
             "LOOP_LOADER",

@@ -83,3 +83,49 @@ def test_processes_with_other_numbers_of_rounds_are_refused(tmp_path: Path) -> N
     processes.run(
         start_with_uneven_rounds, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
     )
+
+
+class Centre:
+    """A mean over the samples of this process."""
+
+    def __init__(self) -> None:
+        self.value = torch.zeros(())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def fit_what_differs(folder: Path, is_prepared: bool) -> None:
+    accelerator = Accelerator(cpu=True)
+    parts = parts_of(accelerator)
+    model, centre = parts["model"], Centre()
+    if not is_prepared:
+        model = parts["model"] = accelerator.unwrap_model(model)
+    with exact_run(accelerator, folder, **parts, save_every=2, states={"centre": centre}) as run:
+        for _ in run.epochs(2):
+            for (inputs,) in run.batches():
+                accelerator.backward(model(inputs).square().sum())
+                parts["optimizer"].step()
+                parts["optimizer"].zero_grad()
+                if is_prepared:
+                    centre.value = centre.value.lerp(inputs.mean(), 0.1)
+
+
+@pytest.mark.parametrize(("is_prepared", "name"), [(True, "centre.value"), (False, "model.weight")])
+def test_what_a_checkpoint_stores_once_is_the_same_on_all_processes(
+    tmp_path: Path, is_prepared: bool, name: str
+) -> None:
+    job = processes.start(
+        fit_what_differs,
+        tmp_path / "run",
+        is_prepared,
+        num_processes=2,
+        folder=tmp_path / "logs",
+    )
+    assert 0 not in job.wait()
+    assert "CKPT_INEXACT" in job.output()
+    assert name in job.output()
+    assert not [*(tmp_path / "run" / "checkpoints").glob("step-*")]

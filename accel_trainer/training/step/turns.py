@@ -13,6 +13,7 @@ from torch import Tensor
 from ...core.errors import ConfigError
 from ...core.parameters import Optimizers, parameters_of
 from ...core.types import Position, StepReport, Task, Turn
+from ...distributed.collectives import gather_numbers
 
 
 def takes_turns(task: Task) -> bool:
@@ -46,8 +47,7 @@ def updates_at(
             "a tuple of names: "
             f"{', '.join(names) or 'optimizer= has none, give build_trainer a dict of functions'}",
         )
-    mark = torch.tensor([crc32(repr(turns).encode())], device=accelerator.device)
-    if (accelerator.gather(mark) != mark).any():
+    if len({*gather_numbers(crc32(repr(turns).encode()), accelerator)}) > 1:
         raise ConfigError(
             "TASK",
             f"{fact}, and another one on another process: let it follow from the position alone",
