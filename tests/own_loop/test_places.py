@@ -31,7 +31,8 @@ def parts_of(accelerator: Accelerator, num_samples: int = NUM_SAMPLES) -> dict[s
 def fit(folder: Path, filler: Path | None = None) -> None:
     accelerator = Accelerator(cpu=True)
     parts = parts_of(accelerator)
-    with exact_run(accelerator, folder, **parts, save_every=1) as run:
+    # All checkpoints stay: one that is deleted after the disk was filled makes room again.
+    with exact_run(accelerator, folder, **parts, save_every=1, keep_last=100) as run:
         for _ in run.epochs(3):
             for (inputs,) in run.batches():
                 if filler is not None and run.step == 4:
@@ -53,7 +54,7 @@ def test_a_folder_has_one_start_at_a_time(tmp_path: Path) -> None:
 
 
 def fill_and_go_on(mount: Path) -> None:
-    mount_small_disk(mount)
+    mount_small_disk(mount, "size=8m")
     fit(mount / "whole")
     with pytest.raises((CheckpointError, OutputError)):
         fit(mount / "run", mount / "filler")
