@@ -292,4 +292,5 @@ def check_memory_at_the_end(folder: Path) -> None:
         checkpointer.wait(must_succeed=step == 2)
         taken.append(psutil.Process().memory_info().rss - before)
     assert taken[0] > 60 * 2**20, "the next save reuses the memory of the copy"
-    assert taken[1] < 20 * 2**20
+    # Modules that the first save imports stay.
+    assert taken[0] - taken[1] > 50 * 2**20, taken
