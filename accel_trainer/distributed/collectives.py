@@ -150,8 +150,10 @@ def broadcast_files(read: Callable[[], Files], accelerator: Accelerator) -> File
         files.update(read())
         return [*files]
 
-    names = run_on_main(read_names, accelerator)
-    return {name: broadcast_bytes(files.get(name, b""), accelerator) for name in names}
+    return {
+        name: broadcast_bytes(files.get(name, b""), accelerator)
+        for name in run_on_main(read_names, accelerator)
+    }
 
 
 def gather_rows(rows: Tensor, accelerator: Accelerator) -> Tensor:
@@ -167,6 +169,8 @@ def gather_rows(rows: Tensor, accelerator: Accelerator) -> Tensor:
 
 def gather_numbers(number: int, accelerator: Accelerator) -> list[int]:
     """Return the `number` of each process, of at most 64 bits. **Collective. Host sync.**"""
+    if accelerator.num_processes == 1:
+        return [number]
     mine = torch.tensor([number], device=accelerator.device)
     return accelerator.gather(mine).tolist()  # type: ignore[no-any-return]  # untyped
 

@@ -167,7 +167,7 @@ class ExactRun(Stateful):
             "means": self._means.state_dict(),
             "history_bytes": self._history.size if self._history else 0,
             "accelerate_step": self._accelerator.step,
-            "orders": self._orders(),
+            "orders": gather_numbers(self._loader.digest(), self._accelerator),
             "is_stopping": self._is_stopping,
             "is_stopped": self.is_stopped,
             "metrics": self.metrics,
@@ -185,7 +185,9 @@ class ExactRun(Stateful):
 
     def check_order(self, orders: Sequence[int]) -> None:
         """Raise ConfigError if the orders of the epoch have other digests. **Collective.**"""
-        if orders != self._orders() and self.batch_in_epoch:
+        if self.batch_in_epoch and orders != gather_numbers(
+            self._loader.digest(), self._accelerator
+        ):
             raise ConfigError(
                 "LOOP_ORDER",
                 f"the order of epoch {self.epoch} is not that of the run: the sampler depends "
@@ -272,10 +274,6 @@ class ExactRun(Stateful):
             pieces = self.states.state_dict()
             if self._accelerator.is_main_process:
                 self.store(self.state, pieces)
-
-    def _orders(self) -> list[int]:
-        """Return a digest of each process's order of the epoch. **Collective. Host sync.**"""
-        return gather_numbers(self._loader.digest(), self._accelerator)
 
     def _seed_round(self) -> None:
         place = (self.epoch, self.batch_in_epoch, self._accelerator.process_index)
