@@ -39,8 +39,7 @@ def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -
     listed = []
     for name, value in values.items():
         found = differing_lines(value, accelerator)
-        lines = {process: line for process, line in enumerate(found) if line}
-        if lines:
+        if lines := {process: line for process, line in enumerate(found) if line}:
             shown = f" ({next(iter(lines.values()))})" if "\n" in value else ""
             listed.append(f"{name} on {', '.join(map(str, lines))}{shown}")
     if listed:

@@ -176,7 +176,7 @@ class BoundaryChecks(Inspector):
         run_on_main(lambda: self._compare(now), subject.accelerator)
         self._warn_of_views()
         self.evaluation()
-        check_same_states({"model": subject.model}, subject.accelerator)
+        check_same_states({"model": subject.model}, pieces, subject.accelerator)
         check_same_parts(pieces, subject.accelerator)
 
     def evaluation(self) -> None:

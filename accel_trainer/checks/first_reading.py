@@ -112,9 +112,9 @@ class _FirstReading:
             if number == 1 and (names := changed(before, self._mark())):
                 if self.read_again(_NUM_REPEATED) != self.read_again(_NUM_REPEATED):
                     logger.warning(
-                        "[UNSAVED_STATE] %s has other samples when an epoch is read again, as in "
-                        "a resume, since reading changes %s: let all that it yields follow from "
-                        "the epoch alone",
+                        "[UNSAVED_STATE] %s yields different samples when an epoch is read "
+                        "again, as after a resume, because reading changes %s: derive all that "
+                        "it yields from the epoch alone",
                         self.name,
                         listed(names),
                     )

@@ -160,7 +160,7 @@ def _uses_of(loop: ast.For) -> tuple[set[str], set[str], set[str]]:
 
 
 def _statements(body: list[ast.stmt], in_loops: bool = True) -> Iterator[ast.stmt]:
-    """Yield all statements of a body, perhaps those in inner loops, but not those of functions."""
+    """Yield the statements of a body, also of its inner loops if asked, but not of functions."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

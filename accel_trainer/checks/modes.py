@@ -68,7 +68,7 @@ def refuse_older_rule(
 
 
 def _below_frozen(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the norms whose parameters, or those of the last module before them, are frozen."""
+    """Yield the norms that are frozen, or have no parameters and follow a frozen module."""
     is_frozen = False
     for name, module in model.named_modules():
         if parameters := list(module.parameters(recurse=False)):

@@ -16,16 +16,13 @@ from ..distributed.collectives import differing_lines, gather_numbers
 from .subject import inexact
 
 _ONE_VALUE = (
-    "a checkpoint stores one value: compute it from values that are the same on all processes, "
-    "reduce it over them, or make it a buffer of the model; what only the main process knows "
-    "belongs in trainer.metadata"
+    "a checkpoint stores one value: compute it from the same values on all processes, reduce it "
+    "over them, or make it a buffer; what only the main process knows belongs in trainer.metadata"
 )
 _ALIKE = (
-    "a checkpoint stores one value: prepare each model, compute a state from values that are the "
-    "same on all processes, or reduce it over them"
+    "a checkpoint stores one value: prepare each model, and compute a state from the same values "
+    "on all processes, or reduce it over them"
 )
-# The length of the history, which only the main process writes.
-_HISTORY = "callbacks.MetricLogger.history_bytes"
 
 
 def check_same_parts(pieces: Pieces, accelerator: Accelerator) -> None:
@@ -38,30 +35,30 @@ def check_same_parts(pieces: Pieces, accelerator: Accelerator) -> None:
     if accelerator.num_processes == 1:
         return
     leaves = flatten(dict(_small_parts(pieces)))
-    leaves.pop(_HISTORY, None)
+    leaves.pop("callbacks.MetricLogger.history_bytes", None)  # only the main process writes it
     check_same_lines(sorted(lines_of(leaves)), accelerator)
 
 
-def check_same_states(states: Mapping[str, Any], accelerator: Accelerator) -> None:
-    """Check the parameters of modules, and all that other states store.
+def check_same_states(states: Mapping[str, Any], pieces: Pieces, accelerator: Accelerator) -> None:
+    """Check the parameters of modules, and of other states the pieces that store them.
 
     **Collective. Host sync** with several processes. A module's buffers may differ by process.
 
     Raises CheckpointError with the first value that differs between processes.
     """
-    if accelerator.num_processes > 1:
-        lines: list[str] = []
-        for name, state in states.items():
-            if isinstance(state, nn.Module):
-                named = state.named_parameters(prefix=name)
-                lines += [
-                    f"{path} bits {quick_digest(each)}"
-                    for path, each in named
-                    if not is_shard(each)
-                ]
-            else:
-                lines += lines_of({name: state.state_dict()})
-        check_same_lines(lines, accelerator, _ALIKE)
+    if accelerator.num_processes == 1:
+        return
+    lines: list[str] = []
+    for name, state in states.items():
+        if isinstance(state, nn.Module):
+            lines += [
+                f"{path} bits {quick_digest(each)}"
+                for path, each in state.named_parameters(prefix=name)
+                if not is_shard(each)
+            ]
+        else:
+            lines += lines_of({name: pieces.get(name)})
+    check_same_lines(lines, accelerator, _ALIKE)
 
 
 def _small_parts(pieces: Pieces) -> Iterator[tuple[str, Any]]:

@@ -91,7 +91,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_number("--num-processes", "default: 1", default=1, lowest=1)
     options, recipe, flags = parser.require_recipe(argv)
     if not 0 < options.lowest < options.highest < math.inf:
-        raise ConfigError("LR_FIND", "--from must be above 0 and below --to")
+        raise ConfigError(
+            "LR_FIND",
+            f"--from {options.lowest} --to {options.highest}: set --from above 0 and below --to",
+        )
     refuse_other_file(options.png, "--png")
     growth = (options.highest / options.lowest) ** (1 / (options.steps - 1))
     ramp = _ramp(options.lowest, growth, options.steps)

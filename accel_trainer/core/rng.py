@@ -76,7 +76,7 @@ def seed_generators(key: int, device: torch.device = _CPU) -> None:
     _python.gauss_next = None
     np.random.seed(key)
     torch.default_generator.manual_seed(key)
-    # Compared first: `type` makes a text anew each time, which a step of a tiny model shows.
+    # Compared first: each access to `type` builds a string, a measurable part of a tiny step.
     if device != _CPU and device.type != "cpu":
         torch.get_device_module(device).manual_seed(key)
 

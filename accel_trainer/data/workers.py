@@ -307,10 +307,12 @@ def make_batch(
     except SampleError:
         raise
     except Exception as error:
-        forms = [
-            str(recursively_apply(_form_of, sample, test_type=lambda value: True))
-            for _, sample in samples
-        ]
+        form_of = partial(
+            recursively_apply,
+            lambda value: getattr(value, "shape", type(value).__name__),
+            test_type=lambda value: True,
+        )
+        forms = [str(form_of(sample)) for _, sample in samples]
         rarest = sorted({*forms}, key=forms.count)[:2]
         listed = " and ".join(f"{ids[forms.index(form)]} ({form})" for form in rarest)
         raise SampleError(
@@ -333,10 +335,6 @@ def _checked(ids: list[int], collated: Any, num_classes: int | None) -> Batch:
                     f"sample {sample_id} has label {label}, the classes are 0 to {num_classes - 1}"
                 )
     return Batch(inputs, targets, torch.tensor(ids))
-
-
-def _form_of(value: Any) -> Any:
-    return getattr(value, "shape", type(value).__name__)
 
 
 def inputs_and_targets(collated: Any) -> tuple[Any, Any]:

@@ -7,19 +7,14 @@ memory for one copy of the state. With SHARDED_STATE_DICT each process writes it
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import (
-    convert_outputs_to_fp32,
-    fsdp2_prepare_model,
-    fsdp_utils,
-    recursively_apply,
-)
+from accelerate.utils import convert_outputs_to_fp32, fsdp2_prepare_model, fsdp_utils
 from torch import nn
 from torch.optim import Optimizer
 
@@ -178,9 +173,12 @@ def gather_shards(state: Any) -> Any:
 
     The other processes keep the shards, which report the shape and dtype of the whole.
     """
-
-    def gather(shard: Any) -> Any:
-        whole = shard.full_tensor()
-        return whole.cpu() if dist.get_rank() == 0 else shard
-
-    return recursively_apply(gather, state, test_type=is_shard)
+    # Not accelerate's `recursively_apply`: it makes other containers anew, and fails for some.
+    if type(state) in (dict, OrderedDict):
+        return {key: gather_shards(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(map(gather_shards, state))
+    if not is_shard(state):
+        return state
+    whole = state.full_tensor()
+    return whole.cpu() if dist.get_rank() == 0 else state

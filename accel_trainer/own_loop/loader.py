@@ -101,10 +101,7 @@ class OrderedLoader:
             for value in list(getattr(owner, "__dict__", {}).values()):  # a list has none
                 if isinstance(value, torch.Generator):
                     value.manual_seed(key)
-        follow = getattr(self._loader, "set_epoch", None)
-        if callable(follow):
-            follow(self.epoch)
-        set_epoch(_samplers(self._sampler), self.epoch)
+        set_epoch([self._loader, *_samplers(self._sampler)], self.epoch)
         return [list(batch) for batch in self._sampler]
 
 

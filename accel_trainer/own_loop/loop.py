@@ -63,8 +63,8 @@ class ExactRun(Stateful):
         """All parts of the run that have state, this object included."""
         self.store: Callable[[TrainState, Pieces], object]
         """Passes a checkpoint to the writer, on the main process."""
-        self.check_same: Callable[[], None]
-        """Checks that all processes store the same. **Collective.**"""
+        self.check_same: Callable[[Pieces], None]
+        """Checks that all processes have the same to store. **Collective.**"""
         self.carried_by: Callable[[FrameType], CarriedState]
         """Looks at what the loop in a frame carries from round to round."""
 
@@ -270,8 +270,8 @@ class ExactRun(Stateful):
         self._stop_flag.is_save_agreed = False
         self._saved_step = self.step
         with self._activity.during("save"):
-            self.check_same()
             pieces = self.states.state_dict()
+            self.check_same(pieces)
             if self._accelerator.is_main_process:
                 self.store(self.state, pieces)
 

@@ -27,9 +27,9 @@ class ProcessBuffers(Stateful):
         """Return by name the buffers that differ, stacked by process. **Collective. Host sync.**"""
         if self._accelerator.num_processes == 1 or not self._buffers:
             return {}
-        sums = torch.stack([sum_of_bits(each).reshape(1) for each in self._buffers.values()], 1)
-        differs = (self._accelerator.gather(sums) != sums).any(0)
-        differs = self._accelerator.reduce(differs.long()) > 0
+        mine = torch.stack([sum_of_bits(each).reshape(1) for each in self._buffers.values()], 1)
+        sums = self._accelerator.gather(mine)
+        differs = (sums != sums[0]).any(0)
         return {
             name: self._accelerator.gather(buffer[None])
             for (name, buffer), is_different in zip(self._buffers.items(), differs, strict=True)

@@ -144,7 +144,7 @@ def exact_run(
         loop.states = parts.registry(accelerator, states, loop)
         loop.store = partial(checkpointer.save, unstepped=unstepped)
         same = {**states, "model": parts.module}
-        loop.check_same = lambda: check_same_states(same, accelerator)
+        loop.check_same = partial(check_same_states, same, accelerator=accelerator)
         known = [loop, *parts.known(accelerator, states)]
         loop.carried_by = partial(CarriedState, known=known, ignored=ignore)
         # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.

@@ -30,15 +30,12 @@ class Updates:
         self._num_open = 0
         for optimizer in optimizers:
             inner = plain(optimizer)
-            hook = inner.register_step_post_hook(partial(self._note_step, id(inner)))
+            hook = inner.register_step_post_hook(lambda each, *_: self.stepped.add(id(each)))
             resources.callback(hook.remove)
             if isinstance(optimizer, AcceleratedOptimizer) and optimizer.scaler is not None:
                 # A step that the scaler skips calls no hook.
                 vars(optimizer)["step"] = partial(self._step_scaled, optimizer, optimizer.step)
                 resources.callback(vars(optimizer).pop, "step")
-
-    def _note_step(self, number: int, *_: object) -> None:
-        self.stepped.add(number)
 
     def _step_scaled(
         self, optimizer: AcceleratedOptimizer, step: Callable[[Any], None], closure: Any = None

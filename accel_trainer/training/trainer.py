@@ -566,7 +566,7 @@ class Trainer:
     def _evaluate_at(self, state: TrainState) -> bool:
         """Evaluate the weights and notify; return False if a signal stopped the evaluation.
 
-        `state` is that of the checkpoint that will hold these weights.
+        `state` is the one in the checkpoint that will hold these weights.
         """
         self._inspector.evaluation()
         try:

@@ -198,14 +198,15 @@ def read_export_config(folder: Path) -> ExportConfig:
         if size is not None:
             height, width = (_bounded("image_size", side, _MAX_SIDE) for side in size)
             size = (height, width)
-        transform = content.get("eval_transform")
         return ExportConfig(
             model=model,
             in_channels=_bounded("in_channels", channels, _MAX_CHANNELS),
             class_names=tuple(content["class_names"]),
             normalization=Normalization(**mean_and_std),
             image_size=size,
-            transform=transform and EvalTransform.from_dict(transform),
+            transform=EvalTransform.from_dict(content["eval_transform"])
+            if "eval_transform" in content
+            else None,
         )
     except (
         OSError,

@@ -82,6 +82,7 @@ FORGED: dict[str, bytes | Callable[[dict[str, Any]], object]] = {
     "in_channels that is a text": changed(in_channels="x"),
     "image_size": changed(image_size=[10**12, 10**12]),
     "image_size of one number": changed(image_size=[16]),
+    "an empty transform": changed(eval_transform={}),
     "image_size that is a text": changed(image_size="16"),
     "size of the transform": transform(size=10**12),
     "size of the transform as a text": transform(size="x"),

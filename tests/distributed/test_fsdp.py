@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from accel_trainer import (
 )
 from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.collectives import shutdown
+from accel_trainer.distributed.fsdp import gather_shards
 from tests import processes, workload
 from tests.checkpoint.sharded_run import newest
 from tests.joined import FSDP
@@ -209,6 +211,14 @@ def test_what_needs_whole_weights_is_refused_in_one_line(
         _train_with, tmp_path / "run", changes, folder=tmp_path / "logs", codes=[1, 1]
     )
     assert f"error[FSDP]: {setting} does not work with FSDP: leave it out" in job.output()
+
+
+def test_what_holds_no_shard_is_not_made_anew() -> None:
+    counts, rest = Counter("aab"), defaultdict(int)
+    found = gather_shards({"own": [counts, (rest,)]})
+    assert found == {"own": [counts, (rest,)]}
+    assert found["own"][0] is counts
+    assert found["own"][1][0] is rest
 
 
 def _train_with(folder: Path, changes: dict[str, object]) -> None:

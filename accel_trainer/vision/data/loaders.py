@@ -112,7 +112,7 @@ def _warn(run: Run, notes: Iterable[str]) -> None:
 
 
 def notes_on_split(name: str, split: ImageSplit, class_names: Sequence[str]) -> Iterator[str]:
-    """Yield lines about images that are left out, and about those of almost one shade."""
+    """Yield a line for images that are left out, and one for those of nearly a single shade."""
     if split.left_out:
         total = len(split) + len(split.left_out)
         listed = "; ".join(bad.message for bad in split.left_out)
