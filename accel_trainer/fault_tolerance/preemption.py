@@ -46,10 +46,10 @@ class Stop(int):
         return signal.Signals(self).name if self.is_preemption else "time limit"
 
 
-class EvaluationStopped(BaseException):
+class EvaluationStopped(Preempted):
     """A signal ended the evaluation early on all processes; there is no result.
 
-    No Exception: an `except` of the user's would make a result of a part.
+    `fit` catches it, and saves. Elsewhere it ends the run.
     """
 
 
@@ -69,9 +69,6 @@ class StopFlag:
     `on_interrupt` is called in the handler of INT, with True if the process exits next.
 
     `num_polls` counts the calls of `poll`: the watchdog sees in it that the process makes progress.
-
-    `is_starting` is set when a run is joined and cleared when training begins. Until then nothing
-    needs to be saved: a signal raises `Preempted` at once.
     """
 
     def __init__(self, *, num_processes: int = 1, timeout_s: float = 1800.0) -> None:
@@ -82,7 +79,6 @@ class StopFlag:
         self.agreed = self._wish = Stop()
         self.num_polls = 0
         self.on_interrupt: Callable[[bool], None] = lambda exits: None
-        self.is_starting = False
         self.is_save_agreed = False
         self._wants_save = False
         self._num_processes = num_processes
@@ -139,11 +135,10 @@ class StopFlag:
             self._wants_save = False
             self.is_save_agreed = True
 
-    def agree(self) -> bool:
-        """Return whether any process has requested a stop so far. **Collective.**"""
+    def agree(self) -> None:
+        """Set `agreed` if any process has requested a stop so far. **Collective.**"""
         self.poll()
         self.drain()
-        return bool(self.agreed)
 
     def until_preempted(self, items: Iterable[T]) -> Iterator[T]:
         """Yield `items` until they end.
@@ -163,13 +158,16 @@ class StopFlag:
     def _poll_round(self, *, has_run_out: bool) -> None:
         self.poll(has_run_out=has_run_out)
         if self.agreed.is_preemption:
-            raise EvaluationStopped
+            raise EvaluationStopped(
+                "PREEMPTED", f"{self.agreed.reason}: run the same command again"
+            )
 
 
 @contextmanager
-def stop_on_signals(flag: StopFlag) -> Iterator[None]:
+def stop_on_signals(flag: StopFlag, activity: Activity) -> Iterator[None]:
     """Raise `flag` on the first TERM, INT, USR1 or HUP inside the block; USR2 requests a save.
 
+    Until the phase `start` ends, nothing needs to be saved: the first one raises Preempted at once.
     A second INT, or one after another signal, exits at once with 130. Which signals are left alone
     is said at `signals_handled`.
     """
@@ -188,9 +186,9 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
             if exits:
                 os._exit(128 + signal.SIGINT)
         exits_from_s = min(exits_from_s, now_s + _SAME_INTERRUPT_S)
+        is_first = not flag._wish.is_preemption  # a second one must not interrupt the cleanup
         flag.request(number)
-        if flag.is_starting:
-            flag.is_starting = False  # a second signal must not interrupt the cleanup
+        if is_first and activity.phase == "start":
             raise Preempted(
                 "PREEMPTED",
                 f"{signal.Signals(number).name} before training began; nothing is lost: "
@@ -218,9 +216,10 @@ def program_stopped(
         if stop.is_preemption:
             step = activity.state.optimizer_step
             line = f"{stop.reason}: saved step {step}: run the same command to continue"
-            raise Preempted("PREEMPTED", line, activity.result)
+            raise Preempted("PREEMPTED", line)
     except Preempted as error:
         stopped = here(error)
+        stopped.result = error.result or activity.result
         is_shown = isinstance(stopped, PreemptedCell) or not is_main
         if not is_shown and (is_quiet or activity.phase != "preempted"):
             with suppress(OSError):  # stderr is closed

@@ -100,7 +100,6 @@ class ExactRun(Stateful):
         while not (self.is_stopped or is_over()):
             self._refuse_unfinished()
             self._is_in_epoch = True
-            self._stop_flag.is_starting = False  # from here on, a signal ends the run after a save
             self._loader.begin(self.epoch)
             yield self.epoch
             self._refuse_unfinished()
@@ -221,7 +220,7 @@ class ExactRun(Stateful):
                 "an optimizer has stepped before the first batch, which it would do again after a "
                 "resume: take its steps in the loop over run.batches(), or after that loop",
             )
-        self._activity.phase = "training"
+        self._activity.phase = "training"  # from here on, a signal ends the run after a save
         for batch in self._loader.read(self.batch_in_epoch):
             self._seed_round()
             yield batch

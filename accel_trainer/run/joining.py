@@ -116,10 +116,9 @@ def joined_run(
         program_stopped(stop_flag, activity, is_main=rank == 0, is_quiet=is_quiet),
         preserved_generators(accelerator.device),
         ExitStack() as folder_resources,
-        stop_on_signals(stop_flag),
+        stop_on_signals(stop_flag, activity),
         watchdog,
     ):
-        stop_flag.is_starting = True  # until training begins
         if is_shared:
             folder_resources.callback(os.umask, os.umask(0o027))  # the inner call sets it
         # The main process opens the folder, and tells the others what the run continues from.

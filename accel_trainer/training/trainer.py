@@ -153,7 +153,7 @@ class Trainer:
         if self._checkpointer.is_closed:
             raise ConfigError("TRAINER", "the run has ended: train inside `with start_run(...)`")
         observed = self._callback_runner.errors_observed(self, self._checkpointer)
-        with stop_on_signals(self._stop_flag), observed:
+        with stop_on_signals(self._stop_flag, self._activity), observed:
             self._start()
             with closing(self._steps()) as steps:
                 yield steps
@@ -542,10 +542,9 @@ class Trainer:
 
     def _start(self) -> None:
         self._notify("on_fit_start")
-        # From here on, a signal ends the run only after a checkpoint.
-        self._stop_flag.is_starting = False
-        # During the start, a signal may have reached only some processes.
+        # Somebody may have caught what a signal raised, on some of the processes.
         self._stop_flag.agree()
+        # From here on, a signal ends the run only after a checkpoint.
         self._activity.phase = "training"
         self._inspector.begin(self, self._states.state_dict, self._attributes_of_subclass)
 

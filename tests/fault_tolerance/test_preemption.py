@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,7 +19,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from accel_trainer import Batch, MeanLoss, Preempted, RecipeConfig, RunResult, StepOutput, main
+from accel_trainer import (
+    Batch,
+    MeanLoss,
+    Preempted,
+    RecipeConfig,
+    RunResult,
+    StepOutput,
+    Trainer,
+    main,
+)
 from accel_trainer.core.platform import RUN_SIGNALS, SAVE_SIGNALS, STOP_SIGNALS
 from accel_trainer.core.train_state import TrainState
 from accel_trainer.fault_tolerance import preemption
@@ -34,14 +44,22 @@ from accel_trainer.fault_tolerance.preemption import (
 
 from .. import evaluated, processes
 from ..joined import joined_processes
+from ..variants import slow
 
 pytestmark = pytest.mark.signal
+
+
+def training() -> Activity:
+    """What a process is doing once its run has begun."""
+    activity = Activity()
+    activity.phase = "training"
+    return activity
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_raises_the_flag_and_the_next_poll_stops(number: int) -> None:
     flag = StopFlag()
-    with stop_on_signals(flag):
+    with stop_on_signals(flag, training()):
         assert not flag.poll()
         os.kill(os.getpid(), number)
         assert flag.poll()
@@ -56,10 +74,10 @@ def test_handlers_are_restored_however_the_block_ends() -> None:
 
     before = {number: signal.signal(number, handle) for number in RUN_SIGNALS}
     try:
-        with stop_on_signals(StopFlag()):
+        with stop_on_signals(StopFlag(), training()):
             assert all(signal.getsignal(number) is not handle for number in RUN_SIGNALS)
         assert all(signal.getsignal(number) is handle for number in RUN_SIGNALS)
-        with pytest.raises(KeyError), stop_on_signals(StopFlag()):
+        with pytest.raises(KeyError), stop_on_signals(StopFlag(), training()):
             raise KeyError
         assert all(signal.getsignal(number) is handle for number in RUN_SIGNALS)
     finally:
@@ -73,7 +91,7 @@ def test_outside_the_main_thread_the_block_runs_without_handlers() -> None:
 
     def work() -> None:
         flag = StopFlag()
-        with stop_on_signals(flag):
+        with stop_on_signals(flag, training()):
             ran.append(
                 not flag.poll() and signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
             )
@@ -90,7 +108,7 @@ def test_an_error_outside_the_main_thread_comes_through() -> None:
 
     def work() -> None:
         try:
-            with stop_on_signals(StopFlag()):
+            with stop_on_signals(StopFlag(), training()):
                 raise ValueError("of the block")
         except ValueError as error:
             caught.append(error)
@@ -131,7 +149,7 @@ def interrupt_myself(numbers: tuple[int, ...], factor: float) -> None:
     preemption._SAME_INTERRUPT_S *= factor
     # A shell that starts the tests in the background has them ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with stop_on_signals(StopFlag()):
+    with stop_on_signals(StopFlag(), training()):
         try:
             for number in numbers:
                 os.kill(os.getpid(), number)
@@ -157,8 +175,7 @@ def test_a_stop_gives_its_reason() -> None:
 @pytest.mark.parametrize("number", SAVE_SIGNALS)
 def test_a_save_signal_stops_nothing_and_asks_for_one_save(number: int) -> None:
     flag = StopFlag()
-    flag.is_starting = True  # it does not raise either
-    with stop_on_signals(flag):
+    with stop_on_signals(flag, Activity()):  # at the start, it does not raise either
         for _ in range(2):
             os.kill(os.getpid(), number)
         for _ in range(3):  # as in an evaluation, which polls and does not save
@@ -183,7 +200,7 @@ def save_together(folder: Path) -> None:
     with joined_processes() as accelerator:
         flag = StopFlag(num_processes=accelerator.num_processes)
         saved = []
-        with stop_on_signals(flag):
+        with stop_on_signals(flag, training()):
             for step in range(12):
                 if step == (5 if accelerator.is_last_process else 6):
                     os.kill(os.getpid(), signal.SIGUSR2)
@@ -210,7 +227,7 @@ def test_all_processes_stop_at_the_same_step_though_only_one_got_a_signal(
 def stop_together(folder: Path) -> None:
     with joined_processes() as accelerator:
         flag = StopFlag(num_processes=accelerator.num_processes)
-        with stop_on_signals(flag):
+        with stop_on_signals(flag, training()):
             for step in range(20):
                 if step == 5 and accelerator.is_last_process:
                     os.kill(os.getpid(), signal.SIGTERM)
@@ -231,7 +248,7 @@ def agree_beside_a_group() -> None:
     flag = StopFlag(num_processes=2, timeout_s=60)
     if dist.get_rank() == 1:
         flag.request(signal.SIGTERM)
-    assert flag.agree()
+    flag.agree()
     assert flag.agreed.reason == "SIGTERM"
     dist.destroy_process_group()
 
@@ -286,7 +303,7 @@ def test_a_signal_that_was_ignored_stays_ignored(number: int) -> None:
     before = signal.signal(number, signal.SIG_IGN)
     try:
         flag = StopFlag()
-        with stop_on_signals(flag):
+        with stop_on_signals(flag, training()):
             os.kill(os.getpid(), number)
             assert not flag.poll()
             assert not flag.is_save_agreed
@@ -299,10 +316,50 @@ def test_a_signal_before_there_is_anything_to_save_leaves_at_once() -> None:
     once: there is nothing to save
     """
     flag = StopFlag()
-    flag.is_starting = True
-    with stop_on_signals(flag), pytest.raises(Preempted, match="SIGUSR1 before training"):
-        os.kill(os.getpid(), signal.SIGUSR1)
+    with stop_on_signals(flag, Activity()):
+        with pytest.raises(Preempted, match="SIGUSR1 before training"):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)  # does not interrupt the cleanup
     assert flag.poll()  # whoever catches it stops before the first step
+    assert flag.agreed.reason == "SIGUSR1"
+
+
+def test_a_signal_in_the_moment_when_training_begins_raises_or_is_kept() -> None:
+    assert {begin_with_a_signal(at_bytecode) for at_bytecode in range(60)} == {
+        "raised",
+        "kept",
+    }
+
+
+def begin_with_a_signal(at_bytecode: int) -> str:
+    """Send a signal before one of the bytecodes by which the start ends, or after them."""
+    flag = StopFlag()
+    activity = Activity()
+    num_left = at_bytecode
+
+    def send(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal num_left
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            num_left -= 1
+            if num_left == -1:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return send
+
+    before = sys.gettrace()
+    with stop_on_signals(flag, activity):
+        try:
+            sys.settrace(send)
+            activity.phase = "training"
+        except Preempted:
+            assert num_left < 0
+            return "raised"
+        finally:
+            sys.settrace(before)
+        if num_left >= 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert flag.poll()
+    return "kept"
 
 
 def stopped_program(*codes: int) -> list[BaseException]:
@@ -436,6 +493,39 @@ def test_a_signal_in_the_start_is_no_error_of_what_it_interrupts(
     assert attempt("nowhere").wait() == [0] * num_processes
 
 
+def evaluate_interrupted(folder: Path, is_trained: bool) -> None:
+    """Evaluate around `fit`, with a signal to the last process."""
+
+    def fit(trainer: Trainer) -> RunResult:
+        if is_trained:
+            trainer.fit()
+        if trainer.accelerator.is_last_process:
+            trainer.model.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        trainer.evaluate()
+        raise AssertionError
+
+    config = evaluated.make_config(folder)
+    main(lambda _: evaluated.train(config, fit=fit), RecipeConfig, description="", argv=[])
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+@pytest.mark.parametrize("num_processes", [1, *slow([2])])
+def test_a_signal_in_an_evaluation_of_the_program_ends_it_as_any_other(
+    tmp_path: Path, is_trained: bool, num_processes: int
+) -> None:
+    job = processes.run(
+        evaluate_interrupted,
+        tmp_path / "run",
+        is_trained,
+        num_processes=num_processes,
+        folder=tmp_path / "logs",
+        codes=[75] * num_processes,
+    )
+    assert job.output() == "accel_trainer: SIGTERM: run the same command again\n"
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("preempted", 75)
+
+
 @pytest.mark.parametrize(("stops_at", "num_seen"), [(None, [9, 2, 0]), (3, [5, 2, 0])])
 def test_processes_with_unequal_shares_go_through_them_together(
     tmp_path: Path, stops_at: int | None, num_seen: list[int]
@@ -457,5 +547,6 @@ def go_through(folder: Path, stops_at: int | None) -> None:
                 if item == stops_at:
                     flag.request(signal.SIGTERM)
         assert flag.agreed.is_preemption is (stops_at is not None)
-        assert flag.agree() is (stops_at is not None)
+        flag.agree()
+        assert bool(flag.agreed) is (stops_at is not None)
         (folder / str(rank)).write_text(str(seen))
