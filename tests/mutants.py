@@ -1362,13 +1362,13 @@ MUTANTS: dict[str, list[Mutant]] = {
             "an evaluation within an epoch that a signal stopped is left out",
             "elif self._is_evaluation_due:  # perhaps a stop came before it, or during it",
             "elif False:",
-            "training/evaluation/test_interrupted_evaluation.py",
+            "run/test_own_evaluation.py"
+            "::test_a_signal_ends_an_evaluation_and_a_resume_evaluates_again",
         ),
         Mutant(
             "a run evaluates a step again that its checkpoint has as evaluated",
             "and not self._progress.is_evaluated\n        )",
             ")",
-            "training/evaluation/test_interrupted_evaluation.py "
             "training/evaluation/test_evaluation_interval.py",
         ),
         Mutant(

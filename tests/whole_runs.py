@@ -14,9 +14,6 @@ IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_any_split_of_the_global_batch_trains_the_same_model",
         "test_a_task_may_draw_from_any_generator_and_change_gradients",
     ),
-    "training/evaluation/test_interrupted_evaluation.py": (
-        "test_an_interruption_around_an_evaluation_changes_nothing",
-    ),
     "training/evaluation/test_random_evaluation.py": (
         "test_a_random_evaluation_repeats_itself_and_moves_no_generator",
     ),
@@ -202,7 +199,6 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_a_resume_with_another_order_of_groups_has_the_same_bits[1:]",
     ),
     "checkpoint/test_sharded.py": (
-        "test_an_interrupted_run_ends_with_the_same_bytes",
         "test_files_of_another_number_of_processes_are_ignored_or_refused",
         "test_all_processes_pass_over_a_checkpoint_with_a_damaged_slice",
     ),
@@ -282,9 +278,6 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_an_error_in_the_code_of_one_process_has_its_exit_code_on_all",
         "test_an_error_in_the_users_code_is_shown_as_theirs[1:]",
     ),
-    "run/test_own_evaluation.py": (
-        "test_a_killed_run_with_its_own_evaluation_ends_with_the_same_bits[1:]",
-    ),
     "run/test_provenance.py": (
         "test_a_change_since_the_commit_is_only_in_the_copy_of_the_recipe",
         "test_what_the_messages_between_processes_go_by_is_recorded",
@@ -336,15 +329,12 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
     "training/test_trainer.py": ("test_patience_counts_across_restarts",),
     "training/step/test_turns.py": (
         "test_exact_sums_give_the_same_bytes_on_one_and_two_processes",
-        "test_networks_in_turn_resume_to_the_same_bytes[1:]",
         "test_two_processes_train_the_networks_of_one[1:]",
         "test_muon_and_adamw_side_by_side_resume_to_the_same_bytes",
         "test_a_turn_may_be_computed_twice",
     ),
     "training/step/test_updates.py": (
         "test_a_gan_trains_the_same_on_two_processes",
-        "test_updates_on_one_batch_resume_to_the_same_bytes[1:]",
-        "test_updates_on_one_batch_resume_to_the_same_bytes_on_two_processes",
         "test_exact_sums_of_updates_are_the_same_on_one_and_two_processes",
         "test_an_update_may_be_computed_twice",
         "test_an_update_that_is_skipped_leaves_the_others[1:]",

@@ -135,28 +135,6 @@ def test_the_pictures_of_a_run_lie_in_its_folder(whole: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_rows_are_the_same_after_kills_between_a_log_and_its_row(
-    tmp_path: Path, whole: Path, num_processes: int
-) -> None:
-    for dies_after in (2, 5, 7):
-        job = processes.start(
-            attempt,
-            tmp_path / "run",
-            dies_after,
-            num_processes=num_processes,
-            folder=tmp_path / f"logs-{dies_after}",
-        )
-        assert -signal.SIGKILL in job.wait(), job.output()
-    processes.run(attempt, tmp_path / "run", num_processes=num_processes, folder=tmp_path / "logs")
-    found, expected = rows_of(tmp_path / "run"), rows_of(whole)
-    assert [own_values(row) for row in found] == [own_values(row) for row in expected]
-    if num_processes == 1:
-        assert found == expected
-    pictures = {path.name: path.read_bytes() for path in (tmp_path / "run/pictures").iterdir()}
-    assert pictures == {path.name: path.read_bytes() for path in (whole / "pictures").iterdir()}
-
-
 def test_a_finished_run_that_is_started_again_has_the_same_rows(
     tmp_path: Path, whole: Path
 ) -> None:

@@ -53,18 +53,6 @@ def stopped(run_of_two: Path, tmp_path: Path) -> Path:
 # --- what is saved is what is loaded ---
 
 
-def test_an_interrupted_run_ends_with_the_same_bytes(stopped: Path, undisturbed: Path) -> None:
-    run(stopped, 2)
-    resumed = stored_bytes(newest(stopped))
-    assert resumed == stored_bytes(newest(undisturbed))
-    assert sorted(resumed) == [
-        f"{piece}/r0000{index}.safetensors"
-        for piece in ("ema", "model", "optimizer")
-        for index in (0, 1)
-    ]
-    assert not list(stopped.glob("checkpoints/.*"))
-
-
 SHORT_CHAIN = [(2, "sharded"), (3, "sharded"), (1, "whole")]
 SHARDED_CHAIN = [(4, "sharded"), (2, "sharded"), (3, "sharded"), (1, "whole")]
 MIXED_CHAIN = [

@@ -187,22 +187,6 @@ def test_usr2_saves_once_and_the_run_ends_with_the_same_bytes(
     assert final_files(tmp_path / "run") == undisturbed[num_processes]
 
 
-@pytest.mark.parametrize("num_processes", [2, *slow([1])])
-def test_a_run_that_is_killed_after_a_requested_save_resumes_exactly(
-    tmp_path: Path, undisturbed: dict[int, dict[str, bytes]], num_processes: int
-) -> None:
-    """The signal reaches one process only; all of them are killed."""
-    job = start(tmp_path, num_processes, pause_at=1, killed_after=num_processes)
-    wait_until_paused(job, tmp_path)
-    os.kill(job.processes[-1].pid or 0, signal.SIGUSR2)
-    go_on(tmp_path)
-    assert job.wait() == [-signal.SIGKILL] * num_processes, job.output()
-    (name,) = (path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
-    assert name == f"step-{num_processes:010d}-epoch-00000"
-    assert start(tmp_path, num_processes).wait() == [0] * num_processes
-    assert final_files(tmp_path / "run") == undisturbed[num_processes]
-
-
 @pytest.mark.parametrize("num_processes", [1, *slow([2])])
 def test_usr2_during_the_start_saves_after_the_first_step(
     tmp_path: Path, undisturbed: dict[int, dict[str, bytes]], num_processes: int

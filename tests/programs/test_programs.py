@@ -55,6 +55,8 @@ SHOWN = (
     "data: stream",
     "data: endless stream",
     "data: balanced",
+    "evaluation: own",
+    "optimizer: updates",
     "step: SAM",
     "centre",
     "skips NaN",

@@ -120,42 +120,14 @@ class ReturnsATensor(ClassificationTask):
         return F.cross_entropy(model(batch.inputs), batch.targets)
 
 
-class ReturnsNone(ClassificationTask):
-    def step(self, model: nn.Module, batch: Batch) -> Any:
-        F.cross_entropy(model(batch.inputs), batch.targets)
-
-
-class ReturnsAFloat(ClassificationTask):
-    def step(self, model: nn.Module, batch: Batch) -> Any:
-        return F.cross_entropy(model(batch.inputs), batch.targets).item()
-
-
 class ReturnsALossDict(ClassificationTask):
     def step(self, model: nn.Module, batch: Batch) -> Any:
         return {"loss": F.cross_entropy(model(batch.inputs), batch.targets)}
 
 
-class HasAFloatAsLoss(ClassificationTask):
-    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        loss = F.cross_entropy(model(batch.inputs), batch.targets)
-        return StepOutput(loss.item())  # type: ignore[arg-type]
-
-
 class ReturnsAMeanLoss(ClassificationTask):
     def step(self, model: nn.Module, batch: Batch) -> StepOutput:
         return StepOutput(F.cross_entropy(model(batch.inputs), batch.targets))
-
-
-class HasAMeanInItsNumbers(ClassificationTask):
-    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        losses = super().step(model, batch).losses
-        return StepOutput(losses, numbers={"half": losses.detach().mean() / 2})
-
-
-class HasAListOfNumbers(ClassificationTask):
-    def step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        losses = super().step(model, batch).losses
-        return StepOutput(losses, numbers=[losses.detach()])  # type: ignore[arg-type]
 
 
 class OverridesTrainStep(ClassificationTask):
@@ -192,12 +164,6 @@ class MisspellsTargets(ClassificationTask):
 class EvaluatesToATensor(ClassificationTask):
     def eval_step(self, model: nn.Module, batch: Batch) -> Any:
         return F.cross_entropy(model(batch.inputs), batch.targets, reduction="none")
-
-
-class EvaluatesToAFloat(ClassificationTask):
-    def eval_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        output = super().eval_step(model, batch)
-        return StepOutput(output.losses.mean().item(), output.outputs)  # type: ignore[arg-type]
 
 
 class FailsInEvaluation(ClassificationTask):

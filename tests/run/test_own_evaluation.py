@@ -29,16 +29,12 @@ from accel_trainer import (
 from accel_trainer.fault_tolerance.preemption import StopFlag
 from tests import processes
 from tests.evaluated import (
-    Interruption,
     Points,
-    differing,
     eval_sets,
     left_by,
     make_config,
     make_net,
     rows_of,
-    run_interrupted,
-    run_whole,
     steps_of,
     train,
     train_set,
@@ -83,23 +79,6 @@ def test_a_number_of_ones_own_chooses_the_best_checkpoint(tmp_path: Path) -> Non
     model.load_state_dict(load_file(tmp_path / "export" / "model.safetensors"))
     again = with_neighbours()["sets"]["knn"].run(model.eval(), None, None)
     assert float(again["knn"]) == result.best.value
-
-
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_killed_run_with_its_own_evaluation_ends_with_the_same_bits(
-    tmp_path: Path, num_processes: int
-) -> None:
-    whole = run_whole(exact(tmp_path / "whole"), with_neighbours, num_processes=num_processes)
-    left = run_interrupted(
-        exact(tmp_path / "killed"),
-        Interruption("KILL", "result", 3),
-        with_neighbours,
-        num_processes=num_processes,
-    )
-    assert differing(whole, left) == []
-    alone = run_whole(exact(tmp_path / "alone"), with_neighbours)
-    weights = "export/model.safetensors"
-    assert (alone[weights], alone["metrics.jsonl"]) == (left[weights], left["metrics.jsonl"])
 
 
 # --- what surrounds it ---

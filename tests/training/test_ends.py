@@ -90,6 +90,9 @@ def train(folder: Path, changes: Mapping[str, Any], signal_at: int | None) -> No
 def test_a_signal_in_the_last_evaluation_costs_nothing(
     tmp_path: Path, changes: dict[str, Any], signal_at: int, num_processes: int
 ) -> None:
+    """Fault (Signals and processes): a signal during an evaluation -> the evaluation is abandoned,
+    and the resume repeats it
+    """
     options: dict[str, Any] = {"num_processes": num_processes, "folder": tmp_path / "logs"}
     processes.run(train, tmp_path / "whole", changes, None, **options)
     job = processes.start(train, tmp_path / "parts", changes, signal_at, **options)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +23,8 @@ from accel_trainer import (
     CheckpointConfig,
     ClassificationTask,
     OptimizerConfig,
-    Preempted,
-    RunResult,
     RuntimeConfig,
     StepOutput,
-    StepReport,
     Trainer,
 )
 
@@ -125,7 +120,6 @@ def run_split(folder: Path, micro: int, accumulation: int, options: dict[str, An
 
 LOADERS = {"images in memory": None, "a dataset": 0, "a dataset with workers": 2}
 NUM_TRAIN = 44
-STEPS_PER_EPOCH = 3  # the last step batch of an epoch is short
 NUM_STEPS = 6
 ONCE = [(step,) for step in range(1, NUM_STEPS + 1)]
 ALWAYS = tuple(range(1, NUM_STEPS + 1))
@@ -235,50 +229,6 @@ def test_a_task_may_draw_from_any_generator_and_change_gradients(
         return final_files(tmp_path / name)
 
     assert run("stopped", 1, 4) == run("undisturbed")
-
-
-@pytest.mark.parametrize("steps", [[2, STEPS_PER_EPOCH, NUM_STEPS], *slow([(ALWAYS,)])])
-def test_a_preemption_at_any_step_leaves_out_no_evaluation(
-    tmp_path: Path, steps: Sequence[int]
-) -> None:
-    """At an epoch's last step the evaluation is still to come: the resumed run only evaluates.
-
-    Fault (Signals and processes): a signal during an evaluation -> the evaluation is abandoned, and
-    the resume repeats it
-    """
-    processes.run(preempt_at_each, tmp_path, steps, folder=tmp_path / "logs")
-
-
-def preempt_at_each(folder: Path, steps: Sequence[int]) -> None:
-    def run(name: str, preempted_at: int | None = None) -> RunResult:
-        config = workload.make_config(folder / name)
-        callbacks = () if preempted_at is None else (Preempt(preempted_at),)
-        try:
-            return workload.train(config, num_train=NUM_TRAIN, dropout=0.2, callbacks=callbacks)
-        except Preempted as stop:
-            return cast(RunResult, stop.result)
-
-    assert run("undisturbed").state == "done"
-    undisturbed = final_files(folder / "undisturbed")
-    for step in steps:
-        name = f"preempted-{step}"
-        first = run(name, preempted_at=step)
-        assert (first.state, first.position.optimizer_step) == ("preempted", step)
-        num_evaluations = len([row for row in history(folder / name) if row["event"] == "eval"])
-        assert num_evaluations == (step - 1) // STEPS_PER_EPOCH
-        assert run(name).state == "done"
-        assert final_files(folder / name) == undisturbed, f"preempted at step {step}"
-
-
-class Preempt(Callback):
-    """A scheduler that wants its machine back."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
-        if report.optimizer_step == self._step:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_a_finished_run_says_so_and_exits_with_0(tmp_path: Path) -> None:

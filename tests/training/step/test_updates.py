@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +37,6 @@ from .test_turns import (
     skipping,
     tensors_of,
     train,
-    train_in_parts,
 )
 
 CRITIC, GENERATOR = {"critic"}, {"generator"}
@@ -159,24 +157,6 @@ def test_a_gan_trains_the_same_on_two_processes(tmp_path: Path, name: str) -> No
     train_original(tmp_path / "one", name)
     processes.run(train_original, tmp_path / "two", name, num_processes=2, folder=tmp_path / "logs")
     assert largest_difference(tmp_path / "one", tmp_path / "two") <= 1e-12
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_updates_on_one_batch_resume_to_the_same_bytes(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        train_in_parts(tmp_path, PROGRAMS[name])
-    assert not caplog.records, "nothing is said of honest parts"
-
-
-def train_all_in_parts(folder: Path) -> None:
-    for name in PROGRAMS:
-        train_in_parts(folder / name, PROGRAMS[name])
-
-
-def test_updates_on_one_batch_resume_to_the_same_bytes_on_two_processes(tmp_path: Path) -> None:
-    processes.run(train_all_in_parts, tmp_path, num_processes=2, folder=tmp_path / "logs")
 
 
 def train_all_exactly(folder: Path) -> None:
