@@ -460,16 +460,6 @@ MUTANTS: dict[str, list[Mutant]] = {
             "core/test_filesystem.py",
         ),
         Mutant(
-            "a file is replaced in place",
-            "    try:\n        create_file(temporary, chunks)\n",
-            "    try:\n"
-            "        path.unlink(missing_ok=True)\n"
-            "        create_file(temporary, chunks)\n",
-            "core/test_filesystem.py"
-            "::test_a_failed_replacement_leaves_the_old_file_and_no_temporary "
-            "faults/test_checkpoint_crash.py",
-        ),
-        Mutant(
             "a file is known by its size and time of modification alone",
             "return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns",
             "return status.st_size, status.st_mtime_ns",
@@ -522,15 +512,6 @@ MUTANTS: dict[str, list[Mutant]] = {
             "            yield item\n            start_s = clock()",
             "            yield item",
             "core/test_timing.py",
-        ),
-    ],
-    "core/train_state.py": [
-        Mutant(
-            "the export has the weights of the model where their average was the best",
-            'return "ema" if self.metric.startswith("eval_ema") else "model"',
-            'return "model"',
-            "training/test_trainer.py::test_exported_weights_load_into_the_plain_model "
-            "cli/test_export.py::test_an_export_and_a_run_are_verified",
         ),
     ],
     "core/types.py": [

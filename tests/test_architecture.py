@@ -232,11 +232,6 @@ def imported_modules(source: Module, modules: Collection[str]) -> set[str]:
 # --- size of the house ---
 
 
-def test_every_package_has_a_docstring() -> None:
-    for folder in (path.parent for path in (ROOT / PACKAGE).rglob("__init__.py")):
-        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
-
-
 def test_the_name_of_a_test_is_shorter_than_70_characters() -> None:
     names = [
         node.name
@@ -811,13 +806,10 @@ def test_the_commands_and_photos_stay_as_small_as_they_are() -> None:
     assert count_tokens_in("vision") <= 43_249
 
 
-def modules_after(statement: str) -> set[str]:
-    """Return the package's modules loaded after `statement`, without those its own import loads."""
-    probe = (
-        f"{statement}\n"
-        "import sys\n"
-        f"print([name for name in sys.modules if name.startswith('{PACKAGE}.')])"
-    )
+def modules_after(*statements: str) -> list[set[str]]:
+    """Return the package's modules loaded after each, without those its own import loads."""
+    show = f"print([name for name in sys.modules if name.startswith('{PACKAGE}.')])"
+    probe = "".join(f"{statement}\n{show}\n" for statement in statements)
     # The package itself imports all that it exports.
     bare = (
         "import sys, types\n"
@@ -828,11 +820,15 @@ def modules_after(statement: str) -> set[str]:
     run = subprocess.run(
         [sys.executable, "-c", bare + probe], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    return {name.partition(".")[2] for name in ast.literal_eval(run.stdout.splitlines()[-1])}
+    lines = map(ast.literal_eval, run.stdout.splitlines())
+    return [{name.partition(".")[2] for name in line} for line in lines]
 
 
-def test_the_core_stands_alone() -> None:
-    names = modules_after("import accel_trainer.training.trainer")
+def test_a_trainer_and_a_plain_run_import_only_what_they_need() -> None:
+    names, of_a_run = modules_after(
+        "import accel_trainer.training.trainer",
+        "import accel_trainer.cli.recipe.main, accel_trainer.run.build",
+    )
     paths = [(ROOT / PACKAGE).joinpath(*name.split(".")).with_suffix(".py") for name in names]
     assert sum(count_tokens(path.read_text()) for path in paths if path.is_file()) <= 21_600
     assert not names & {
@@ -841,12 +837,9 @@ def test_the_core_stands_alone() -> None:
         "training.evaluation.metric_adapters",
         "data.workers",
     }
-
-
-def test_a_plain_run_imports_neither_exact_reduction_nor_shards() -> None:
-    names = modules_after("import accel_trainer.cli.recipe.main, accel_trainer.run.build")
-    assert "training.strategy.data_parallel" in names
-    assert not names & {"training.strategy.exact", "training.strategy.sharded", "distributed.fsdp"}
+    assert "training.strategy.data_parallel" in of_a_run
+    exact_or_sharded = {"training.strategy.exact", "training.strategy.sharded", "distributed.fsdp"}
+    assert not of_a_run & exact_or_sharded
 
 
 def test_only_one_file_asks_whether_weights_are_sharded() -> None:
@@ -879,23 +872,17 @@ def test_a_trainer_has_few_public_names() -> None:
     assert len([name for name in names if not name.startswith("_")]) <= 28, sorted(names)
 
 
-def test_importing_the_package_is_light() -> None:
+def test_importing_the_package_or_a_command_line_is_light() -> None:
+    """The compiler takes a second or two, which `--help` and each refused flag would cost."""
     probe = (
         "import sys, accel_trainer, torch\n"
         "heavy = 'datasets evaluate matplotlib onnx onnxscript sklearn PIL"
         " tensorboard wandb transformers'.split()\n"
-        "print([name for name in heavy if name in sys.modules], torch.cuda.is_initialized())"
+        "print([name for name in heavy if name in sys.modules], torch.cuda.is_initialized())\n"
+        "import accel_trainer.cli.recipe.main\n"
+        "print('torch._dynamo' in sys.modules)"
     )
     run = subprocess.run(
         [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert run.stdout.split("\n")[0] == "[] False"
-
-
-def test_the_start_of_a_command_line_does_not_import_the_compiler() -> None:
-    """It takes a second or two, which `--help` and each refused flag would cost."""
-    probe = "import sys, accel_trainer.cli.recipe.main\nprint('torch._dynamo' in sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert run.stdout == "False\n"
+    assert run.stdout == "[] False\nFalse\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -44,6 +45,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(folder, "fast", "--lr", "0.1")
     train(folder, "slow", "--lr", "0.01")
     return folder
+
+
+@pytest.fixture(scope="session")
+def exported(runs: Path) -> Path:
+    """An export of the run `fast`."""
+    from accel_trainer.cli.main import main as door
+
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    assert door(["export", str(runs / "fast"), "--to", str(runs.parent / "exported")]) == 0
+    return runs.parent / "exported"
+
+
+@pytest.fixture
+def model(exported: Path, tmp_path: Path) -> Path:
+    """A copy of it, to change."""
+    return shutil.copytree(exported, tmp_path / "model")
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from accel_trainer import EvalLoader
-from accel_trainer.cli.main import main as door
 from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.cli.share.export import reported_metrics
 from accel_trainer.cli.share.plain_model import write_source
@@ -47,21 +46,6 @@ from tests.cli.conftest import run_command
 from tests.cli.local_hub import local_hub
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="session")
-def exported(runs: Path) -> Path:
-    """An export of a run."""
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
-    assert door(["export", str(runs / "fast"), "--to", str(runs.parent / "exported")]) == 0
-    return runs.parent / "exported"
-
-
-@pytest.fixture
-def model(exported: Path, tmp_path: Path) -> Path:
-    """A copy of it, to change."""
-    return shutil.copytree(exported, tmp_path / "model")
 
 
 def verify(folder: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

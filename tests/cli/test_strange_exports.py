@@ -9,7 +9,6 @@ import os
 import pickle
 import re
 import resource
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,25 +17,10 @@ import pytest
 from PIL import Image
 
 from accel_trainer.cli.common.output import printable
-from accel_trainer.cli.main import main as door
 from tests.cli.conftest import run_command
 
 _ROOM_BYTES = 2**34  # of address space beyond what there is now
 COMMANDS = ("predict", "evaluate", "verify")
-
-
-@pytest.fixture(scope="module")
-def exported(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
-    folder = tmp_path_factory.mktemp("exported") / "model"
-    assert door(["export", str(runs / "fast"), "--to", str(folder)]) == 0
-    return folder
-
-
-@pytest.fixture
-def model(exported: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(exported, tmp_path / "model")
 
 
 @pytest.fixture(autouse=True)
