@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from accel_trainer.vision import PhotoSplit
+from accel_trainer.vision import EvalTransform, Photos, PhotoSplit
 
 
 @cache
@@ -89,3 +89,11 @@ def mixed_photos(count: int) -> tuple[bytes, ...]:
         )
         for index in range(count)
     )
+
+
+def decode_all(photos: Photos) -> None:
+    """Read each photo to its last pixel."""
+    transform = EvalTransform(size=8)
+    for split in (photos.train, photos.val):
+        for index in range(len(split)):
+            assert transform(split.encoded_at(index), split.name_of(index)).shape == (8, 8, 3)

@@ -144,6 +144,13 @@ def chunk(kind: bytes, content: bytes) -> bytes:
     )
 
 
+def bomb(side: int) -> bytes:
+    """A PNG of a few bytes that claims to be `side` x `side` pixels."""
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    parts = [chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(b"")), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
 def _see_through() -> Iterator[OddPicture]:
     """What is transparent is white, whatever colour hides there."""
     colour, grey = _upper(colour16()), _upper(grey16())

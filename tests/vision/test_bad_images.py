@@ -25,7 +25,7 @@ from tests import processes
 from tests.joined import joined_processes
 from tests.vision.loader_run import loader_run
 from tests.vision.make_data import png, random_images, write_parquet
-from tests.vision.test_sources import bomb
+from tests.vision.odd_pictures import bomb
 
 IMAGES = [png(image) for image in random_images(12)]
 FAULTS = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from accel_trainer.core.errors import ConfigError, DataError
-from accel_trainer.vision.data.eval_transform import Box, EvalTransform, crop_photo, resize_box
+from accel_trainer.core.errors import ConfigError
+from accel_trainer.vision.data.eval_transform import Box, EvalTransform, resize_box
 from accel_trainer.vision.data.photo_decode import decode_photo
 
 from .make_photos import encoded, photo
@@ -98,8 +98,3 @@ def test_it_is_stored_as_json() -> None:
 def test_a_wrong_value_is_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EvalTransform(**values)
-
-
-def test_a_damaged_photo_is_named() -> None:
-    with pytest.raises(DataError, match="photo 3"):
-        crop_photo(b"\xff\xd8", "photo 3", lambda height, width: Box(0, 0, height, width), size=8)

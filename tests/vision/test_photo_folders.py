@@ -16,9 +16,9 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from PIL import Image as PILImage
 
 from accel_trainer.core.errors import UserError
-from accel_trainer.vision import EvalTransform, Photos, load_photos
+from accel_trainer.vision import Photos, load_photos
 
-from .make_photos import encoded, photo, write_classes, write_photos, write_tar
+from .make_photos import decode_all, encoded, photo, write_classes, write_photos, write_tar
 
 ANTS_AND_BEES = ("ant", "bee")
 Write = Callable[[Path], object]
@@ -451,13 +451,6 @@ def expect(photos: Photos, found: Loaded) -> None:
         assert len(split) == number if number is not None else len(split) > 0
         assert split.labels.min() >= 0
         assert split.labels.max() < len(found.classes)
-
-
-def decode_all(photos: Photos) -> None:
-    transform = EvalTransform(size=8)
-    for split in (photos.train, photos.val):
-        for index in range(len(split)):
-            assert transform(split.encoded_at(index), split.name_of(index)).shape == (8, 8, 3)
 
 
 def test_photos_may_be_added_between_runs(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from PIL import EpsImagePlugin
 from PIL import Image as PILImage
 
 from accel_trainer.core.errors import DataError, UserError
-from accel_trainer.vision import EvalTransform, Photos, load_images, load_photos
+from accel_trainer.vision import load_images, load_photos
 from accel_trainer.vision.data.photo_decode import FORMATS, decode_photo, photo_suffixes
 from accel_trainer.vision.sources.photo_files import open_dataset
 
-from .make_photos import encoded, photo, write_classes, write_photos, write_tar
+from .make_photos import decode_all, encoded, photo, write_classes, write_photos, write_tar
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n{} loop\n"
 LABELS = [0, 1, 0, 1, 0, 1]
@@ -132,13 +132,6 @@ def read_all(root: Path, cache: Path, *, is_small: bool) -> None:
         load_images(str(root), cache_dir=cache)
     else:
         decode_all(load_photos(root, val_fraction=0.5, cache_dir=cache))
-
-
-def decode_all(photos: Photos) -> None:
-    transform = EvalTransform(size=8)
-    for split in (photos.train, photos.val):
-        for index in range(len(split)):
-            assert transform(split.encoded_at(index), split.name_of(index)).shape == (8, 8, 3)
 
 
 @pytest.mark.parametrize("kind", ["eps", "tga", "pcx", "jpeg2000", "ico"])

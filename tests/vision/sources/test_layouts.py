@@ -101,23 +101,6 @@ def test_splits_below_another_folder_are_not_read_as_one(place: str, tmp_path: P
         assert error.value.code == "DATA_NOT_RECOGNISED"
 
 
-@pytest.mark.parametrize(
-    ("train", "val"),
-    [("Train", "Test"), ("more/Train-00000-of-00001", "more/Val-00000-of-00001")],
-)
-def test_tables_of_two_splits_are_not_read_as_one(train: str, val: str, tmp_path: Path) -> None:
-    photo = (write_photos(tmp_path / "photos", ["0.jpg"]) / "0.jpg").read_bytes()
-    for name in (train, val):
-        table = pa.table({"image": [{"bytes": photo}] * 4, "label": ["a", "b"] * 2})
-        path = tmp_path / "tables" / f"{name}.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path)
-    with pytest.raises(DataError, match="one split") as error:
-        load_photos(tmp_path / "tables", val_fraction=0.5, cache_dir=tmp_path / "cache")
-    assert Path(train).name in str(error.value)
-    assert Path(val).name in str(error.value)
-
-
 def test_small_images_do_not_ignore_a_table_of_labels(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for label in ("ant", "bee"):

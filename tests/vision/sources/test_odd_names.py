@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import itertools
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from PIL import Image
 
 from accel_trainer.cli.share.predict import find_images
 from accel_trainer.core.errors import ConfigError, DataError
-from accel_trainer.vision import load_images, load_photos
+from accel_trainer.vision import load_photos
 from accel_trainer.vision.data.photo_decode import FORMATS, decode_photo
 from accel_trainer.vision.sources.listing import list_photos
 from tests.vision.make_photos import encoded, photo, write_classes
@@ -59,41 +57,6 @@ def test_a_class_of_photos_with_odd_names_is_a_class(tmp_path: Path) -> None:
     assert photos.class_names == ("ant", "bee")
     assert photos.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert not photos.notes
-
-
-def dead_link(folder: Path) -> None:
-    folder.symlink_to("/mnt/photos/not/there")
-
-
-def photos_that_are_folders(folder: Path) -> None:
-    for index in range(3):
-        (folder / f"{index}.jpg").mkdir(parents=True)
-
-
-def links_to_folders(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "0.jpg").symlink_to(folder.parent)
-
-
-def pages(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "0.aspx").write_text("<html>")
-
-
-LOST = [dead_link, photos_that_are_folders, links_to_folders, pages]
-
-
-@pytest.mark.parametrize(("lose", "depth"), [*itertools.product(LOST, ("", "wild"))])
-@pytest.mark.parametrize("load", [load_photos, load_images])
-def test_a_class_of_which_nothing_is_read_is_an_error(
-    load: Callable[..., object], lose: Callable[[Path], None], depth: str, tmp_path: Path
-) -> None:
-    for split in ("train", "val"):
-        write_classes(tmp_path / "photos" / split / depth)
-    lose(tmp_path / "photos" / "train" / depth / "cow")
-    with pytest.raises(DataError, match="cow") as error:
-        load(str(tmp_path / "photos"), cache_dir=tmp_path / "cache")
-    assert error.value.code == "DATA_CLASS_UNREAD"
 
 
 @pytest.mark.parametrize("given", ["-", "https://x.org/1.jpg", "s3://photos/1.jpg"])
