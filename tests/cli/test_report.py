@@ -598,11 +598,6 @@ def test_an_own_loss_does_not_share_the_title_of_the_loss(runs: Path, tmp_path: 
     assert {"Loss", "log/loss"} <= set(Page(render([run])[0]).headings)
 
 
-def test_a_run_that_logged_nothing_has_no_such_section(runs: Path, tmp_path: Path) -> None:
-    page, _ = render([read_run(run_that_logged(runs, tmp_path / "run"))])
-    assert "Logged" not in page
-
-
 NO_PICTURE: list[object] = [
     *(None, 7, [], {}, "pictures/secret.png", {"picture": 7}, {"picture": None}),
     *(

@@ -14,14 +14,6 @@ from accel_trainer.core.errors import ConfigError, ExitCode
 
 from .example_config import Config, parse
 
-LAUNCHER = (
-    "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE"
-)
-DEVICE = "GPUs are detected: CUDA_VISIBLE_DEVICES selects one, ACCELERATE_USE_CPU=true uses the CPU"
-LOCAL_RANK = (
-    "torch.distributed.launch passes it: start with torchrun instead, or give that --use-env"
-)
-
 try:
     date(2020, 13, 1)
 except ValueError as error:
@@ -61,17 +53,6 @@ FLAGS: list[tuple[list[str], str]] = [
         "unexpected '--': put a flag in front of each value, such as --seed 1; see --help",
     ),
     (["/", "--lr", "1"], "unexpected '/': did you mean --dataset /?"),
-    # names of other toolkits; test_familiar_flags.py has more
-    (["--learning_rate", "1"], "unknown flag --learning_rate: did you mean --lr?"),
-    (["--max-epochs", "3"], "unknown flag --max-epochs: did you mean --epochs?"),
-    (["--num_gpus", "2"], f"unknown flag --num_gpus: {LAUNCHER}"),
-    (
-        ["--profile"],
-        "unknown flag --profile: torch.profiler.profile in a callback: docs/troubleshooting.md, "
-        "Debug with a breakpoint",
-    ),
-    (["--device", "cuda:0"], f"unknown flag --device: {DEVICE}"),
-    (["--local_rank=0"], f"unknown flag --local_rank: {LOCAL_RANK}"),
     # numbers
     (["--lr", "abc"], "--lr abc: expected float"),
     (["--lr", "10%"], "--lr 10%: expected float, such as 0.1"),

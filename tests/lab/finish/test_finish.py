@@ -19,9 +19,10 @@ from tests.lab.replay.conftest import FLAGS, NAMED, RECIPE, ROOT, Train
 pytestmark = pytest.mark.usefixtures("python_is_forked")
 
 TRUNK = ("--schedule.shape", "trunk", "--schedule.warmup-epochs", "0.25", "--ema", "0.9")
-# Of 60 steps, 5 of them warmup: with a checkpoint, without one, without one before it, at the end.
-ENDINGS = [(30, 15), (52, 1), (7, 9), (60, 6)]
-MORE_ENDINGS = [(5, 10), (15, 2), (20, 30), (29, 8), (31, 20), (45, 60)]
+# Of 60 steps, 5 of them warmup: with a checkpoint, and without one before it.
+ENDINGS = [(30, 15), (7, 9)]
+# Without one there, and at the end.
+MORE_ENDINGS = [(52, 1), (60, 6), (5, 10), (15, 2), (20, 30), (29, 8), (31, 20), (45, 60)]
 
 Plan = Callable[[int, int], Path]
 
