@@ -15,6 +15,7 @@ import torch
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError, DivergedError
 from ..core.filesystem import writes_to
+from ..core.guards import guarded_folder
 from ..core.json_files import dump_json, parse_json
 from ..core.logger import logger
 from ..core.registry import WEIGHTS, Pieces
@@ -71,6 +72,7 @@ class Checkpointer:
         # The first checkpoint shows whether what is written is what a resume would read.
         self._has_read_back = False
         self._snapshot = Snapshot()
+        self._guard = ExitStack()
         self.is_closed = False
         # The thread computes on one core: a second OpenMP team slows the training thread down for
         # good (to 0.76 of its speed on two cores).
@@ -85,11 +87,14 @@ class Checkpointer:
     def prepare(self, pieces: Pieces, unstepped: Collection[str] = ()) -> None:
         """Create and clean the directory; `pieces` and `unstepped` as for `save`.
 
-        Call it on main before the first step, under the run lock. Raises OutputError if the
-        directory cannot be written, CheckpointError if the pieces cannot be stored or have no room.
+        Call it on main before the first step, under the run lock. Until `close`, nothing is written
+        into another folder that takes its place: that is a CheckpointError. Raises OutputError if
+        the directory cannot be written, CheckpointError if the pieces cannot be stored or have no
+        room.
         """
         with writes_to(self.directory):
             filesystem.make_directory(self.directory)
+            self._guard.enter_context(guarded_folder(self.directory))
             filesystem.sweep(self.directory)
             self._own = set(map(commit_mark, list_checkpoints(self.directory)))
         self.check_room(pieces, unstepped)
@@ -286,11 +291,9 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait for the last save and end the thread."""
-        try:
+        self.is_closed = True
+        with self._guard, self._executor:
             self.wait()
-        finally:
-            self.is_closed = True
-            self._executor.shutdown()
 
 
 def copy_metadata(metadata: Mapping[str, Any] | None, name: str = "metadata") -> dict[str, Any]:

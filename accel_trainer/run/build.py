@@ -52,7 +52,6 @@ from ..checks.subject import Subject
 from ..core.batch_plan import BatchPlan
 from ..core.config import answers_unknown, config_to_dict
 from ..core.errors import ConfigError
-from ..core.guards import guarded_folder
 from ..core.logger import logger
 from ..core.module_order import take_order
 from ..core.parameters import named_parts, unstepped_parameters
@@ -275,8 +274,6 @@ def build_trainer(
 
     # 8. A trial shows that a checkpoint can be stored and has room on the disk.
     prepare_checkpoints(trainer, checkpointer)
-    if run.accelerator.is_main_process:
-        run.resources.enter_context(guarded_folder(checkpointer.directory))
 
     # 9. The checkpoint is applied: everything that it is loaded into is complete.
     _continue(run, trainer, history)

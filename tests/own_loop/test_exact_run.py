@@ -252,6 +252,29 @@ def test_a_sampler_that_counts_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def fit_while_replaced(run: Path, folder: Path) -> None:
+    """Train, while somebody puts another folder in place of `folder`, before the first save."""
+    given = parts()
+    with exact_run(Accelerator(cpu=True), run, **given, save_every=2) as loop:
+        for batch in loop.steps(6):
+            step(given, batch)
+            if loop.step == 1:
+                folder.rename(run.with_name("moved"))
+                (folder / "checkpoints").mkdir(parents=True)
+                (folder / "best.json").write_text("of others")
+
+
+@pytest.mark.parametrize("what", [".", "checkpoints"])
+def test_a_folder_in_place_of_the_runs_ends_the_loop_and_stays_as_it_is(
+    tmp_path: Path, what: str
+) -> None:
+    folder = tmp_path / "run" / what
+    with pytest.raises(CheckpointError, match="RUN_FOLDER"):
+        fit_while_replaced(tmp_path / "run", folder)
+    assert sorted(folder.rglob("*")) == [folder / "best.json", folder / "checkpoints"]
+    assert (folder / "best.json").read_text() == "of others"
+
+
 def test_the_loader_is_given_back_as_it_was(tmp_path: Path) -> None:
     given = parts()
     loader = given["loader"]
