@@ -32,7 +32,7 @@ from accel_trainer.vision import EvalTransform, PhotoAugmentConfig, PhotoSplit, 
 from accel_trainer.vision.data.photo_reader import AugmentedPhotoReader
 from accel_trainer.vision.sources.class_names import check_class_names, names_in_two_cases
 from accel_trainer.vision.sources.labels import read_labels
-from accel_trainer.vision.sources.layouts import refuse_inner_splits, refuse_tables_of_splits
+from accel_trainer.vision.sources.layouts import refuse_inner_splits, refuse_unclear_tables
 from accel_trainer.vision.sources.listing import describe_left_out, list_photos
 from accel_trainer.vision.sources.photo_files import open_dataset
 from accel_trainer.vision.sources.raw import Table
@@ -128,7 +128,7 @@ def find_parts(num_samples: int, num_classes: int, folder: Path) -> Function:
 
 def name_shards(num_samples: int, num_classes: int, folder: Path) -> Function:
     paths = [folder / f"train-{number:05}-of-99999.parquet" for number in range(num_samples)]
-    return lambda: refuse_tables_of_splits(folder, paths)
+    return lambda: refuse_unclear_tables(folder, {"train": paths})
 
 
 def look_for_inner_splits(num_samples: int, num_classes: int, folder: Path) -> Function:

@@ -392,7 +392,7 @@ FOLDERS = {
         0.1,
     ),
     "damaged parquet": Folder(
-        texts({"train.parquet": "PAR1 no", "test.parquet": ""}), "test.parquet is damaged"
+        texts({"train.parquet": "PAR1 no", "test.parquet": ""}), "test.parquet cannot be read"
     ),
     "parquet without photos": Folder(
         lambda root: both(

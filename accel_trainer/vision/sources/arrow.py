@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ..data.decode import decode_on_demand
 from .held_out import train_and_val
-from .parquet_files import unreadable
 from .photo_columns import read_columns
 from .photo_files import load_from_hub
 from .photos import refuse_untrained
 from .raw import Opened, RawImages, Split, Table
+from .tables import unreadable
 
 
 def read_hub(repository: str, revision: str) -> RawImages:

@@ -24,14 +24,13 @@ from .layouts import TRAIN_NAMES, VAL_NAMES, files_of_splits, train_and_val_in
 from .links import refuse_two_classes
 from .listing import describe_left_out, subfolders
 from .notes import facts_about, warnings_about
-from .parquet_files import types_of
 from .photo_columns import read_columns
 from .photo_files import open_class_folders
 from .photo_folders import list_splits
 from .photos import notes_on_pair
 from .raw import ImageSource
 from .stamps import hash_of_stamps
-from .tables import unread_data
+from .tables import types_of, unread_data
 
 # A repository and its revision: another one would be read from the cache of this one.
 _HUB = {
@@ -87,7 +86,7 @@ def _find_in_folder(root: Path) -> ImageSource:
     """Recognise parquet files, CIFAR's binary files, or one folder per class."""
     # A hub snapshot keeps its files in `data/` or in a folder named after the configuration.
     for folder in (root, *subfolders(root)):
-        tables = files_of_splits(sorted(folder.glob("*.parquet")))
+        tables = files_of_splits(folder, sorted(folder.glob("*.parquet")))
         train, val = train_and_val_in(tables)
         if train and val:
             types = types_of(train[0])

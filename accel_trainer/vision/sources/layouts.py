@@ -35,14 +35,17 @@ _FILLERS = _IMAGES | {"data", "dataset", "folder", "set", "split"}
 TABLES = (".csv", ".tsv", ".jsonl", ".json", ".xlsx", ".xls", ".txt")
 
 
-def files_of_splits(paths: Iterable[Path]) -> dict[str, list[Path]]:
-    """Return those files whose names begin with that of a split, by this, in order."""
-    longest_first = sorted(SPLIT_NAMES, key=len, reverse=True)
+def files_of_splits(root: Path, files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Return the files that are called like a split, or whose folder below `root` is, by split.
+
+    The name may have more words, as in `photos_train-00000-of-00002.parquet`.
+    """
     found = defaultdict[str, list[Path]](list)
-    for path in paths:
-        if name := next((each for each in longest_first if path.name.startswith(each)), None):
-            found[name].append(path)
-    return found
+    for path in files:
+        names = (path.stem, *reversed(path.relative_to(root).parent.parts))
+        if role := next(filter(None, map(_split_role, names)), None):
+            found[role[0]].append(path)
+    return dict(found)
 
 
 def train_and_val_in(found: Mapping[str, T]) -> tuple[T | None, T | None]:
@@ -97,15 +100,26 @@ def refuse_described_splits(root: Path, folders: Collection[str]) -> None:
         raise DataError("DATA_NOT_RECOGNISED", f"{fact}: {fix}")
 
 
-def refuse_tables_of_splits(root: Path, paths: Sequence[Path]) -> None:
-    """Raise DataError if one of `paths`, read as one split, is called like one to evaluate on."""
-    names = [path.relative_to(root) for path in paths]
-    held_out = [path for path in names if looks_held_out(str(path.with_suffix("")))]
-    others = sorted({*names} - {*held_out})
-    if held_out and others:
-        fact = f"{root} has {others[0]} and {held_out[0]}; both would be read as one split"
-        fix = "start their names with train and test, in lower case"
-        raise DataError("DATA_NOT_RECOGNISED", f"{fact}: {fix}")
+def refuse_unclear_tables(root: Path, splits: Mapping[str, Sequence[Path]]) -> None:
+    """Raise DataError if the files of one split look like those of two, or of two datasets.
+
+    The latter are `a/train.parquet` and `b/train.parquet`, the configurations of a hub's dataset.
+    """
+    for paths in splits.values():
+        names = sorted(path.relative_to(root) for path in paths)
+        held_out = [path for path in names if looks_held_out(str(path.with_suffix("")))]
+        others = sorted({*names} - {*held_out})
+        if held_out and others:
+            fact = f"{root} has {others[0]} and {held_out[0]}; both would be read as one split"
+            fix = "start their names with train and test"
+            raise DataError("DATA_NOT_RECOGNISED", f"{fact}: {fix}")
+        first = dict[Path, Path]()
+        for path in names:
+            below = Path(*path.parts[1:])
+            other = first.setdefault(below, path)
+            if other != path and files_of_splits(Path(), [below]):
+                fact = f"{root} has {other} and {path}, which look like two datasets"
+                raise DataError("DATA_NOT_RECOGNISED", f"{fact}: give one of their folders")
 
 
 def looks_held_out(name: str) -> bool:

@@ -52,7 +52,7 @@ def open_dataset(
     if path.is_dir():
         return replace(_open_folder(root, str(source), cache, label_column), root=root)
     if path.suffix in READERS and path.is_file():
-        return read_table(root, str(source), cache)
+        return read_table(root, cache)
     if path.exists():
         raise DataError(
             "DATA_NOT_A_FOLDER",
@@ -109,7 +109,7 @@ def _open_folder(root: Path, name: str, cache_dir: Path | None, label_column: st
     if is_saved(root):
         return read_saved(root, name)
     if has_tables(root):
-        return read_tables(root, name, cache_dir)
+        return read_tables(root, cache_dir)
     if label_column == FOLDER:
         return open_class_folders(list_splits(root, described_by=()), name)
     found = list_splits(root)

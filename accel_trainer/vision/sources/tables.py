@@ -1,6 +1,8 @@
 """Reads tables through HuggingFace `datasets`: parquet files, tars, and what `save_to_disk` wrote.
 
-Nothing in these files is expanded, followed elsewhere, or run.
+Nothing in these files is expanded, followed elsewhere, or run; a dataset's card is not read. Each
+parquet file has its own types: with those of the first, a number would mean a different class
+wherever the names are listed in a different order.
 """
 
 from __future__ import annotations
@@ -8,28 +10,25 @@ from __future__ import annotations
 import glob
 import json
 import os
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import DataError, reason_of
+from ...core.errors import DataError, reason_of, shortened
 from ...core.filesystem import read_file
-from .layouts import EXPECTED, refuse_tables_of_splits
+from .layouts import EXPECTED, files_of_splits, refuse_unclear_tables
 from .listing import METADATA, LeftOut, reason_to_skip, subfolders
-from .parquet_files import have_same_types, read_by_types
-from .raw import Opened, Split, Table
+from .raw import Opened, Table
 from .stamps import cache_of
 from .tar_files import check_samples, index_tar
 
 READERS = {".parquet": "parquet", ".tar": "webdataset"}
 """The suffixes of tables, and the names of their readers in `datasets`."""
 
-_ELSEWHERE = re.compile(r"^[/~\\]|^\w:|(^|[/\\])\.\.([/\\]|$)|://|::")
 _MAX_DESCRIPTION_BYTES = 2**24
 _DECODED_MEMBERS = ("cls", "cls2", "index", "inx", "id", "json", "jsn")
 _TEXT_MEMBERS = ("txt", "text", "transcript")
@@ -80,68 +79,73 @@ def read_saved(root: Path, name: str) -> Opened:
     return replace(opened(dataset, name), left_out=unread_data(root, read))
 
 
-def read_table(path: Path, name: str, cache_dir: Path | None) -> Opened:
+def read_table(path: Path, cache_dir: Path | None) -> Opened:
     """Return one parquet file or tar as the split `train`."""
-    reader = READERS[path.suffix]
-
-    def load() -> Mapping[str, Split]:
-        return {"train": [Table(_load_files(reader, [path], cache_dir), name)]}
-
-    if reader == "webdataset":
-        return _read_tars([path], load)
-    return Opened(splits=load())
+    return _read_splits({"train": [path]}, cache_dir)
 
 
-def read_tables(root: Path, name: str, cache_dir: Path | None) -> Opened:
-    """Return the splits of parquet files or tars, found by their names as on the hub."""
-    from datasets import load_dataset_builder
-
-    below = list(root.rglob("*"))
-    _refuse_special([root, *below])
-    if glob.has_magic(str(root)):
-        raise DataError(
-            "DATA_NAME", f"the path {root} contains *, ? or [, which datasets expands: rename it"
-        )
-    cards = [card for card in (root / "README.md", root / ".huggingface.yaml") if card.exists()]
-    for card in cards:
-        _check_card(card)
-    stored = sorted(path for path in below if path.suffix in READERS and path.is_file())
-    cache = cache_of([*cards, *stored], cache_dir)
-    builder = _checked(lambda: load_dataset_builder(str(root), cache_dir=cache), root)
-    if builder.name not in READERS.values():
-        fact = f"{root} mixes parquet files or tars with files of type {builder.name}"
+def read_tables(root: Path, cache_dir: Path | None) -> Opened:
+    """Return the splits of the parquet files or tars below a folder, found by their names."""
+    stored = sorted(path for path in root.rglob("*") if _is_table(path.relative_to(root)))
+    files = [path for path in stored if path.is_file()]
+    splits = files_of_splits(root, files) or {"train": files}
+    if len({path.suffix for path in files}) > 1:
+        fact = f"{root} mixes parquet files and tars"
         raise DataError("DATA_NOT_RECOGNISED", f"{fact}: move one kind to a different folder")
-    files = {
-        str(split): [Path(path) for path in paths]
-        for split, paths in builder.config.data_files.items()
-    }
-    all_files = [path for paths in files.values() for path in paths]
-    if len(files) == 1:
-        refuse_tables_of_splits(root, all_files)
-    unread = unread_data(root, set(map(str, all_files)))
-
-    def load() -> Mapping[str, Split]:
-        builder.download_and_prepare()
-        return opened(builder.as_dataset(), name).splits
-
-    if builder.name == "webdataset":
-        tars = _read_tars(all_files, partial(_checked, load, root))
-        return replace(tars, left_out=[*tars.left_out, *unread])
-    if _checked(lambda: have_same_types(all_files, builder.info.features), root):
-        return Opened(splits=_checked(load, root), left_out=unread)
-    splits = {
-        split: read_by_types(paths, lambda some: _load_files("parquet", some, cache_dir))
-        for split, paths in files.items()
-    }
-    return Opened(splits=splits, left_out=unread)
+    refuse_unclear_tables(root, splits)
+    data = _read_splits(splits, cache_dir)
+    read = {str(path) for paths in splits.values() for path in paths}
+    return replace(data, left_out=[*data.left_out, *unread_data(root, read)])
 
 
-def _read_tars(paths: Sequence[Path], load: Callable[[], Mapping[str, Split]]) -> Opened:
-    """Return the samples that `load` reads of tars, once these are checked."""
-    tars = [index_tar(path) for path in paths]
+def _is_table(path: Path) -> bool:
+    is_hidden = any(part.startswith((".", "__")) for part in path.parts)
+    return path.suffix in READERS and path.name not in METADATA and not is_hidden
+
+
+def _read_splits(splits: Mapping[str, Sequence[Path]], cache_dir: Path | None) -> Opened:
+    tars = [index_tar(path) for paths in splits.values() for path in paths if path.suffix == ".tar"]
     for tar in tars:
         check_samples(tar)
-    return Opened(splits=load(), left_out=[each for tar in tars for each in tar.left_out])
+    tables = {
+        split: [
+            Table(_load_files(group, cache_dir), _name_of(group))
+            for _, types in groupby(paths, types_of)
+            for group in [list(types)]
+        ]
+        for split, paths in splits.items()
+    }
+    return Opened(splits=tables, left_out=[each for tar in tars for each in tar.left_out])
+
+
+def types_of(path: Path) -> Any:
+    """Return the features of a parquet file, as it describes them itself; None for a tar.
+
+    Raises DataError if it cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from datasets import Features
+
+    if path.suffix == ".tar":
+        return None
+    try:
+        return Features.from_arrow_schema(pq.read_schema(path))
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> DataError:
+    """Return the error of a parquet file that cannot be read."""
+    fact = f"{path} cannot be read ({reason_of(error)})"
+    return DataError("DATA_PARQUET", f"{fact}: download it again")
+
+
+def _name_of(files: Sequence[Path]) -> str:
+    """Return the path of a file, or of the first of several."""
+    if len(files) == 1:
+        return str(files[0])
+    return f"{files[0].parent}/{{{shortened([path.name for path in files], separator=',')}}}"
 
 
 def unread_data(root: Path, read: Collection[str]) -> list[LeftOut]:
@@ -201,44 +205,6 @@ def _refuse_others(description: Path, names: list[Any]) -> None:
             raise DataError("DATA_OUTSIDE", f"{fact}: write the data again with save_to_disk")
 
 
-def _check_card(card: Path) -> None:
-    """Raise DataError if a dataset's card names data elsewhere, such as on another machine."""
-    import yaml
-    from huggingface_hub import DatasetCard
-
-    try:
-        text = read_file(card.resolve(), max_bytes=_MAX_DESCRIPTION_BYTES).decode()
-        is_yaml = card.suffix == ".yaml"
-        header = text if is_yaml else text.partition("---")[2].partition("\n---")[0]
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(header, yaml.SafeLoader)):
-            raise ValueError("aliases (& and *) are not supported")
-        content: Any = yaml.safe_load(text) or {} if is_yaml else DatasetCard(text).data
-        strings = list(_strings_in(content.get("configs")))
-    except Exception as error:
-        # Errors of any type: it may be a pipe, or YAML that is damaged or nested too deeply.
-        reason = reason_of(error)
-        raise DataError(
-            "DATA_CARD", f"{card} cannot be read ({reason}): repair it, or remove it"
-        ) from error
-    for text in strings:
-        if _ELSEWHERE.search(text) or os.path.expandvars(text) != text:
-            fact = f"{card} refers to data outside its folder ({text})"
-            raise DataError("DATA_OUTSIDE", f"{fact}: remove `configs` from its header")
-
-
-def _strings_in(value: Any) -> Iterator[str]:
-    """Yield all strings in nested lists and values of dicts; what a YAML alias repeats, once."""
-    waiting = [value]
-    seen = set[int]()
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict | list) and id(each) not in seen:
-            seen.add(id(each))
-            waiting += each.values() if isinstance(each, dict) else each
-
-
 def _refuse_special(paths: Iterable[Path]) -> None:
     """Raise DataError for a path in which `datasets` would expand a variable or see an archive."""
     for path in paths:
@@ -248,10 +214,11 @@ def _refuse_special(paths: Iterable[Path]) -> None:
             )
 
 
-def _load_files(reader: str, paths: Sequence[Path], cache_dir: Path | None) -> Any:
+def _load_files(paths: Sequence[Path], cache_dir: Path | None) -> Any:
     from datasets import load_dataset
 
     _refuse_special(paths)
+    reader = READERS[paths[0].suffix]
     names = [glob.escape(str(path)) for path in paths]
     cache = cache_of(paths, cache_dir)
     load = partial(load_dataset, reader, data_files=names, cache_dir=cache, split="train")
@@ -275,13 +242,11 @@ def _checked(load: Callable[[], Any], path: Path) -> Any:
 
 def _find_damaged(root: Path) -> Path | None:
     """Return the first file below a folder that cannot be opened; `datasets` does not name it."""
-    import pyarrow.parquet as pq
     from datasets.table import MemoryMappedTable
 
     readers: dict[str, Callable[[str], Any]] = {
         ".arrow": MemoryMappedTable.from_file,
         ".json": lambda name: json.loads(read_file(Path(name), max_bytes=_MAX_DESCRIPTION_BYTES)),
-        ".parquet": pq.read_metadata,
     }
     found = [path for path in root.rglob("*") if path.suffix in readers and path.is_file()]
     for path in sorted(found):

@@ -141,11 +141,6 @@ READ_AS_ONE: dict[str, list[Write]] = {
     "hold_out/": [table("data/a.parquet"), table("hold_out/a.parquet")],
     "val/ in one metadata.csv": [described("train", "val")],
     "holdout/ in one metadata.csv": [described("a", "b", "holdout/a")],
-    "dataVal.parquet": [table("dataTrain.parquet"), table("dataVal.parquet")],
-    "Test.parquet": [table("Train.parquet"), table("Test.parquet")],
-    "Val-00000-of-00001": [
-        table(f"more/{name}-00000-of-00001.parquet") for name in ("Train", "Val")
-    ],
 }
 
 

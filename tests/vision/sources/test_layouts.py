@@ -101,6 +101,42 @@ def test_splits_below_another_folder_are_not_read_as_one(place: str, tmp_path: P
         assert error.value.code == "DATA_NOT_RECOGNISED"
 
 
+@pytest.mark.parametrize(
+    ("train", "val"),
+    [
+        ("Train", "Test"),
+        ("more/Train-00000-of-00001", "more/Val-00000-of-00001"),
+        ("dataTrain", "dataVal"),
+        ("photos_train", "photos_dev"),
+        ("train/0000", "validation/0000"),
+        ("TRAIN/a", "eval_set/a"),
+    ],
+)
+def test_tables_of_two_splits_are_read_as_two(train: str, val: str, tmp_path: Path) -> None:
+    photo = (write_photos(tmp_path / "photos", ["0.jpg"]) / "0.jpg").read_bytes()
+    for name in (train, val):
+        num_pairs = 3 if name == train else 1
+        labels = ["a", "b"] * num_pairs
+        table = pa.table({"image": [{"bytes": photo}] * len(labels), "label": labels})
+        path = tmp_path / "tables" / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path)
+    photos = load_photos(tmp_path / "tables", cache_dir=tmp_path / "cache")
+    assert (len(photos.train), len(photos.val)) == (6, 2)
+    assert not photos.notes
+
+
+def test_two_configurations_of_a_dataset_are_not_read_as_one(tmp_path: Path) -> None:
+    photo = (write_photos(tmp_path / "photos", ["0.jpg"]) / "0.jpg").read_bytes()
+    for folder in ("cropped", "full"):
+        path = tmp_path / "tables" / folder / "train-0.parquet"
+        path.parent.mkdir(parents=True)
+        pq.write_table(pa.table({"image": [{"bytes": photo}] * 2, "label": ["a", "b"]}), path)
+    with pytest.raises(DataError, match="cropped/train-0.parquet and full/train-0") as error:
+        load_photos(tmp_path / "tables", val_fraction=0.5, cache_dir=tmp_path / "cache")
+    assert error.value.code == "DATA_NOT_RECOGNISED"
+
+
 def test_small_images_do_not_ignore_a_table_of_labels(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for label in ("ant", "bee"):
