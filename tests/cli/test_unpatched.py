@@ -37,7 +37,7 @@ COMMANDS = {
     " --batch-size 8",
     "sweep": "sweep RECIPE --output-dir DIR/sweep --seed 0 1 --max-steps 2",
 }
-FAST = ("why", "plan")
+FAST = ("plan", "replay")
 DISK = "accel_trainer.core.filesystem.disk"  # is there to be replaced, by one that fails
 
 

@@ -120,6 +120,20 @@ def test_copies_of_the_same_parquet_have_the_same_fingerprint(root: Path, tmp_pa
     assert load(root).fingerprint == load(tmp_path / "copy").fingerprint
 
 
+def edit_manifest(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        path = folder / "images.json"
+        manifest = json.loads(path.read_text())
+        edit(manifest)
+        path.write_text(json.dumps(manifest, indent=1))
+
+    return damage
+
+
+def write_manifest(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "images.json").write_text(text)
+
+
 def flip_a_bit(folder: Path) -> None:
     path = folder / "train_images.u8"
     data = bytearray(path.read_bytes())
@@ -127,93 +141,47 @@ def flip_a_bit(folder: Path) -> None:
     path.write_bytes(data)
 
 
-def cut_images(folder: Path) -> None:
-    os.truncate(folder / "test_images.u8", 10)
-
-
 def change_a_label(folder: Path) -> None:
     path = folder / "train_labels.i64"
     path.write_bytes(b"\x02" + path.read_bytes()[1:])
 
 
-def lose_images(folder: Path) -> None:
-    (folder / "train_images.u8").unlink()
+def deny_a_dimension(folder: Path) -> None:
+    """As a version with another format would, with its own hash."""
+    edit_manifest(lambda manifest: (manifest.pop("sha256"), manifest["shape"].pop()))(folder)
+    data = (folder / "images.json").read_bytes()
+    edit_manifest(lambda manifest: manifest.update(sha256=hashlib.sha256(data).hexdigest()))(folder)
 
 
 def lose_manifest(folder: Path) -> None:
     (folder / "images.json").unlink()
 
 
-def cut_manifest(folder: Path) -> None:
-    os.truncate(folder / "images.json", 30)
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a pixel": flip_a_bit,
+    "a label": change_a_label,
+    "no images": lambda folder: (folder / "train_images.u8").unlink(),
+    "images cut short": lambda folder: os.truncate(folder / "test_images.u8", 10),
+    "a pixel sum": edit_manifest(lambda each: each["train"]["pixel_sums"][0].__setitem__(0, 7)),
+    "the name of a class": edit_manifest(lambda each: each["class_names"].__setitem__(0, "wasp")),
+    "no hash": edit_manifest(lambda each: each.pop("sha256")),
+    "a dimension": deny_a_dimension,
+    "no manifest": lose_manifest,
+    "a manifest cut short": lambda folder: os.truncate(folder / "images.json", 30),
+    "a manifest of other types": write_manifest('{"shape": "none", "class_names": 3}'),
+    "a manifest that is a list": write_manifest("[]"),
+    "a manifest too deep": write_manifest("[" * 100_000),
+}
 
 
-def odd_manifest(folder: Path) -> None:
-    (folder / "images.json").write_text(json.dumps({"shape": "none", "class_names": 3}))
-
-
-def list_manifest(folder: Path) -> None:
-    (folder / "images.json").write_text("[]")
-
-
-def nest_manifest(folder: Path) -> None:
-    (folder / "images.json").write_text("[" * 100_000)
-
-
-def deny_a_dimension(folder: Path) -> None:
-    """As a version with another format would, with its own hash."""
-    edit_manifest(folder, lambda manifest: (manifest.pop("sha256"), manifest["shape"].pop()))
-    manifest = json.loads((folder / "images.json").read_text())
-    digest = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
-    edit_manifest(folder, lambda manifest: manifest.update(sha256=digest))
-
-
-def change_a_pixel_sum(folder: Path) -> None:
-    edit_manifest(folder, lambda manifest: manifest["train"]["pixel_sums"][0].__setitem__(0, 7))
-
-
-def rename_a_class(folder: Path) -> None:
-    edit_manifest(folder, lambda manifest: manifest["class_names"].__setitem__(0, "wasp"))
-
-
-def lose_the_manifest_s_own_hash(folder: Path) -> None:
-    edit_manifest(folder, lambda manifest: manifest.pop("sha256"))
-
-
-def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    path = folder / "images.json"
-    manifest = json.loads(path.read_text())
-    edit(manifest)
-    path.write_text(json.dumps(manifest, indent=1))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        change_a_pixel_sum,
-        rename_a_class,
-        lose_the_manifest_s_own_hash,
-        flip_a_bit,
-        cut_images,
-        change_a_label,
-        lose_images,
-        lose_manifest,
-        cut_manifest,
-        odd_manifest,
-        list_manifest,
-        nest_manifest,
-        deny_a_dimension,
-    ],
-)
-def test_a_damaged_cache_is_built_again(
-    root: Path, builds: list[Path], damage: Callable[[Path], None]
-) -> None:
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_cache_is_built_again(root: Path, builds: list[Path], kind: str) -> None:
     """Fault (Data, config and users' code): the cache of decoded images is damaged: pixels, labels
     or metadata -> it is rebuilt, with a warning
     """
     expected = load(root)
     images = expected.train.images.clone()
-    damage(only_folder(root))
+    DAMAGE[kind](only_folder(root))
     found = load(root)
     assert len(builds) == 2
     assert torch.equal(found.train.images, images)

@@ -176,7 +176,6 @@ METADATA = "file_name,class\na.jpg,bee\nb.jpg,ant\nmore/c.jpg,ant\n"
 CLASSES_0_1 = ("0", "1")
 FOLDERS = {
     # --- one folder per class ---
-    "train and val": Folder(splits("train", "val"), Loaded(6, 6)),
     "Train and Val": Folder(splits("Train", "Val"), Loaded(6, 6)),
     "train, val and test: val is evaluated": Folder(
         both(splits("train", "val"), splits("test", per_class=5)), Loaded(6, 6)
@@ -320,11 +319,7 @@ FOLDERS = {
     "one parquet file": Folder(
         parquet("photos.parquet"), Loaded(None, None), 0.5, "photos.parquet"
     ),
-    "save_to_disk with splits": Folder(saved(train=5, test=4), Loaded(5, 4)),
     "save_to_disk of a single dataset": Folder(saved(train=6), Loaded(None, None), 0.5),
-    "tars in folders": Folder(
-        tars("train/0.tar", "test/0.tar", jpg=jpg, cls=label), Loaded(4, 4, CLASSES_0_1)
-    ),
     "one tar": Folder(
         tars("a.tar", jpg=jpg, cls=label), Loaded(None, None, CLASSES_0_1), 0.5, "a.tar"
     ),

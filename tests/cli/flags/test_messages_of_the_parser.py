@@ -24,7 +24,6 @@ FLAGS: list[tuple[list[str], str]] = [
     # names
     (["--lrr", "1"], "unknown flag --lrr: did you mean --lr?"),
     (["-lr", "1"], "unknown flag -lr: did you mean --lr?"),
-    (["--SEED", "1"], "unknown flag --SEED: did you mean --seed?"),
     (["--sead=1"], "unknown flag --sead: did you mean --seed?"),
     (["--use-ema"], "unknown flag --use-ema: did you mean --ema 0.999?"),
     (["--no-lr"], "unknown flag --no-lr: see --help"),
@@ -34,10 +33,8 @@ FLAGS: list[tuple[list[str], str]] = [
     ),
     (["--trainer.no-ema"], "unknown flag --trainer.no-ema: did you mean --trainer.no-use-ema?"),
     (["--trainer.lr", "1"], "unknown flag --trainer.lr: see --help"),
-    (["--trainer", "1"], "unknown flag --trainer: see --help"),
     (["--confg", "x.yaml"], "unknown flag --confg: did you mean --config?"),
     (["--zzzzzzzz"], "unknown flag --zzzzzzzz: see --help"),
-    (["-x"], "unknown flag -x: see --help"),
     (["--lr", "-inf"], "--lr: expected float"),
     (["--tyro-print-completion", "bash"], "unknown flag --tyro-print-completion: see --help"),
     (
@@ -56,7 +53,6 @@ FLAGS: list[tuple[list[str], str]] = [
     # numbers
     (["--lr", "abc"], "--lr abc: expected float"),
     (["--lr", "10%"], "--lr 10%: expected float, such as 0.1"),
-    (["--lr", "1,5"], "--lr 1,5: expected float"),
     (["--lr", "a\nb"], "--lr a b: expected float"),
     (["--lr="], "--lr : expected float"),
     (["--lr", "0.1", "0.2"], "--lr 0.1 0.2: expected float"),
@@ -69,14 +65,12 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--trainer.max-grad-norm", "null"], "--trainer.max-grad-norm null: expected float or None"),
     (["--trainer.betas", "1"], "--trainer.betas 1: expected tuple[float, float]"),
     (["--trainer.betas", "1", "2", "3"], "--trainer.betas 1 2 3: expected tuple[float, float]"),
-    (["--trainer.betas", "1", "x"], "--trainer.betas 1 x: expected tuple[float, float]"),
     # choices, switches and paths
     (
         ["--trainer.mixed-precision", "fp8"],
         "--trainer.mixed-precision fp8: expected no or bf16",
     ),
     (["--trainer.mixed_precision"], "--trainer.mixed_precision: expected no or bf16"),
-    (["--ema", "True"], "--ema True: expected no value, only --ema or --no-ema"),
     (["--ema=True"], "--ema True: expected no value, only --ema or --no-ema"),
     (["--no-ema", "1"], "--no-ema 1: expected no value, only --ema or --no-ema"),
     (
@@ -87,7 +81,6 @@ FLAGS: list[tuple[list[str], str]] = [
         ["--trainer.output-dir", ""],
         "--trainer.output-dir is empty: give a path, or leave it out",
     ),
-    (["--trainer.output_dir="], "--trainer.output_dir is empty: give a path, or leave it out"),
     # files
     (["--config"], "--config: expected one file"),
     (["--config", "a", "b"], "--config a b: expected one file"),
@@ -99,7 +92,6 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--config", "/dev/zero"], "--config /dev/zero: not a regular file"),
     (["--config", "binary"], "--config binary: not a text file"),
     (["--config", "long"], "--config long: 1200000 bytes, more than 1048576"),
-    (["--config", "wrong", "--lr", "0.5"], "wrong: seed abc: expected int"),
     (["--config", "wrong", "--lr", "abc"], "wrong: seed abc: expected int"),
     (["--config", "wrong", "--seed", "3"], "wrong: seed abc: expected int"),
     # what a config class refuses
@@ -114,17 +106,14 @@ FILES: list[tuple[str, str]] = [
     ("sead: 3", "unknown key sead: did you mean seed?"),
     ("num_epochs: 3", "unknown key num_epochs: did you mean trainer.num_epochs?"),
     ("seed: {a: 1}", "unknown key seed.a: did you mean seed?"),
-    ("trainer: 3", "unknown key trainer: see --help"),
     ("trainer: [1]", "unknown key trainer: see --help"),
     ("trainer: {a: {b: {c: {d: 1}}}}", "unknown key trainer.a.b.c.d: see --help"),
-    ("sead:", "unknown key sead: did you mean seed?"),
     ("num_classes: 3", "unknown key num_classes: their number comes from the data"),
     (
         "optimizer: {bias_learning_rate_scale: 64}",
         "unknown key optimizer.bias_learning_rate_scale: "
         "write learning_rate_scales: [bias=FACTOR] and weight_decays: [bias=DECAY/FACTOR]",
     ),
-    ("1: 2", "unknown key 1: see --help"),
     ("'': 2", "unknown key : see --help"),
     ("- 1", "expected names with values, got a value of type list"),
     ("some text", "expected names with values, got a value of type str"),
@@ -133,20 +122,15 @@ FILES: list[tuple[str, str]] = [
     ("seed: true", "seed True: expected int"),
     ("seed: null", "seed None: expected int"),
     ("seed: '3x'", "seed 3x: expected int"),
-    ("seed: 0o7", "seed 0o7: expected int"),
     ("seed: 1e3", "seed 1e3: expected int"),
-    ("seed: [1, 2]", "seed 1 2: expected int"),
     ("seed: [[1]]", "seed [1]: expected int"),
     ("trainer: {num_epochs: 2.0}", "trainer.num_epochs 2.0: expected int"),
     ("trainer.num-epochs: 2.5", "trainer.num-epochs 2.5: expected int"),
-    ("trainer: {betas: 1}", "trainer.betas 1: expected tuple[float, float]"),
     ("trainer: {betas: []}", "trainer.betas: expected tuple[float, float]"),
     ("trainer: {betas: [1, null]}", "trainer.betas 1 None: expected tuple[float, float]"),
-    ("trainer: {betas: [1, [2]]}", "trainer.betas 1 [2]: expected tuple[float, float]"),
     ("trainer: {betas: [1, {a: 2}]}", "trainer.betas 1 {'a': 2}: expected tuple[float, float]"),
     # choices, switches, texts and paths
     ("trainer: {use_ema: 'yes'}", "trainer.use_ema yes: expected bool"),
-    ("trainer: {use_ema: 1}", "trainer.use_ema 1: expected bool"),
     ("trainer: {use_ema: null}", "trainer.use_ema None: expected bool"),
     (
         "trainer: {mixed_precision: fp8}",
@@ -158,17 +142,12 @@ FILES: list[tuple[str, str]] = [
         "switches as true or false",
     ),
     ("trainer: {run_name: 10}", "trainer.run_name: YAML reads 10, not text: quote it"),
-    ("trainer: {output_dir: 3}", "trainer.output_dir: YAML reads 3, not text: quote it"),
     ("trainer: {tags: [a, true]}", "trainer.tags: YAML reads True, not text: quote it"),
     ("trainer: {tags: [[a]]}", "trainer.tags: YAML reads ['a'], not text: quote it"),
     ("trainer: {output_dir: ''}", "trainer.output_dir is empty: give a path, or leave it out"),
     ('trainer: {run_name: "a\\0b"}', "trainer.run_name contains a NUL character: remove it"),
     # what is not YAML, or more of it than a config needs
     ("seed: 1\nseed: 2", "line 2: seed appears twice"),
-    (
-        "trainer: {betas: 1, betas: 2}",
-        "line 1: betas appears twice",
-    ),
     (
         "trainer: {num-epochs: 3, num_epochs: 4}",
         "trainer.num_epochs is given twice: keep one of them",
@@ -180,10 +159,6 @@ FILES: list[tuple[str, str]] = [
     (
         "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]",
         "line 2: aliases (& and *) are not supported",
-    ),
-    (
-        "&a [*a]",
-        "line 1: aliases (& and *) are not supported",
     ),
     (
         "seed: !!python/object/apply:os.system ['true']",
