@@ -66,14 +66,13 @@ class BoundaryChecks(Inspector):
     def parts(self) -> Parts:
         """Return the parts that no checkpoint holds as a whole, by name."""
         kind = type(self._trainer)
-        unneeded = getattr(kind, "unsaved_attributes", ())
+        unneeded = getattr(self._trainer, "unsaved_attributes", ())
         kept = {
             f"trainer.{name}": each
             for name, each in {**defaults_of(kind), **self._attributes()}.items()
             if name not in unneeded
         }
-        elsewhere = {"trainer": kind, "os.environ": dict(os.environ)}
-        return self._subject.unstored | kept | elsewhere
+        return self._subject.unstored | kept | {"trainer": kind, "os.environ": dict(os.environ)}
 
     def measuring(self, name: str, model: nn.Module) -> AbstractContextManager[None]:
         """Refuse what the first evaluations of this name leave changed in a model."""

@@ -78,6 +78,7 @@ class Trainer:
         load_best: Callable[[Trainer], str],
         inspector: Inspector | None = None,
     ) -> None:
+        of_subclass = {*vars(self)}
         self._step = step = assembly.step
         self.accelerator = step.strategy.accelerator
         self.loader = loader
@@ -113,8 +114,8 @@ class Trainer:
         """Plain JSON values that every checkpoint stores; those of the main process count."""
         self.result: RunResult | None = None
         """How the run ended; None while it runs."""
-        # Must be set last: attributes that are set later belong to a subclass.
-        self._engine_attributes = {*vars(self), "_engine_attributes"}
+        # Set last: what is set later is a subclass's, too.
+        self._engine_attributes = {*vars(self), "_engine_attributes"} - of_subclass
 
     def __setattr__(self, name: str, value: Any) -> None:
         is_public = name[0] != "_"  # a step sets some that are not
@@ -549,8 +550,8 @@ class Trainer:
         self._inspector.begin(self, self._states.state_dict, self._attributes_of_subclass)
 
     def _attributes_of_subclass(self) -> dict[str, object]:
-        """Return the attributes that a subclass has set, but for those that no resume needs."""
-        known = {*self._engine_attributes, *getattr(self, "unsaved_attributes", ())}
+        """Return the attributes that a subclass has set."""
+        known = self._engine_attributes
         return {name: value for name, value in vars(self).items() if name not in known}
 
     def _end_epoch(self) -> None:

@@ -321,11 +321,14 @@ def in_a_task_with_slots(number: Number) -> Parts:
     return {"task": Slotted}
 
 
-def in_the_trainer(number: Number) -> Parts:
+def in_the_trainer(number: Number, *, is_early: bool = False) -> Parts:
     class Own(Trainer):
         def __init__(self, *arguments: Any, **options: Any) -> None:
+            if is_early:
+                self.number = number
             super().__init__(*arguments, **options)
-            self.number = number
+            if not is_early:
+                self.number = number
 
         def train_step(self, step_batch: StepBatch) -> StepReport:
             gradients = self.compute_gradients(step_batch)
@@ -380,6 +383,7 @@ USERS: dict[str, tuple[Callable[[Number], Parts], str]] = {
     "task": (in_the_task, "task.number.number"),
     "task with slots": (in_a_task_with_slots, "task.number.number"),
     "trainer": (in_the_trainer, "trainer.number.number"),
+    "early trainer": (functools.partial(in_the_trainer, is_early=True), "trainer.number.number"),
     "optimizer": (in_the_optimizer, "optimizer.number.number"),
     "schedule": (in_the_schedule, "number.number"),
     "callback": (in_a_callback, "Own.number.number"),
