@@ -403,7 +403,7 @@ FOLDERS = {
     ),
     "save_to_disk without its files": Folder(
         both(texts({"state.json": "{}"}), texts({"dataset_info.json": "{}"})),
-        "cannot be read by datasets",
+        "state.json cannot be read",
     ),
     "half a photo": Folder(
         both(

@@ -189,7 +189,6 @@ def test_the_name_of_a_photo_a_class_or_a_folder_is_only_a_name(
         ("tar", "$SECRET"),
         ("parquet", "a::b"),
         ("tar", "a::b"),
-        ("save_to_disk", "a::b"),
     ],
 )
 def test_a_table_whose_path_datasets_would_change_is_refused(
@@ -197,16 +196,21 @@ def test_a_table_whose_path_datasets_would_change_is_refused(
 ) -> None:
     monkeypatch.setenv("SECRET", "what-only-the-environment-knows")
     root, jpg = tmp_path / name, encoded(photo(9, 9))
-    writers = {"parquet": parquet, "tar": tar, "save_to_disk": arrow}
+    writers = {"parquet": parquet, "tar": tar}
     writers[kind](tmp_path / "plain", jpg)
     (tmp_path / "plain").rename(root)
     with pytest.raises(DataError) as error:
         load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache")
-    assert re.search(
-        r"contains (\$ or )?::, .* datasets \w+( split it)?: rename it", str(error.value)
-    )
+    assert re.search(r"contains \$ or ::, .* datasets \w+: rename it", str(error.value))
     assert name in str(error.value)
     assert "what-only-the-environment-knows" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["$HOME", "a::b", "[x] *?"])
+def test_a_saved_dataset_is_read_whatever_its_folder_is_called(name: str, tmp_path: Path) -> None:
+    arrow(tmp_path / "saved", encoded(photo(9, 9)))
+    (tmp_path / "saved").rename(tmp_path / name)
+    decode_all(load_photos(tmp_path / name, val_fraction=0.5, cache_dir=tmp_path / "cache"))
 
 
 def test_photos_with_odd_names_are_found_by_metadata(
@@ -373,22 +377,20 @@ def test_a_saved_dataset_that_names_files_elsewhere_is_refused(name: str, tmp_pa
         load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache")
 
 
-@pytest.mark.parametrize("name", ["train/state.json", "train/dataset_info.json", "test/a.json"])
+@pytest.mark.parametrize("name", ["train/state.json", "train/dataset_info.json"])
 @pytest.mark.parametrize("kind", ["a pipe", "a device"])
 def test_a_description_that_is_no_file_is_not_waited_for(
     name: str, kind: str, tmp_path: Path
 ) -> None:
     root = tmp_path / "saved"
     DatasetDict(train=a_table(b"no photo"), test=a_table(b"no photo")).save_to_disk(str(root))
-    if "a.json" in name:  # it is read only to find what is damaged
-        (root / "train" / "dataset_info.json").write_text("no JSON")
     path = root / name
-    path.unlink(missing_ok=True)
+    path.unlink()
     if kind == "a pipe":
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    with pytest.raises(DataError, match=r"(state|dataset_info)\.json (cannot be read|is damaged)"):
+    with pytest.raises(DataError, match=r"(state|dataset_info)\.json cannot be read"):
         open_dataset(root, cache_dir=tmp_path)
 
 

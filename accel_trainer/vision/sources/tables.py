@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ...core.errors import DataError, reason_of, shortened
 from ...core.filesystem import read_file
 from .layouts import EXPECTED, files_of_splits, refuse_unclear_tables
 from .listing import METADATA, LeftOut, reason_to_skip, subfolders
-from .raw import Opened, Table
+from .raw import Opened, Split, Table
 from .stamps import cache_of
 from .tar_files import check_samples, index_tar
 
@@ -30,6 +29,7 @@ READERS = {".parquet": "parquet", ".tar": "webdataset"}
 """The suffixes of tables, and the names of their readers in `datasets`."""
 
 _MAX_DESCRIPTION_BYTES = 2**24
+_SAVE_AGAIN = "write the data again with save_to_disk"
 _DECODED_MEMBERS = ("cls", "cls2", "index", "inx", "id", "json", "jsn")
 _TEXT_MEMBERS = ("txt", "text", "transcript")
 
@@ -67,16 +67,65 @@ def is_saved(root: Path) -> bool:
 
 
 def read_saved(root: Path, name: str) -> Opened:
-    """Return what `save_to_disk` wrote; `name` describes it in errors."""
-    dataset = _open_saved(root)
-    folders = [root / split for split in dataset] if isinstance(dataset, Mapping) else [root]
-    read = {
-        str(folder / str(file.get("filename")))
-        for folder in folders
-        for file in _names_in(folder / "state.json", "_data_files")
-        if isinstance(file, dict)
-    }
-    return replace(opened(dataset, name), left_out=unread_data(root, read))
+    """Return what `save_to_disk` wrote; `name` describes it in errors.
+
+    Raises DataError if a file is damaged, or names one that does not lie beside it.
+    """
+    folders = {"train": root}
+    if (root / "dataset_dict.json").is_file():
+        folders = {path.name: path for path in _named_in(root / "dataset_dict.json", "splits")}
+    splits = dict[str, Split]()
+    read = set[str]()
+    for split, folder in folders.items():
+        files = _named_in(folder / "state.json", "_data_files")
+        splits[split] = [Table(_open_saved(folder, files), name)]
+        read.update(map(str, files))
+    return Opened(splits=splits, left_out=unread_data(root, read))
+
+
+def _named_in(description: Path, key: str) -> list[Path]:
+    """Return the files or folders that one of the JSON files of `save_to_disk` names."""
+    named = _described(
+        description,
+        lambda content: [
+            each["filename"] if isinstance(each, dict) else each for each in content[key]
+        ],
+    )
+    paths = []
+    for name in map(str, named):
+        place = description.parent / name
+        is_special = place.exists() and not (place.is_file() or place.is_dir())
+        if not name or name != os.path.basename(name) or is_special:
+            fact = f"{description} refers to {name!r}, which is not a file beside it"
+            raise DataError("DATA_OUTSIDE", f"{fact}: {_SAVE_AGAIN}")
+        paths.append(place)
+    return paths
+
+
+def _described(path: Path, parse: Callable[[Any], Any]) -> Any:
+    """Return what `parse` makes of the content of a JSON file of `save_to_disk`."""
+    try:
+        return parse(json.loads(read_file(path.resolve(), max_bytes=_MAX_DESCRIPTION_BYTES)))
+    except Exception as error:  # of any type: it may be a pipe, or say anything
+        fact = f"{path} cannot be read ({type(error).__name__}: {reason_of(error)})"
+        raise DataError("DATA_DAMAGED", f"{fact}: {_SAVE_AGAIN}") from error
+
+
+def _open_saved(folder: Path, files: Sequence[Path]) -> Any:
+    """Return the rows of Arrow files in a folder, with the types that its description has."""
+    from datasets import Dataset, DatasetInfo, concatenate_datasets
+
+    info = _described(folder / "dataset_info.json", DatasetInfo.from_dict)
+    opened = []
+    for path in files:
+        try:
+            opened.append(Dataset.from_file(str(path), info=info))
+        except Exception as error:  # its readers raise errors of any type
+            fact = f"{path} is damaged ({reason_of(error)})"
+            raise DataError("DATA_DAMAGED", f"{fact}: restore it, or write it again") from error
+    if not opened:
+        raise DataError("DATA_DAMAGED", f"{folder / 'state.json'} names no file: {_SAVE_AGAIN}")
+    return concatenate_datasets(opened)
 
 
 def read_table(path: Path, cache_dir: Path | None) -> Opened:
@@ -160,51 +209,6 @@ def unread_data(root: Path, read: Collection[str]) -> list[LeftOut]:
     ]
 
 
-def _open_saved(root: Path) -> Any:
-    """Return what `save_to_disk` wrote. Its JSON files may only name files in their own folder."""
-    from datasets import load_from_disk
-
-    if "::" in str(root):
-        raise DataError(
-            "DATA_NAME", f"the path {root} contains ::, where datasets would split it: rename it"
-        )
-    for splits in root.glob("dataset_dict.json"):
-        _refuse_others(splits, _names_in(splits, "splits"))
-    for state in (*root.glob("state.json"), *root.glob("*/state.json")):
-        files = _names_in(state, "_data_files")
-        names = [file.get("filename") if isinstance(file, dict) else file for file in files]
-        _refuse_others(state, names)
-    for info in (*root.glob("dataset_info.json"), *root.glob("*/dataset_info.json")):
-        _read_description(info)
-    return _checked(lambda: load_from_disk(str(root)), root)
-
-
-def _names_in(path: Path, key: str) -> list[Any]:
-    try:
-        names = json.loads(_read_description(path))[key]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return []  # `datasets` will report what is wrong with the file
-    return names if isinstance(names, list) else []
-
-
-def _read_description(path: Path) -> bytes:
-    """Return a file that `datasets` will read. Raises DataError for a pipe, or a huge file."""
-    try:
-        return read_file(path.resolve(), max_bytes=_MAX_DESCRIPTION_BYTES)
-    except OSError as error:
-        fact = f"{path} cannot be read ({error.strerror})"
-        raise DataError("DATA_DAMAGED", f"{fact}: write the data again with save_to_disk") from None
-
-
-def _refuse_others(description: Path, names: list[Any]) -> None:
-    """Raise DataError for a name that leads elsewhere, or to a pipe."""
-    for name in map(str, names):
-        place = description.with_name(name) if name == os.path.basename(name) and name else None
-        if place is None or (place.exists() and not (place.is_file() or place.is_dir())):
-            fact = f"{description} refers to {name!r}, which is not a file beside it"
-            raise DataError("DATA_OUTSIDE", f"{fact}: write the data again with save_to_disk")
-
-
 def _refuse_special(paths: Iterable[Path]) -> None:
     """Raise DataError for a path in which `datasets` would expand a variable or see an archive."""
     for path in paths:
@@ -221,40 +225,13 @@ def _load_files(paths: Sequence[Path], cache_dir: Path | None) -> Any:
     reader = READERS[paths[0].suffix]
     names = [glob.escape(str(path)) for path in paths]
     cache = cache_of(paths, cache_dir)
-    load = partial(load_dataset, reader, data_files=names, cache_dir=cache, split="train")
-    return _checked(load, paths[0])
-
-
-def _checked(load: Callable[[], Any], path: Path) -> Any:
     try:
         with _quiet(), _plain_members():
-            return load()
+            return load_dataset(reader, data_files=names, cache_dir=cache, split="train")
     except Exception as error:  # the readers of `datasets` raise errors of any type
-        reason = reason_of(error.__cause__ or error)
-        if damaged := _find_damaged(path):
-            raise DataError(
-                "DATA_DAMAGED", f"{damaged} is damaged ({reason}): restore it, or write it again"
-            ) from error
-        kind = type(error.__cause__ or error).__name__
-        fact = f"{path} cannot be read by datasets ({kind}: {reason})"
+        cause = error.__cause__ or error
+        fact = f"{paths[0]} cannot be read by datasets ({type(cause).__name__}: {reason_of(cause)})"
         raise DataError("DATA_NOT_RECOGNISED", f"{fact}: expected {EXPECTED}") from error
-
-
-def _find_damaged(root: Path) -> Path | None:
-    """Return the first file below a folder that cannot be opened; `datasets` does not name it."""
-    from datasets.table import MemoryMappedTable
-
-    readers: dict[str, Callable[[str], Any]] = {
-        ".arrow": MemoryMappedTable.from_file,
-        ".json": lambda name: json.loads(read_file(Path(name), max_bytes=_MAX_DESCRIPTION_BYTES)),
-    }
-    found = [path for path in root.rglob("*") if path.suffix in readers and path.is_file()]
-    for path in sorted(found):
-        try:
-            readers[path.suffix](str(path))
-        except Exception:  # the readers raise errors of any type
-            return path
-    return None
 
 
 def _text_in(member: bytes) -> str:
