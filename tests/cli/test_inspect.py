@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 
 import pytest
@@ -72,17 +71,3 @@ def test_a_run_without_a_valid_checkpoint_says_so_and_exits_with_74(
 def test_what_is_neither_a_run_nor_a_checkpoint_is_one_line(tmp_path: Path, capsys: Shown) -> None:
     assert main(["inspect", str(tmp_path)]) == 74
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_nothing_is_changed_by_looking(run: Path, capsys: Shown) -> None:
-    damage(run / "checkpoints", 2)
-    before = listing(run)
-    main(["inspect", str(run)])
-    assert listing(run) == before
-
-
-def listing(run: Path) -> dict[str, tuple[int, int]]:
-    found = {str(path): path.lstat() for path in run.rglob("*")}
-    return {
-        name: (status.st_mtime_ns, stat.S_IFMT(status.st_mode)) for name, status in found.items()
-    }

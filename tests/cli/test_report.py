@@ -360,13 +360,6 @@ def test_a_stored_picture_that_is_not_an_image_is_kept_out_of_the_page(
     assert Page(page).counts["script"] == 2, "the page's own"
 
 
-def test_a_run_without_stored_mistakes_shows_none(runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "slow", tmp_path / "run")
-    (tmp_path / "run" / "mistakes.json").unlink()
-    page, _ = render([with_few_charts(read_run(tmp_path / "run"))])
-    assert "Most confident mistakes" not in page
-
-
 def test_a_report_of_a_thousand_classes_shows_the_hardest_and_the_easiest(
     runs: Path, tmp_path: Path
 ) -> None:
@@ -548,6 +541,7 @@ def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(
     page = Page(render([read_run(tmp_path / "run")])[0])
     assert page.counts["svg"] == 8 + 2, "the curves, and the classes of the last evaluation"
     assert "img" not in page.counts
+    assert "Most confident mistakes" not in page.headings
 
 
 def test_names_from_a_run_are_text_and_not_markup(runs: Path, tmp_path: Path) -> None:
