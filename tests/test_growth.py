@@ -247,6 +247,14 @@ def test_photos_are_listed_without_a_look_at_each(tmp_path: Path) -> None:
     assert len(looks[0]) == len(looks[1])
 
 
+def test_what_save_to_disk_wrote_is_opened_without_hashing_each_file(tmp_path: Path) -> None:
+    Dataset.from_dict({"label": [0, 1] * 4}).save_to_disk(str(tmp_path / "saved"), num_shards=4)
+    (first, *_) = sorted((tmp_path / "saved").glob("*.arrow"))
+    assert "generate_fingerprint" in calls_of(partial(Dataset.from_file, str(first)))
+    names = calls_of(partial(open_dataset, tmp_path / "saved", cache_dir=None))
+    assert "generate_fingerprint" not in names
+
+
 def test_rows_that_a_long_run_leaves_out_are_not_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
