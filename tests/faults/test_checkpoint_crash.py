@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
 import signal
 import sys
@@ -91,18 +90,4 @@ def test_a_kill_at_any_change_loses_nothing(
         folder = scratch / str(at)
         folder.mkdir()
         assert_nothing_is_lost(folder, run_until_killed(folder, KillingDisk(at, when)))
-        shutil.rmtree(folder)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
-def test_kills_in_a_save_in_the_resume_and_again_lose_nothing(scratch: Path, effort: int) -> None:
-    draw = random.Random(0)
-    for case in range(3 * effort):
-        folder = scratch / str(case)
-        folder.mkdir()
-        acknowledged: list[str] = []
-        for _ in range(3):
-            disk = KillingDisk(draw.randrange(60), draw.choice(("before", "half", "after")))
-            acknowledged += run_until_killed(folder, disk)
-        assert_nothing_is_lost(folder, acknowledged)
         shutil.rmtree(folder)

@@ -231,15 +231,6 @@ def test_a_task_may_draw_from_any_generator_and_change_gradients(
     assert run("stopped", 1, 4) == run("undisturbed")
 
 
-def test_a_finished_run_says_so_and_exits_with_0(tmp_path: Path) -> None:
-    arguments = (tmp_path / "run", 16, 1, {"num_train": NUM_TRAIN})
-    processes.run(run_split, *arguments, folder=tmp_path / "first")
-    before = final_files(tmp_path / "run")
-    again = processes.run(run_split, *arguments, folder=tmp_path / "second")
-    assert f"this run is finished: nothing left to train after step {NUM_STEPS}" in again.output()
-    assert final_files(tmp_path / "run") == before
-
-
 def test_what_ddp_may_assume_of_the_graph_changes_no_bit(tmp_path: Path) -> None:
     for name, options in {"plain": {}, "unused": {"find_unused_parameters": True}}.items():
         processes.run(

@@ -26,7 +26,6 @@ from accel_trainer import (
 )
 
 from .. import processes, workload
-from .test_exactness import final_files
 
 
 class Centre:
@@ -198,18 +197,6 @@ def test_a_state_that_is_not_given_is_reported(
         train(tmp_path, states={})
     assert "UNSAVED_STATE" in caplog.text
     assert "centre.value" in caplog.text
-
-
-def train_exactly(folder: Path, max_steps: int) -> None:
-    train(folder, max_steps=max_steps, reduce="exact")
-
-
-def test_a_gathered_state_has_the_same_bits_on_any_number_of_processes(tmp_path: Path) -> None:
-    for name, max_steps, num_processes in (("one", 6, 1), ("more", 3, 2), ("more", 6, 4)):
-        logs = tmp_path / f"logs-{num_processes}"
-        arguments = (tmp_path / name, max_steps)
-        processes.run(train_exactly, *arguments, num_processes=num_processes, folder=logs)
-    assert final_files(tmp_path / "more") == final_files(tmp_path / "one")
 
 
 def test_a_module_is_a_state_with_the_errors_of_a_model(tmp_path: Path) -> None:
