@@ -380,10 +380,6 @@ NOT_IN_MAKE_TEST: dict[str, tuple[str, ...]] = {
         "test_dropout_drops_its_fraction_only_in_training[1:]",
         "test_large_nets_do_the_work_of_their_papers_at_224_pixels[1:]",
     ),
-    "test_architecture.py": (
-        "test_a_plain_run_imports_neither_exact_reduction_nor_shards",
-        "test_the_start_of_a_command_line_does_not_import_the_compiler",
-    ),
     "test_benchmarks.py": ("test_a_benchmark_runs_with_tiny_sizes[1:]",),
     # Tests of what the tests are made of.
     "test_promises.py": ("test_a_broken_function_is_still_python_and_a_missing_one_is_named",),
