@@ -59,10 +59,6 @@ class Registry:
 
     parts: Mapping[str, Stateful]
 
-    def extended(self, parts: Mapping[str, Stateful]) -> Registry:
-        """Return the parts of this registry and then these."""
-        return Registry({**self.parts, **parts})
-
     def state_dict(self) -> Pieces:
         """Return the states by name, as references to live tensors and to this process's shards."""
         return {

@@ -41,9 +41,9 @@ class Stop(int):
     @property
     def reason(self) -> str | None:
         """The signal's name, `time limit`, or None."""
-        if not self:
-            return None
-        return signal.Signals(self).name if self.is_preemption else "time limit"
+        if self.is_preemption:
+            return signal.Signals(self).name
+        return "time limit" if self else None
 
 
 class EvaluationStopped(Preempted):

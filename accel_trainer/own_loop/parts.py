@@ -65,4 +65,4 @@ class Parts:
             self.module, self.optimizers, scaler=accelerator.scaler, states=states
         )
         buffers = ProcessBuffers(self.module, accelerator)
-        return trained.extended({"process_buffers": buffers, "loop": loop})
+        return Registry({**trained.parts, "process_buffers": buffers, "loop": loop})

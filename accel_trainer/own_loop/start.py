@@ -96,15 +96,16 @@ def exact_run(
     parts = Parts.of(accelerator, model, optimizer)
     check_states(states)
     settings = copy_metadata(settings, "settings")
-    run_config = RunConfig(output_dir=moved_folder(Path(folder)), allow_change=tuple(allow_change))
+    moved = moved_folder(Path(folder))
+    run_config = RunConfig(output_dir=moved, allow_change=tuple(allow_change))
     checked = build_config(
         RecipeConfig,
         {"checkpoint.every_n_steps": save_every, "checkpoint.keep_last_n": keep_last, "seed": seed},
         {"checkpoint.every_n_steps": "save_every=", "checkpoint.keep_last_n": "keep_last="},
     )
     check_types(checked, RecipeConfig)
-    choose = partial(Path, run_config.output_dir or "")
-    joined = joined_run(accelerator, partial(open_folder, choose, run_config), timeout_s=timeout_s)
+    opened = partial(open_folder, lambda: moved, run_config)
+    joined = joined_run(accelerator, opened, timeout_s=timeout_s)
     with joined as run:
         _choose_kernels(accelerator)
         # The order matters.
@@ -202,8 +203,8 @@ def _check_equal_rounds(num_batches: int, accelerator: Accelerator) -> None:
 
 def _record(run: JoinedRun, config: dict[str, Any]) -> None:
     record_start(config, run.accelerator, run.folder)
-    details = {"num_processes": run.accelerator.num_processes}
-    record_attempt(run.folder, "start", run.activity.state.optimizer_step, details)
+    step = run.activity.state.optimizer_step
+    record_attempt(run.folder, "start", step, {"num_processes": run.accelerator.num_processes})
 
 
 def _record_end(
@@ -218,8 +219,7 @@ def _record_end(
     )
     phases = run.activity.phase_s
     record_attempt(run.folder, "end", loop.step, {"state": result.state, "phase_s": phases})
-    measured = {
-        "wall_s": sum(phases.values()),
-        "peak_memory_bytes": peak_memory_bytes(run.accelerator),
-    }
-    write_result(run.folder, result, {}, measured)
+    peak = peak_memory_bytes(run.accelerator)
+    write_result(
+        run.folder, result, {}, {"wall_s": sum(phases.values()), "peak_memory_bytes": peak}
+    )

@@ -19,12 +19,7 @@ from ..callbacks.trackers import check_trackers
 from ..checkpoint.loading import has_checkpoints
 from ..checks.own_sources import describe_edits
 from ..core import filesystem
-from ..core.errors import (
-    DivergedError,
-    OutOfMemoryError,
-    ProcessError,
-    UserError,
-)
+from ..core.errors import ConfigError, DivergedError, OutOfMemoryError, ProcessError, UserError
 from ..core.filesystem import writes_to
 from ..core.guards import guarded, guarded_folder
 from ..core.json_files import write_json
@@ -36,7 +31,7 @@ from .provenance import describe_environment
 from .resume import Source, find_source
 
 MOVED_FOLDERS = "ACCEL_TRAINER_MOVED_FOLDERS"
-"""A variable by which a command has a program write elsewhere: new folders by the program's own."""
+"""A variable of programs that a command starts: new folders by those that their code names."""
 
 # Of a path below which those of checkpoints and of a tracker's files still fit, on Linux.
 _MAX_BYTES = 4096 - 256
@@ -56,10 +51,17 @@ def open_folder(
     different folder takes the path, and removes a new folder after a run that was refused.
 
     Raises:
+        ConfigError: a command has chosen a folder, and the program reads no flags.
         OutputError: the folder cannot be written or is in use.
         CheckpointError: the run that it would continue cannot be read.
     """
     check_trackers(run.track)
+    if run.output_dir is None and MOVED_FOLDERS in os.environ:
+        raise ConfigError(
+            "RECIPE",
+            "the program reads no flags, as a command needs: start the run in main(...), with "
+            "the config that it passes",
+        )
     wanted = choose()
     with writes_to(wanted):
         is_new = not os.path.exists(wanted)
@@ -74,7 +76,10 @@ def open_folder(
     if is_new:
         resources.enter_context(_removed_if_refused(folder))
     resources.enter_context(guarded(folder, path, descriptor))
-    _sweep(folder)
+    # The half-written files of killed attempts go; the checkpointer sweeps its own folder.
+    for part in (folder, folder / "logs", folder / "export", folder / "pictures"):
+        if part.is_dir():
+            filesystem.sweep(part)
     return str(folder), find_source(folder, run)
 
 
@@ -117,22 +122,15 @@ def record_start(
             filesystem.write_file_atomic(folder / "recipe.py", recipe_file.read_bytes())
 
 
-def _sweep(folder: Path) -> None:
-    """Remove the half-written files of killed attempts; the checkpointer sweeps its folder."""
-    for part in (folder, folder / "logs", folder / "export", folder / "pictures"):
-        if part.is_dir():
-            filesystem.sweep(part)
-
-
 @contextmanager
 def _removed_if_refused(folder: Path) -> Iterator[None]:
     """Remove a new folder if a UserError of the block refuses the run before it is recorded."""
     try:
         yield
-    except (DivergedError, OutOfMemoryError, ProcessError):
-        raise  # the run was not refused, and the folder says why it ended
-    except UserError:
-        if not (folder / _RECORD).exists():
+    except UserError as error:
+        # Of these, the folder says why the run ended: it was not refused.
+        is_end = isinstance(error, DivergedError | OutOfMemoryError | ProcessError)
+        if not is_end and not (folder / _RECORD).exists():
             _remove_refused(folder)
         raise
 

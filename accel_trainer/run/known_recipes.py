@@ -44,5 +44,6 @@ def remember_start(environment: Mapping[str, Any]) -> None:
         with NamedTemporaryFile(dir=folder, delete=False) as file:  # for this user alone
             file.write(dump_json({**code, "arguments": environment["command"]["arguments"][1:]}))
         os.replace(file.name, folder / f"{environment['id']}.json")
-        for oldest in sorted(folder.iterdir(), key=os.path.getmtime)[:-_MAX_KEPT]:
-            oldest.unlink()
+        if len(os.listdir(folder)) > _MAX_KEPT:  # each look at all of them takes time
+            for oldest in sorted(folder.iterdir(), key=os.path.getmtime)[:-_MAX_KEPT]:
+                oldest.unlink()

@@ -96,7 +96,8 @@ def _started(config: RecipeConfig, recipe: str) -> Iterator[Run]:
     is_late = is_too_late_for_cublas()  # before the accelerator is in use
     # 2. The processes join, and check that code and settings are the same on all of them.
     accelerator = start_accelerator(config.runtime)
-    check_same_everywhere(describe_identity(describe_shared(config)), accelerator)
+    if accelerator.num_processes > 1:  # the sources are read for it
+        check_same_everywhere(describe_identity(describe_shared(config)), accelerator)
     # 3. Signals, the run folder and the reports of errors are those of every loop.
     timeout_s = config.runtime.timeout_s
     joined = joined_run(

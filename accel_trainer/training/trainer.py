@@ -16,7 +16,7 @@ from ..core.errors import CheckpointError, ConfigError, DataError, PartFailed
 from ..core.learning_rate import Decay, Schedule, set_learning_rate
 from ..core.logger import logger
 from ..core.parameters import preserved_weights, unstepped_parameters
-from ..core.registry import Pieces
+from ..core.registry import Pieces, Registry
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.types import Gradients, Loader, Position, Results, StepBatch, StepReport
 from ..core.wording import describe_tensor
@@ -96,7 +96,6 @@ class Trainer:
         self._checkpointer = assembly.checkpointer
         self._evaluations = evaluations
         self._load_best = load_best
-        self._run_folder = self._checkpointer.run_folder
         self._progress = Progress(config, evaluations)
         self._stop_flag = stop_flag
         self._activity = step.activity
@@ -105,9 +104,11 @@ class Trainer:
         listeners = self._callback_runner.listeners
         is_observed = listeners["before_micro_batch"] or listeners["on_micro_batch"]
         self._notify_micro_batch = self._notify if is_observed else None
-        self.log = Log(self._run_folder, step.activity, self.accelerator.is_main_process)
+        self.log = Log(
+            self._checkpointer.run_folder, step.activity, self.accelerator.is_main_process
+        )
         loop = LoopState(self._progress, step.nonfinite, self._callback_runner, self.log)
-        self._states = self._trained.extended({"trainer": loop})
+        self._states = Registry({**self._trained.parts, "trainer": loop})
         # Where the last checkpoint was taken; where a run begins, none is due.
         self._saved_state = self.state
         self.metadata: dict[str, Any] = {}
@@ -615,7 +616,7 @@ class Trainer:
             progress.requested_stop = requested
             if self.accelerator.is_main_process:
                 self._checkpointer.record_best(self.best)
-        result = progress.result(self._stop_flag.agreed, self._run_folder)
+        result = progress.result(self._stop_flag.agreed, self.log.folder)
         if result.state == "done" and TEST in self._evaluations:
             try:
                 with self._activity.during("evaluation"), preserved_weights(self.model):

@@ -281,5 +281,5 @@ def test_numbers_out_of_range_are_named(
 ) -> None:
     code, _, err = run_command(capsys, ["pack", source, tmp_path / "packed", flag, value])
     assert code == 64
-    assert f"{flag} is {value}" in err
+    assert f"{flag}: it is {value}" in err
     assert not (tmp_path / "packed").exists()

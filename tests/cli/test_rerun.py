@@ -131,6 +131,39 @@ def test_a_rerun_that_differs_says_so_after_what_is_not_as_it_was(
     assert "; the loss differs at or before step 1: " in verdict
 
 
+PLAIN = """
+import torch
+from torch.utils.data import TensorDataset
+from accel_trainer import RegressionTask, build_trainer, start_run
+
+data = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
+with start_run(recipe="plain", epochs=1, batch_size=4) as run:
+    parts = {"model": torch.nn.Linear(2, 1), "task": RegressionTask()}
+    build_trainer(run, train_set=data, eval_sets=data, **parts).fit()
+"""
+
+
+@pytest.mark.parametrize("command", ["rerun", "at", "chaos", "plan"])
+def test_a_program_that_reads_no_flags_trains_in_no_other_folder(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "plain.py"
+    program.write_text(PLAIN)
+    subprocess.run([sys.executable, str(program)], check=True, capture_output=True)
+    folders = [*tmp_path.glob("runs/*")]
+    of_run: dict[str, list[object]] = {"rerun": [], "at": ["--step", 1, "--to", "there"]}
+    words = [folders[0], *of_run[command]] if command in of_run else [program]
+    code, _, err = run_command(capsys, [command, *words])
+    assert code != 0
+    if command != "rerun":  # which shows the program's own output
+        assert "reads no flags" in err
+    assert [*tmp_path.glob("runs/*")] == folders
+
+
 def test_what_cannot_be_run_again_is_said_before_any_work(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ from typing import IO, Any, TypeVar
 
 from ...core.platform import STOP_SIGNALS, signals_handled
 from ...run.extra_callbacks import START_VARIABLE
+from ...run.folder import MOVED_FOLDERS
 from ..recipe.start import Start
 
 Stops = list[int]
@@ -96,7 +97,7 @@ def start_recipe(
 
 def environment_of(start: Start, environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment with the variables of a start, and with what its command leaves out."""
-    found = {**environment, **start.variables}
+    found = {MOVED_FOLDERS: "{}", **environment, **start.variables}
     found.pop(START_VARIABLE, None)
     if start.changes or start.callbacks:  # otherwise, the command is all of it
         found[START_VARIABLE] = json.dumps(asdict(start))

@@ -7,8 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+from accelerate.utils import patch_environment
+
 from ...core.errors import ConfigError, UserError
 from ...run.config import RecipeConfig
+from ...run.folder import MOVED_FOLDERS
 from ..flags.fields import config_fields
 
 
@@ -29,7 +32,8 @@ def find_config_class(path: Path) -> type[RecipeConfig]:
     sys.modules[name] = module  # dataclasses look up their types there
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     try:
-        spec.loader.exec_module(module)
+        with patch_environment(**{MOVED_FOLDERS: "{}"}):  # a run that reads no flags is refused
+            spec.loader.exec_module(module)
         classes = [
             value
             for value in vars(module).values()

@@ -78,11 +78,7 @@ def _free_folder(run: Path) -> Path:
 
 def _flags(run: RunReader, folder: Path, step: int) -> list[str]:
     """Return the flags for the same start, up to the same step."""
-    branched_from = run.settings.get("run.resume", "auto")
-    flags = {
-        "--output-dir": folder,
-        "--resume": "never" if branched_from == "auto" else branched_from,
-    }
+    flags = {"--output-dir": folder, "--resume": run.began_from}
     if run.result.get("state") != "done":  # stopped by time or signal
         flags["--max-steps"] = step
     return [str(word) for flag in flags.items() for word in flag]

@@ -188,6 +188,12 @@ class RunReader:
         return seconds and (sum(self.phase_s.values()) or seconds)
 
     @property
+    def began_from(self) -> str:
+        """What `--resume` says in a start like the first one."""
+        given = str(self.settings.get("run.resume", "auto"))
+        return "never" if given == "auto" else given
+
+    @property
     def begin(self) -> int:
         """The step at which the run itself began: not 0 if it branched off from a checkpoint."""
         return int(self.attempts[0]["optimizer_step"]) if self.attempts else 0

@@ -16,7 +16,6 @@ import statistics
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from ...core import filesystem
 from ...core.config import config_to_dict, diff_config
@@ -96,7 +95,9 @@ def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list
             log = trial.folder.with_name(f"{trial.folder.name}.log")
             tell(f"{where}: training, its output is in {log}", flush=True)
             start = Start(recipe=str(recipe), flags=trial.flags, num_processes=num_processes)
-            with _open_log(log) as output, start_recipe(start, output=output) as process:
+            with writes_to(log):  # which may be a link, or a pipe that would make it wait
+                output = filesystem.open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            with open(output, "ab") as file, start_recipe(start, output=file) as process:
                 if received:  # perhaps before the process existed, so it was not forwarded
                     process.terminate()
                 code = process.wait()
@@ -117,12 +118,6 @@ def _refuse_other_table(path: Path) -> None:
             return
     fact = f"{path} would be overwritten, and no sweep has written it"
     raise OutputError("SWEEP", f"{fact}: move it away, or choose a different --output-dir")
-
-
-def _open_log(path: Path) -> BinaryIO:
-    """Open a file to append; never follow a link or wait for a pipe. Raises OutputError."""
-    with writes_to(path):
-        return open(filesystem.open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
 
 
 def _finished_run(trial: Trial) -> RunReader | None:

@@ -153,8 +153,7 @@ class Replay:
         if (checkpoint := self.checkpoint_at(after)) is not None:
             path = str(checkpoint.path.resolve())
             return ["--resume", path, *OWN_WEIGHTS]
-        branched_from = str(self.run.settings.get("run.resume", "auto"))
-        return ["--resume", "never" if branched_from == "auto" else branched_from]
+        return ["--resume", self.run.began_from]
 
 
 def environment_changes(run: RunReader) -> list[str]:

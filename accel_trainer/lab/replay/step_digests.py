@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 
+import torch
+
 from accel_trainer import Callback, StepReport, TrainerView
 from accel_trainer.commands import filesystem
 
@@ -12,7 +14,7 @@ from accel_trainer.commands import filesystem
 class StepDigests(Callback):
     """Writes a JSON object for each step: its number, and digests by the name of the part.
 
-    `samples` covers the samples of the main process.
+    `samples` covers those of all processes, in whatever order.
     """
 
     def on_fit_start(self, trainer: TrainerView) -> None:
@@ -22,10 +24,13 @@ class StepDigests(Callback):
             self._file = filesystem.AppendFile(trainer.log.folder / "steps.jsonl")
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """Write the digests. **Collective** with shards. **Host sync.**"""
+        """Write the digests. **Collective. Host sync.**"""
         digests = trainer.digests()
+        accelerator = trainer.accelerator
+        own = torch.cat(list(report.sample_ids)).to(accelerator.device)
+        padded = accelerator.pad_across_processes(own, pad_index=-1)
+        ids = sorted(each for each in accelerator.gather(padded).tolist() if each >= 0)
         if self._file is not None:
-            ids = sorted(each for ids in report.sample_ids for each in ids.tolist())
             digests["samples"] = hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
             place = {"event": "step", "optimizer_step": report.optimizer_step}
             self._file.append(json.dumps({**place, **digests}).encode() + b"\n")

@@ -137,7 +137,6 @@ class ScaledCheck(NonfiniteCheck):
         """As of every check. **Collective. Host sync.**"""
         accelerator = self.strategy.accelerator
         scaler = accelerator.scaler
-        # The scaler has looked at the gradients before `train_step` could change them.
         is_finite = not self.find()
         self._found.zero_()
         scale = scaler.get_scale()
@@ -145,12 +144,14 @@ class ScaledCheck(NonfiniteCheck):
             for optimizer in in_turn(self.optimizers, update.step_batch.turn).values():
                 scaler.step(optimizer)
         scaler.update()
-        if is_finite:
+        # It has skipped the step, too, if `train_step` has replaced gradients that overflowed.
+        has_overflowed = scaler.get_scale() < scale
+        if is_finite and not has_overflowed:
             return False
         self.buffers.restore()
         # NaN or inf in a loss of some process, or after unscaling, which no loss scale fixes.
         is_bad = ~torch.isfinite(torch.stack([*update.losses])).all()
-        is_bad |= scaler.get_scale() >= scale
+        is_bad |= not has_overflowed
         if accelerator.reduce(is_bad.float()) > 0 or scaler.get_scale() < _MIN_LOSS_SCALE:
             self.report(update)
         return True

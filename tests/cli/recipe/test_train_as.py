@@ -16,6 +16,7 @@ from accel_trainer.cli.recipe.train_as import train_as
 from accel_trainer.core import filesystem
 from accel_trainer.lab.chaos.disk import FAULTY_DISK
 from accel_trainer.run.extra_callbacks import START_VARIABLE
+from accel_trainer.run.folder import MOVED_FOLDERS
 
 SHORT = Start(
     recipe="recipe.py",
@@ -66,7 +67,7 @@ def test_flags_may_train_less_branch_off_and_choose_threads(
 def test_a_start_without_changes_is_only_its_command() -> None:
     plain = Start(recipe="recipe.py", flags=["--lr", "1"], variables={"A": "1"})
     inherited = {START_VARIABLE: "of the process that starts it", "PATH": "/bin"}
-    assert environment_of(plain, inherited) == {"PATH": "/bin", "A": "1"}
+    assert environment_of(plain, inherited) == {"PATH": "/bin", "A": "1", MOVED_FOLDERS: "{}"}
     assert environment_of(SHORT, inherited)[START_VARIABLE] == json.dumps(asdict(SHORT))
 
 

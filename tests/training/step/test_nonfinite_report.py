@@ -26,6 +26,7 @@ from accel_trainer import (
     DivergedError,
     OptimizerConfig,
     RunResult,
+    StepBatch,
     StepOutput,
     StepReport,
     Trainer,
@@ -360,6 +361,32 @@ def test_a_loss_scale_that_falls_without_end_ends_the_run(tmp_path: Path) -> Non
     assert [report.was_skipped for report in watcher.reports] == [True] * 3
     momentum = [tensor for key, tensor in watcher.left.items() if key.startswith("optimizer")]
     assert all(not tensor.any() for tensor in momentum), "momentum of uninitialised memory"
+
+
+class Replacing(Trainer):
+    """Sets gradients that are not finite to zero."""
+
+    def train_step(self, step_batch: StepBatch) -> StepReport:
+        gradients = self.compute_gradients(step_batch)
+        finite = {name: each.nan_to_num(0, 0, 0) for name, each in gradients.tensors.items()}
+        return self.apply_gradients(replace(gradients, tensors=finite))
+
+
+def test_a_step_that_the_scaler_skips_is_skipped_for_the_run(
+    tmp_path: Path,
+) -> None:
+    watcher = Watcher()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    config = workload.make_config(tmp_path)
+    workload.train(
+        replace(config, trainer=replace(config.trainer, max_steps=2)),
+        task=Overflowing(),
+        scaler=scaler,
+        callbacks=(watcher,),
+        trainer_class=Replacing,
+    )
+    assert [report.was_skipped for report in watcher.reports] == [True] * 2
+    assert scaler.get_scale() == 256.0
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
