@@ -362,6 +362,7 @@ def test_a_card_leads_to_no_other_data(place: str, path: str, tmp_path: Path) ->
     (table,) = data.splits["train"]
     assert table.name == str(tmp_path / "photos" / "train.parquet")
     assert len(table.dataset) == len(LABELS)
+    assert str(tmp_path / "photos" / place) in [each.path for each in data.left_out]
 
 
 @pytest.mark.parametrize("name", ["../secret.arrow", "/etc/passwd", "pipe", ""])

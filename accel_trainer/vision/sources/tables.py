@@ -11,7 +11,7 @@ import glob
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
@@ -28,6 +28,7 @@ from .tar_files import check_samples, index_tar
 READERS = {".parquet": "parquet", ".tar": "webdataset"}
 """The suffixes of tables, and the names of their readers in `datasets`."""
 
+_MAX_CARD_BYTES = 2**16
 _MAX_DESCRIPTION_BYTES = 2**24
 _SAVE_AGAIN = "write the data again with save_to_disk"
 _DECODED_MEMBERS = ("cls", "cls2", "index", "inx", "id", "json", "jsn")
@@ -146,7 +147,21 @@ def read_tables(root: Path, cache_dir: Path | None) -> Opened:
     refuse_unclear_tables(root, splits)
     data = _read_splits(splits, cache_dir)
     read = {str(path) for paths in splits.values() for path in paths}
-    return replace(data, left_out=[*data.left_out, *unread_data(root, read)])
+    cards = [
+        LeftOut(str(card), "not read: files name their splits, and tables their classes")
+        for card in (root / "README.md", root / ".huggingface.yaml")
+        if _describes_data(card)
+    ]
+    return replace(data, left_out=[*data.left_out, *unread_data(root, read), *cards])
+
+
+def _describes_data(card: Path) -> bool:
+    """Return whether a dataset's card lists files or classes, as it may on the hub."""
+    head = b""
+    if card.is_file():
+        with suppress(OSError), open(card, "rb") as file:
+            head = file.read(_MAX_CARD_BYTES)
+    return b"configs:" in head or b"class_label:" in head
 
 
 def _is_table(path: Path) -> bool:
