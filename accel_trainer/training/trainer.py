@@ -207,7 +207,7 @@ class Trainer:
         step_batches = [step_batch]
         if self._takes_turns:
             step.updates = updates_at(self.position, self.task, self.optimizers, self.accelerator)
-            # What the task changes in place, as by a normalization, is whole in the next update.
+            # Each later update gets an unmodified copy: a task may change its batch in place.
             step_batches[:0] = [step_batch.copied() for _ in step.updates[1:]]
         step.num_updates = 0
         reports = []
@@ -322,7 +322,7 @@ class Trainer:
         if self._average is not None and not was_skipped:
             self._average.update(num_steps)
         sums = gradients.sums
-        # In the order of its fields: a class that is called with keywords first makes a dict.
+        # Positional, in the order of its fields: keywords would first make a dict.
         return StepReport(
             number,
             state.epoch,
