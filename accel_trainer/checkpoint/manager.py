@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..core import filesystem
-from ..core.errors import CheckpointError, ConfigError, DivergedError
+from ..core.errors import CheckpointError, ConfigError, DamagedError, DivergedError
 from ..core.filesystem import writes_to
 from ..core.guards import guarded_folder
 from ..core.json_files import dump_json, parse_json
@@ -285,9 +285,9 @@ class Checkpointer:
             retention.update_best(self.directory, best)
             if saved is not None:
                 retention.apply_retention(self.directory, saved, self.config, self._own)
-        except OSError as error:
+        except (DamagedError, OSError) as error:
             # The checkpoint is safe; the next save tidies up again.
-            logger.warning("cannot tidy up %s: %s", self.directory, error.strerror)
+            logger.warning("cannot tidy up %s: %s", self.directory, error)
 
     def close(self) -> None:
         """Wait for the last save and end the thread."""

@@ -104,8 +104,9 @@ def exact_run(
         {"checkpoint.every_n_steps": "save_every=", "checkpoint.keep_last_n": "keep_last="},
     )
     check_types(checked, RecipeConfig)
-    opened = partial(open_folder, lambda: moved, run_config)
-    joined = joined_run(accelerator, opened, timeout_s=timeout_s)
+    joined = joined_run(
+        accelerator, partial(open_folder, lambda: moved, run_config), timeout_s=timeout_s
+    )
     with joined as run:
         _choose_kernels(accelerator)
         # The order matters.

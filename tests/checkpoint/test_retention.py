@@ -5,7 +5,9 @@ import shutil
 from itertools import pairwise
 from pathlib import Path
 
-from accel_trainer.checkpoint import format
+import pytest
+
+from accel_trainer.checkpoint import format, retention
 from accel_trainer.checkpoint.loading import load_checkpoint
 from accel_trainer.checkpoint.retention import best_name, update_best
 from accel_trainer.core.train_state import BestCheckpoint
@@ -93,6 +95,23 @@ def test_retention_keeps_a_checkpoint_that_was_copied_into_a_run(directory: Path
     checkpointer.check_room({})  # which decides nothing about who owns what
     save(checkpointer, 2, 3, 4)
     assert names(directory) == [name_at(1), name_at(3), name_at(4)]
+
+
+def test_a_checkpoint_that_vanishes_while_old_ones_go_ends_no_run(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1, 2)
+
+    def vanishing(path: Path) -> bool:
+        is_whole = format.is_committed(path)
+        if path.name == name_at(1):
+            path.rename(directory.parent / "taken")
+        return is_whole
+
+    monkeypatch.setattr(retention, "is_committed", vanishing)
+    save(checkpointer, 3)
+    assert names(directory) == [name_at(2), name_at(3)]
 
 
 def test_checkpoints_after_the_one_resumed_from_are_quarantined(directory: Path) -> None:
