@@ -121,7 +121,7 @@ class ExactRun(Stateful):
         Raises ConfigError outside `epochs`, and Preempted after a signal, once all is saved.
         """
         if not self._is_in_epoch:
-            raise ConfigError("LOOP", "run.batches() belongs into a loop over run.epochs(n)")
+            raise ConfigError("LOOP", "run.batches() belongs in a loop over run.epochs(n)")
         self._look_at(sys._getframe(1))
         return self._rounds(math.inf)
 

@@ -32,7 +32,7 @@ def find_config_class(path: Path) -> type[RecipeConfig]:
     sys.modules[name] = module  # dataclasses look up their types there
     sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     try:
-        with patch_environment(**{MOVED_FOLDERS: "{}"}):  # a run that reads no flags is refused
+        with patch_environment(**{MOVED_FOLDERS: "{}"}):  # refuses a run without flags
             spec.loader.exec_module(module)
         classes = [
             value

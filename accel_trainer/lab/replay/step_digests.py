@@ -14,7 +14,7 @@ from accel_trainer.commands import filesystem
 class StepDigests(Callback):
     """Writes a JSON object for each step: its number, and digests by the name of the part.
 
-    `samples` covers those of all processes, in whatever order.
+    `samples` covers all processes, and does not depend on the order.
     """
 
     def on_fit_start(self, trainer: TrainerView) -> None:
