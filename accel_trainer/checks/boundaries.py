@@ -75,7 +75,11 @@ class BoundaryChecks(Inspector):
         return self._subject.unstored | kept | {"trainer": kind, "os.environ": dict(os.environ)}
 
     def measuring(self, name: str, model: nn.Module) -> AbstractContextManager[None]:
-        """Refuse what the first evaluations of this name leave changed in a model."""
+        """Refuse what the first evaluations of this name leave changed in a model.
+
+        **Collective. Host sync.** Raises CheckpointError if processes train in different modes.
+        """
+        self._check_modes()
         self._num_calls[name] += 1
         if self._num_calls[name] > _MAX_WATCHED_CALLS:
             return nullcontext()
@@ -94,30 +98,23 @@ class BoundaryChecks(Inspector):
         """Return what watches the first calls of the hook of this name, but of those in steps."""
         if name in {"on_fit_start", *IN_STEPS}:
             return None
-        others = {"on_fit_end": self._watching_end, "before_save": self._watching_save}
-        return others.get(name) or self.watching_hook
+        return self._watching_save if name == "before_save" else self.watching_hook
 
     def watching_hook(
         self, name: str, callback: Callback, arguments: Sequence[Any]
     ) -> AbstractContextManager[None]:
         """Warn if the first calls of a user's hook change the model; a stored callback may.
 
-        Also if trackers, or a `save_pretrained`, do, which hooks of this package call.
+        At the end of the run, all of the user's may. Also if trackers, or a `save_pretrained`, do,
+        which hooks of this package call.
         """
         self._num_calls[name] += 1
-        is_users = is_of_user(type(callback)) and not is_stored(callback)
+        may_change = is_stored(callback) or name.endswith(".on_fit_end")
+        is_users = is_of_user(type(callback)) and not may_change
         has_trackers = isinstance(callback, MetricLogger) and len(callback.sinks) > 1
         is_watched = is_users or has_trackers or isinstance(callback, PretrainedExport)
         is_first = self._num_calls[name] <= _MAX_WATCHED_CALLS
         return self._watching_model(name) if is_watched and is_first else nullcontext()
-
-    def _watching_end(
-        self, name: str, callback: Callback, arguments: Sequence[Any]
-    ) -> AbstractContextManager[None]:
-        """Warn if a `save_pretrained` changes the model; a callback of the user's may."""
-        return (
-            self._watching_model(name) if isinstance(callback, PretrainedExport) else nullcontext()
-        )
 
     @contextmanager
     def _watching_model(self, name: str) -> Iterator[None]:
@@ -174,15 +171,12 @@ class BoundaryChecks(Inspector):
         now = _identify(subject.model)
         run_on_main(lambda: self._compare(now), subject.accelerator)
         self._warn_of_views()
-        self.evaluation()
+        self._check_modes()
         check_same_states({"model": subject.model}, pieces, subject.accelerator)
         check_same_parts(pieces, subject.accelerator)
 
-    def evaluation(self) -> None:
-        """Check that the processes train in the same mode. **Collective. Host sync.**
-
-        Raises CheckpointError if a module is in evaluation mode on some of them.
-        """
+    def _check_modes(self) -> None:
+        """Raise CheckpointError if a module is in evaluation mode on some processes alone."""
         check_same_lines(
             [
                 f"training of {name or 'the model'} is {each.training}"

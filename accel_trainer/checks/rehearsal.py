@@ -242,12 +242,8 @@ class Rehearsal(Inspector):
 
     # --- between steps ---
 
-    def evaluation(self) -> None:
-        """Look at it as later ones."""
-        self.boundaries.evaluation()
-
     def measuring(self, name: str, model: nn.Module) -> AbstractContextManager[None]:
-        """Look at it as later ones, but for the first forward, which may set up a model."""
+        """Look at it as later ones, but not before a step, whose forward may set up a model."""
         return self.boundaries.measuring(name, model) if self._uses else nullcontext()
 
     def epoch_end(self) -> AbstractContextManager[None]:

@@ -50,9 +50,6 @@ class Inspector:
         """The hooks have seen the step; return who looks at the next one."""
         return self
 
-    def evaluation(self) -> None:
-        """The model is to be evaluated."""
-
     def measuring(self, name: str, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context for the evaluation `name` of the model, or of its average."""
         return nullcontext()

@@ -569,7 +569,6 @@ class Trainer:
 
         `state` is the one in the checkpoint that will hold these weights.
         """
-        self._inspector.evaluation()
         try:
             metrics = self.evaluate()
             unusable = self._progress.record_evaluation(metrics, checkpoint_name(state))

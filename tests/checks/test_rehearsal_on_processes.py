@@ -185,9 +185,12 @@ class Evaluates(Callback):
         if report.optimizer_step == self.step and is_here:
             trainer.model.get_submodule(self.part).eval()
 
+    def on_evaluate_end(self, trainer: Any, metrics: Any) -> None:
+        print(f"evaluated at step {trainer.state.optimizer_step}")
+
 
 @pytest.mark.parametrize(
-    ("step", "part", "is_everywhere"), [(1, "", False), (4, "1", False), (4, "", True)]
+    ("step", "part", "is_everywhere"), [(1, "", False), (3, "1", False), (4, "", True)]
 )
 def test_a_training_mode_that_differs_by_process_ends_the_run(
     tmp_path: Path, step: int, part: str, is_everywhere: bool
@@ -207,6 +210,8 @@ def test_a_training_mode_that_differs_by_process_ends_the_run(
     expected = f"(process 1: training of {name} is True; process 0: training of {name} is False)"
     for rank in range(2):
         assert (expected in job.output(rank)) is not is_everywhere, job.output(rank)
+        evaluated = re.findall(r"evaluated at step (\d+)", job.output(rank))
+        assert any(int(each) >= step for each in evaluated) is is_everywhere, job.output(rank)
 
 
 def leave_in_evaluation_mode(folder: Path, callback: Callback) -> None:
