@@ -68,7 +68,7 @@ def write_details(folder: Path, results: Results, *, optimizer_step: int) -> Non
         chunks = pack_tensors(encoded.tensors, {"skeleton": encoded.skeleton.decode()})
         filesystem.replace_file(path, chunks)
     except (OSError, ValueError, CheckpointError) as error:
-        logger.warning("%s is not written: %s", path, error)
+        logger.warning("cannot write %s: %s", path, error)
 
 
 def read_details(folder: Path) -> tuple[int, dict[str, Any]]:

@@ -78,8 +78,8 @@ class ReduceLROnPlateau(Callback):
             raise ConfigError(
                 "SCHEDULE",
                 f"ReduceLROnPlateau lowers a learning rate that falls from {max(rates):g} to "
-                f"{rates[-1]:g} by itself: let --schedule.shape be constant, or a schedule= that "
-                "is so after its warmup",
+                f"{rates[-1]:g} by itself: set --schedule.shape constant, or pass a schedule= that "
+                "is constant after its warmup",
             )
         name = self.monitor or next(iter(monitors), "").replace("eval_ema", "eval", 1)
         if name not in monitors:

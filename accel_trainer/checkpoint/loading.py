@@ -83,7 +83,7 @@ def first_valid(
                 return load(each, without=without)
             except DamagedError as error:
                 if not (without or name):
-                    logger.warning("%s is passed over: %s", each, error)
+                    logger.warning("skipping %s: %s", each, error)
     if name is not None:
         return load(name)  # raises what is damaged
     raise CheckpointError(

@@ -62,7 +62,7 @@ def refuse_older_rule(
         raise CheckpointError(
             "CKPT_STATE",
             f"the run began with a version that kept {listed(trained)} in evaluation mode, since "
-            "their parameters are frozen: keep them so in a train() of the model's own, or by "
+            "their parameters are frozen: keep them so by overriding the model's train(), or by "
             "--freeze REGEX --allow-change optimizer.freeze",
         )
 

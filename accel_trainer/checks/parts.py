@@ -66,7 +66,7 @@ _VALUES = ("config", "plan", "num_samples")  # the others are methods
 def check_parts(name: str, parts: Any) -> list[Any]:
     """Return `parts` as a list. Raises ConfigError if the argument `name` needs other parts."""
     if isinstance(parts, str | type) or not isinstance(parts, Iterable):
-        raise ConfigError("CONFIG", f"{name}= is no list: put it in brackets")
+        raise ConfigError("CONFIG", f"{name}= is not a list: put it in brackets")
     listed = [*parts]
     for part in listed:
         check_part(name, part)
@@ -180,7 +180,7 @@ def check_trained(
 def check_states(states: Any) -> None:
     """Raise ConfigError unless `states` has by name what a checkpoint can store and load."""
     if not isinstance(states, Mapping):
-        raise ConfigError("CONFIG", 'states= is no dict: give each a name, as {"centre": centre}')
+        raise ConfigError("CONFIG", 'states= is not a dict: name each, as in {"centre": centre}')
     _check_names("states", states)
     for name, state in states.items():
         check_part("states", state)

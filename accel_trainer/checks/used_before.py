@@ -29,7 +29,7 @@ def noted_changes(parts: Parts, *, is_new: bool) -> Iterator[None]:
     used = {name for name, part in parts.items() if before[name] and _seen(part) == before[name]}
     if used and is_new:
         logger.warning(
-            "[USED_BEFORE] this run begins with %s as an earlier run of this process has left it: "
+            "[USED_BEFORE] this run starts with %s as an earlier run in this process left it: "
             "make a new one for each run, or name the earlier run with --init-from",
             listed(used),
         )

@@ -264,8 +264,8 @@ def _check_labels(reader: Reader, labels: np.ndarray[Any, Any]) -> None:
     if targets.ndim == 1 and targets.dtype.kind in "biu" and is_other.any():
         raise ConfigError(
             "ORDER",
-            "--batch.order balanced goes by the labels that the dataset has at hand (its targets, "
-            f"labels or last tensor), but its samples have other classes: {GIVE_LABELS}",
+            "--batch.order balanced uses the labels that the dataset lists (its targets, labels or "
+            f"last tensor), but its samples have different classes: {GIVE_LABELS}",
         )
 
 

@@ -70,13 +70,13 @@ class OwnOrder:
         if any(differing_lines(digest, self._accelerator)):
             other = "on another process"
         elif not torch.equal(*found):
-            other = "when it is asked again"
+            other = "when it is called again"
         elif digest != self._expected.get(epoch, digest):
             other = "than before the resume"
         if other:
             raise ConfigError(
                 "ORDER",
-                f"order= returns other numbers for epoch {epoch} {other}: "
+                f"order= returns different numbers for epoch {epoch} {other}: "
                 "compute them from the epoch alone, such as with a generator that it seeds",
             )
         if num_samples not in (None, len(kept)):

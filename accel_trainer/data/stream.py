@@ -96,8 +96,8 @@ class StreamReader(Reader):
             yield batch if len(batch_ids) else batch.map(lambda tensor: tensor[:0])
         if epoch == 0 and position + 1 == self.num_samples and next(samples or iter(()), None):
             logger.warning(
-                "[DATA_STREAM] the stream goes on after num_samples=%d: each epoch trains only on "
-                "the first ones; to train on all of them, leave it out and set --steps",
+                "[DATA_STREAM] the stream has more than num_samples=%d, and epochs train only on "
+                "these: to train on all, leave num_samples out and set --steps",
                 self.num_samples,
             )
 

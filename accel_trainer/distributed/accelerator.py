@@ -60,7 +60,7 @@ class RuntimeConfig(Config):
     half precision."""
     compile: Annotated[bool | Literal["reduce-overhead"], short_flag("--compile")] = False
     """Compile the model with torch.compile; `reduce-overhead`: in that mode, for small networks on
-    GPUs. Its other modes choose kernels by their time, which no resume repeats."""
+    GPUs. Its other modes choose kernels by timing them, which a resume may not repeat."""
     deterministic: bool | Literal["strict"] = True
     """Use deterministic CUDA kernels; without them a resumed run is close, but not identical. An
     operation without one is a warning; `strict`: it ends the run."""

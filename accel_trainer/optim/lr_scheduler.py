@@ -215,7 +215,7 @@ def checked_schedule(
     if isinstance(found, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise ConfigError(
             "SCHEDULE",
-            "torch's ReduceLROnPlateau is no function of the step: "
+            "torch's ReduceLROnPlateau is not a function of the step: "
             "give callbacks=[accel_trainer.ReduceLROnPlateau(...)]",
         )
     if isinstance(schedule, LRScheduler):

@@ -399,7 +399,7 @@ def _copy_for_onnx(run: Run, model: nn.Module, task: Task, data: RunData) -> Onn
     if not run.config.run.onnx:
         return None
     if not data.eval_loaders:
-        raise ConfigError("ONNX", "--onnx shows its use by a set: add a dataset to eval_sets=")
+        raise ConfigError("ONNX", "--onnx traces an evaluation: add a dataset to eval_sets=")
     if run.activity.couples_batch == "gathered" and run.accelerator.num_processes > 1:
         raise ConfigError(
             "ONNX",

@@ -58,7 +58,7 @@ def open_folder(
     check_trackers(run.track)
     if run.output_dir is None and MOVED_FOLDERS in os.environ:
         raise ConfigError(
-            "RECIPE", "the program reads no flags, as a command needs: start the run in main(...)"
+            "RECIPE", "this program reads no flags, which a command must set: call main(...) in it"
         )
     wanted = choose()
     with writes_to(wanted):

@@ -253,7 +253,7 @@ class Resume:
         warn_of_changes(self.checkpoint.name, stored, now)
         if EVALUATION in self.changes:
             logger.warning(
-                "the evaluation data may be other than at %s, so its numbers cannot be compared: "
+                "the evaluation data may have changed since %s, so numbers cannot be compared: "
                 "the best checkpoint and the patience start again",
                 self.checkpoint.name,
             )

@@ -40,8 +40,8 @@ class TrainerConfig(Config):
     num_steps: Annotated[int | None, short_flag("--steps")] = None
     """Optimizer steps of the whole run, instead of `num_epochs`; the schedule covers them."""
     hours: Annotated[float | None, short_flag("--hours")] = None
-    """Hours of the whole run, instead of `num_epochs`, with `--schedule.shape trunk`: it decides
-    once at which step to begin its decay, so that it ends in time."""
+    """Hours of the whole run, instead of `num_epochs`, with `--schedule.shape trunk`: the run
+    decides once at which step to begin its decay, so that it ends in time."""
     max_steps: Annotated[int | None, short_flag("--max-steps")] = None
     """Stop after this optimizer step, without changing the schedule; None: train to the end."""
     max_time_s: float | None = None
@@ -58,7 +58,7 @@ class TrainerConfig(Config):
     ema_every_n_steps: int = 1
     """Move the average after every n steps."""
     ema_warmup_steps: int = 0
-    """In so many steps, the average is a copy of the weights."""
+    """For this many steps, the average is a copy of the weights."""
     evaluate_every: Annotated[str | None, short_flag("--evaluate-every")] = None
     """How often to evaluate, such as `500steps`, `2epochs` or `0.25epochs`, also at the end; None:
     `1epoch`, or `1000steps` with `num_steps`."""

@@ -378,8 +378,8 @@ class Trainer:
         if self.result is None:
             raise ConfigError(
                 "TRAINER",
-                "load_best was called before the end of the run, which would go on from other "
-                "weights: call it after fit, or in on_fit_end",
+                "load_best was called before the end of the run, which would continue from "
+                "different weights: call it after fit, or in on_fit_end",
             )
         return self._load_best(self)
 
@@ -587,7 +587,7 @@ class Trainer:
         elif unusable:
             logger.warning(
                 "[METRIC] %s decides the best checkpoint and is NaN or inf at step %d: this "
-                "evaluation is never the best, and no improvement",
+                "evaluation is never the best, and counts as no improvement",
                 unusable,
                 state.optimizer_step,
             )

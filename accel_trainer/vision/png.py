@@ -32,7 +32,7 @@ def to_png(picture: Tensor) -> bytes:
     if not is_known or not has_shape or not picture.numel():
         found = f"{picture.dtype} {list(picture.shape)}"
         fix = "give uint8, or floats from 0 to 1, of [3, H, W], [1, H, W] or [H, W]"
-        raise ConfigError("PICTURE", f"{found} is no picture: {fix}")
+        raise ConfigError("PICTURE", f"{found} is not a picture: {fix}")
     if picture.is_floating_point():
         scaled = picture.detach().nan_to_num(0.0).clamp(0, 1).float() * 255
         picture = scaled.round().to(torch.uint8)

@@ -141,7 +141,7 @@ def _check_weights(model: ModelConfig, init_from: Path | None) -> None:
     if _NO_FILE.match(str(init_from)) and not init_from.exists():
         raise ConfigError(
             "MODEL_PRETRAINED",
-            f"--init-from {init_from} is no file: --pretrained starts from timm's ImageNet weights",
+            f"--init-from {init_from} is not a file: --pretrained loads timm's ImageNet weights",
         )
 
 

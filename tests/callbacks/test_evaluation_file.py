@@ -61,7 +61,7 @@ def test_a_file_of_an_evaluation_that_cannot_be_written_is_a_warning(
     monkeypatch.setattr(filesystem, "replace_file", fail)
     with caplog.at_level(logging.WARNING):
         write_details(tmp_path, {"eval/matrix": [1]}, optimizer_step=1)
-    assert f"{EVALUATION_FILE} is not written: no space left" in caplog.text
+    assert f"{EVALUATION_FILE}: no space left" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ class Changing:
 
 def test_numbers_that_a_resume_would_not_have_are_refused(tmp_path: Path) -> None:
     train(tmp_path, Changing(), max_steps=3)  # within the second epoch
-    with pytest.raises(ConfigError, match="ORDER.*other numbers for epoch 1 than before"):
+    with pytest.raises(ConfigError, match="ORDER.*different numbers for epoch 1 than before"):
         train(tmp_path, Changing())
 
 
@@ -192,7 +192,7 @@ RANDOM = np.random.default_rng(0)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "not repeatable": (
         {"order": lambda epoch: RANDOM.permutation(SIZE)},
-        "ORDER.*other numbers for epoch 0 when it is asked again",
+        "ORDER.*different numbers for epoch 0 when it is called again",
     ),
     "another length": ({"order": lambda epoch: range(16 + epoch)}, "ORDER.*17 samples in epoch 1"),
     "no number": ({"order": lambda epoch: ["a", "b"]}, "ORDER.*returned .*from 0 to 39"),
@@ -237,7 +237,9 @@ def test_an_order_that_is_none_is_refused(tmp_path: Path, case: str) -> None:
 
 def by_process(folder: Path) -> None:
     place = int(os.environ["RANK"])
-    with pytest.raises(ConfigError, match="ORDER.*other numbers for epoch 1 on another process"):
+    with pytest.raises(
+        ConfigError, match="ORDER.*different numbers for epoch 1 on another process"
+    ):
         train(folder / "run", lambda epoch: torch.arange(16) + place * epoch)
 
 

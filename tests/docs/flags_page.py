@@ -29,7 +29,7 @@ Editors complete them, and mypy knows their types.
 OTHERS = """
 ## Flags of other toolkits
 
-A recipe answers these flags with its own, before anything starts.
+If you type one of these flags and it is not also ours, the error names ours before any work.
 
 """
 TYPED = {

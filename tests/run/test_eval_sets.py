@@ -166,7 +166,7 @@ VAL = points(5)
             {"sets": {"val": VAL, "hard": VAL}, "metrics": {"hard": [MeanLoss()]}},
             r"metrics= has \['hard'\], and the sets are \['val', 'hard'\]: give",
         ),
-        ({"sets": {"val": VAL}, "metrics": {"val": MeanLoss()}}, "metrics= is no list: put it in"),
+        ({"sets": {"val": VAL}, "metrics": {"val": MeanLoss()}}, "metrics= is not a list: put"),
         ({"sets": {"val": VAL, "hard": points(4, label=7)}}, "has the target 7, but the classes"),
         ({"test_set": points(4, label=7)}, "has the target 7, but the classes are"),
         (

@@ -118,7 +118,7 @@ def test_what_is_damaged_is_taken_from_the_model_as_it_was_built(
         train(tmp_path)
     told = [each.getMessage() for each in caplog.records if FROZEN_FILE in each.getMessage()]
     assert newest.name in told[-1]
-    assert "passed over" not in told[-1]
+    assert "skipping" not in told[-1]
     assert final_files(tmp_path) == final_files(whole)
     path = list_checkpoints(tmp_path / "checkpoints")[-1]
     decode_files(read_files(path), path)

@@ -252,7 +252,7 @@ class OtherMonitors(KNearest):
             {"sets": with_neighbours()["sets"], "metrics": {"knn": [MeanLoss()]}},
             r"metrics= has \['knn'\], and the sets are \['val'\]",
         ),
-        ({"sets": {"own": Returns({"knn": 1.0})}, "onnx": True}, "onnx= shows its use by a set"),
+        ({"sets": {"own": Returns({"knn": 1.0})}, "onnx": True}, "onnx= traces an evaluation"),
     ],
 )
 def test_an_evaluation_that_cannot_work_is_one_line_before_any_step(

@@ -50,7 +50,7 @@ def test_floats_are_clamped_and_nan_is_black(dtype: torch.dtype) -> None:
     ],
 )
 def test_a_tensor_that_is_no_picture_is_one_line(picture: Tensor) -> None:
-    found = f"{picture.dtype} {list(picture.shape)} is no picture: give uint8, or floats"
+    found = f"{picture.dtype} {list(picture.shape)} is not a picture: give uint8, or floats"
     with pytest.raises(ConfigError, match=re.escape(found)):
         to_png(picture)
 

@@ -278,8 +278,8 @@ def test_a_net_without_pretrained_weights_is_refused(
     ("pretrained", "init_from", "message"),
     [
         (True, "mine", "--pretrained and --init-from mine both set the initial weights"),
-        (False, "imagenet", "imagenet is no file: --pretrained starts from timm's ImageNet"),
-        (False, "IMAGENET1K_V1", "is no file: --pretrained starts from timm's ImageNet weights"),
+        (False, "imagenet", "imagenet is not a file: --pretrained loads timm's ImageNet"),
+        (False, "IMAGENET1K_V1", "is not a file: --pretrained loads timm's ImageNet weights"),
     ],
 )
 def test_where_weights_come_from_is_said_once_and_rightly(

@@ -87,7 +87,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     own = unchanged_in(folder) | {name for name in sums if _hash_of(folder / name) == sums[name]}
     for name in (*files, SUMS):
         if os.path.lexists(folder / name) and name not in own:
-            fact = f"{folder / name} would be overwritten, and no export has written it as it is"
+            fact = f"{folder / name} would be overwritten, and differs from what an export wrote"
             raise OutputError("EXPORT", f"{fact}: {fix}")
     try:
         for name, data in {**files, SUMS: format_sums(sums)}.items():

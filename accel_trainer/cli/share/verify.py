@@ -1,10 +1,10 @@
 """`accel-trainer verify EXPORT_OR_RUN`: check that an export reproduces its reported numbers.
 
-Of a run, each checkpoint has to measure what the row of its step says, too.
+For a run, each checkpoint must also reproduce the numbers in the row of its step.
 
 It runs the export's `model.py` in a process that cannot import accel_trainer, so only verify code
-that you trust. If there is a `model.onnx`, it checks that it computes the same. For your own model,
-whose data only the recipe has, that means the stored outputs from the stored inputs.
+that you trust. If there is a `model.onnx`, it must compute the same. For your own model, whose data
+only the recipe has, it must compute the stored outputs from the stored inputs.
 
 example: accel-trainer verify model --dataset photos
 """

@@ -116,7 +116,7 @@ def _refuse_other_table(path: Path) -> None:
     with suppress(OSError, ValueError, TypeError):
         if all("values" in row for row in parse_json(filesystem.read_file(path, max_bytes=2**26))):
             return
-    fact = f"{path} would be overwritten, and no sweep has written it"
+    fact = f"{path} would be overwritten, and was not written by a sweep"
     raise OutputError("SWEEP", f"{fact}: move it away, or choose a different --output-dir")
 
 

@@ -40,7 +40,7 @@ class Followed:
     def __init__(self, folders: Sequence[Path]) -> None:
         for folder in folders:
             if not folder.is_dir():
-                raise ConfigError("WATCH", f"{folder} is no folder: check the path")
+                raise ConfigError("WATCH", f"{folder} is not a folder: check the path")
         self._folders = folders
         self._marks: dict[Path, object] = {}
         self._runs: dict[Path, RunReader] = {}

@@ -198,7 +198,7 @@ def _check_same_arms(plan: Plan, say: Say) -> None:
         difference = difference_of_runs(folder, scratch / "again")
     if difference is not None:
         fact = f"A does not repeat itself with seed {seed} ({difference} differs)"
-        fix = f"first accel-trainer why {folder}"
+        fix = f"run accel-trainer why {folder} first"
         raise OutputError("COMPARE", f"{fact}, so a difference could not be attributed to B: {fix}")
     _remembered(mark, lambda: {"seed": seed})
     say(f"A repeats itself with seed {seed}, bit for bit")

@@ -77,7 +77,7 @@ def _check_same_data(first: Path, second: Path) -> None:
     one, other = (_manifest(folder) for folder in (first, second))
     for name in _OF_THE_DATA:
         if one and other and one.get(name) != other.get(name):
-            fact = f"B has a different {name.replace('_', ' ')} than A, so seeds make no pairs"
+            fact = f"B has a different {name.replace('_', ' ')} than A, so seeds cannot be paired"
             raise ConfigError("COMPARE", f"{fact}: give the flags for the data to both, before --b")
 
 

@@ -262,9 +262,7 @@ def _of_code(pair: Pair, fact: str) -> Cause:
     names = [name for name, _, _ in pair.changes.decisive]
     if "order" in names:
         is_own = "sample_order.json" in pair.one.side.replay.run.manifest["files"]
-        what = (
-            "order= returns other numbers" if is_own else "labels=, weights= or --leave-out differ"
-        )
+        what = "order= differs" if is_own else "labels=, weights= or --leave-out differ"
         return Cause("order of samples", f"{fact}: {what}")
     code = [name for name in names if name.startswith("code.")]
     if code:

@@ -181,7 +181,7 @@ class ExactStrategy(Strategy):
             if not torch.equal(now[name], value):
                 raise ConfigError(
                     "REDUCE",
-                    f"a forward changes {name}, which is no buffer, in each micro-batch: "
+                    f"a forward changes {name}, which is not a buffer, in each micro-batch: "
                     "change it after the step, in on_step_end of a callback, make it a buffer, "
                     "or use --reduce float",
                 )

@@ -74,7 +74,7 @@ class ModelConfig(Config):
             hint = f"did you mean {name}? Ours are {', '.join(MODEL_NAMES)}"
             raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint}")
         elif self.keywords:
-            fact = f"--model.keywords has no effect on {self.name}, which is no model of timm"
+            fact = f"--model.keywords has no effect on {self.name}, which is not a timm model"
             raise ConfigError("MODEL_KEYWORDS", f"{fact}: leave it out")
         if self.width is not None and self.width < 1:
             raise ConfigError("MODEL_WIDTH", f"--model.width is {self.width}: set it to 1 or more")

@@ -152,7 +152,7 @@ def test_a_folder_that_is_missing_or_a_port_in_use_is_one_line(
     assert door(["watch", str(run), "--port", str(server.server_address[1])]) == 73
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert lines[0].endswith("is no folder: check the path")
+    assert lines[0].endswith("is not a folder: check the path")
     assert lines[1].endswith("(Address already in use): choose a different --port or --host")
 
 

@@ -533,7 +533,7 @@ def test_what_a_forward_changes_besides_buffers_is_refused_by_name(
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model = strategy.prepare(model, {"": optimizer})
-    with pytest.raises(ConfigError, match=f"a forward changes {name}, which is no buffer"):
+    with pytest.raises(ConfigError, match=f"a forward changes {name}, which is not a buffer"):
         take_steps(strategy, model, optimizer)
 
 
