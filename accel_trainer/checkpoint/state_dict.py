@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from os.path import commonprefix
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,14 @@ from ..core.errors import CheckpointError, listed
 from ..core.parameters import Optimizers, named_parts
 from ..core.registry import Registry, StateDict, Stateful
 from ..core.tensor_memory import make_dense
-from ..core.training_mode import switching
 from ..core.wording import describe_tensor
 from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weights
 from .optimizer_state import OptimizerState
 from .serialization import Tensors
 from .sharded import load_all, load_like
+
+if TYPE_CHECKING:
+    from ..optim.ema import Ema
 
 # The end of the key under which torch stores what `get_extra_state` returns.
 EXTRA_STATE = "_extra_state"
@@ -81,14 +83,18 @@ class TrainedWeights(ModelWeights):
 class AverageWeights(ModelWeights):
     """The averaged weights, which start as the model's on a branch of a run without an average."""
 
+    average: Ema
     source: nn.Module
 
     starts_fresh = True
 
     def state_dict(self) -> StateDict:
-        """Return the averages, without what modules have computed from them for an evaluation."""
-        if switching(self.model):
-            self.model.train()
+        """Return the averages, without what modules have computed from them for an evaluation.
+
+        **Host sync.** What equals the weights shares their memory afterwards.
+        """
+        self.average.settle()
+        self.average.share()
         return super().state_dict()
 
     def start_fresh(self) -> None:
@@ -159,7 +165,7 @@ class OwnState(Stateful):
 def training_state(
     model: nn.Module,
     optimizers: Optimizers,
-    average: nn.Module | None = None,
+    average: Ema | None = None,
     scaler: torch.amp.GradScaler | None = None,
     states: Mapping[str, Any] = MappingProxyType({}),
 ) -> Registry:
@@ -176,8 +182,8 @@ def training_state(
     for name, optimizer in named_parts(optimizers).items():
         parts[name] = OptimizerState(optimizer, model)
     if average is not None:
-        models["ema"] = average
-        parts["ema"] = AverageWeights(average, name="ema", source=model)
+        models["ema"] = average.model
+        parts["ema"] = AverageWeights(average.model, name="ema", average=average, source=model)
     if scaler is not None:
         parts["scaler"] = OwnState(scaler)
     parts["buffers"] = UnlistedBuffers(models)
@@ -188,7 +194,7 @@ def training_state(
 
 
 def load_weights(model: nn.Module, weights: Tensors) -> None:
-    """Load `weights` into an unsharded model.
+    """Load `weights` into a model, perhaps into its shards.
 
     Raises CheckpointError, before anything changes, if they do not fit.
     """

@@ -38,8 +38,7 @@ def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -
     """
     listed = []
     for name, value in values.items():
-        found = differing_lines(value, accelerator)
-        if lines := {process: line for process, line in enumerate(found) if line}:
+        if lines := differing_lines(value, accelerator):
             shown = f" ({next(iter(lines.values()))})" if "\n" in value else ""
             listed.append(f"{name} on {', '.join(map(str, lines))}{shown}")
     if listed:

@@ -36,7 +36,7 @@ from .unsaved_state import Parts, defaults_of, is_of_user
 
 _ALIGNMENT = 64  # bytes, of the memory of a new tensor
 IN_STEPS = {"before_micro_batch", "on_micro_batch", "before_update", "on_step_end"}
-_MAX_WATCHED_CALLS = 2  # of each hook
+_MAX_WATCHED_CALLS = 2  # of each hook and evaluation
 
 Identities = Mapping[str, tuple[int | None, str]]
 """For each tensor of a checkpoint, by name: its `id` if it is a parameter, and dtype and shape."""
@@ -96,25 +96,25 @@ class BoundaryChecks(Inspector):
 
     def hook(self, name: str) -> Watch | None:
         """Return what watches the first calls of the hook of this name, but of those in steps."""
-        if name in {"on_fit_start", *IN_STEPS}:
+        self._num_calls[name] += 1
+        is_late = self._num_calls[name] > _MAX_WATCHED_CALLS
+        if is_late or name in {"on_fit_start", *IN_STEPS}:
             return None
         return self._watching_save if name == "before_save" else self.watching_hook
 
     def watching_hook(
         self, name: str, callback: Callback, arguments: Sequence[Any]
     ) -> AbstractContextManager[None]:
-        """Warn if the first calls of a user's hook change the model; a stored callback may.
+        """Warn if a user's hook changes the model; a stored callback may.
 
         At the end of the run, all of the user's may. Also if trackers, or a `save_pretrained`, do,
         which hooks of this package call.
         """
-        self._num_calls[name] += 1
         may_change = is_stored(callback) or name.endswith(".on_fit_end")
         is_users = is_of_user(type(callback)) and not may_change
         has_trackers = isinstance(callback, MetricLogger) and len(callback.sinks) > 1
         is_watched = is_users or has_trackers or isinstance(callback, PretrainedExport)
-        is_first = self._num_calls[name] <= _MAX_WATCHED_CALLS
-        return self._watching_model(name) if is_watched and is_first else nullcontext()
+        return self._watching_model(name) if is_watched else nullcontext()
 
     @contextmanager
     def _watching_model(self, name: str) -> Iterator[None]:
@@ -136,16 +136,13 @@ class BoundaryChecks(Inspector):
     def _watching_save(
         self, name: str, callback: Callback, arguments: Sequence[Any]
     ) -> Iterator[None]:
-        """Check that the first calls of a hook before a save change nothing that is saved.
+        """Check that a hook before a save changes nothing that is saved.
 
         **Collective** with shards. **Host sync.**
 
         Raises CheckpointError for what has changed.
         """
         with self.watching_hook(name, callback, arguments):
-            if self._num_calls[name] > _MAX_WATCHED_CALLS:
-                yield
-                return
             before = digests_in(self._read_state())
             yield
             refuse_changes(
@@ -178,10 +175,10 @@ class BoundaryChecks(Inspector):
     def _check_modes(self) -> None:
         """Raise CheckpointError if a module is in evaluation mode on some processes alone."""
         check_same_lines(
-            [
+            (
                 f"training of {name or 'the model'} is {each.training}"
                 for name, each in self._subject.model.named_modules()
-            ],
+            ),
             self._subject.accelerator,
             "call train() and eval() on all processes",
         )

@@ -21,10 +21,9 @@ from ..data.stream import StreamReader
 from ..distributed.collectives import differing_lines, gather_rows
 from .subject import Marks, changed
 from .unsaved_state import mark_unsaved
-from .used_up import hash_of, start_again
+from .used_up import NUM_FIRST, hash_of, start_again
 
 _NUM_COMPARED = 16  # samples
-_NUM_REPEATED = 3  # samples: the first may be a header
 
 Samples = Iterator[tuple[int, Any]]
 """Samples and their positions in the stream."""
@@ -80,8 +79,7 @@ class FirstReadings:
 
     def _differ(self, hashes: Iterable[bytes]) -> int:
         """Return the first process with other hashes than the main one, 0 if there is none."""
-        found = differing_lines("\n".join(map(bytes.hex, hashes)), self._accelerator)
-        return next((process for process, line in enumerate(found) if line), 0)
+        return next(iter(differing_lines("\n".join(map(bytes.hex, hashes)), self._accelerator)), 0)
 
 
 @dataclass(eq=False)
@@ -110,7 +108,7 @@ class _FirstReading:
                 return
             # What follows a `yield` runs with the second sample.
             if number == 1 and (names := changed(before, self._mark())):
-                if self.read_again(_NUM_REPEATED) != self.read_again(_NUM_REPEATED):
+                if self.read_again(NUM_FIRST) != self.read_again(NUM_FIRST):
                     logger.warning(
                         "[UNSAVED_STATE] %s yields different samples when an epoch is read "
                         "again, as after a resume, because reading changes %s: derive all that "

@@ -14,6 +14,7 @@ from ..core.digest import flatten
 from ..core.errors import listed
 from ..core.logger import logger
 from ..core.types import Batch, Gradients, StepOutput, StepReport
+from .subject import differing
 from .unsaved_state import mark_tensor
 
 _GRADIENT: Any = Tensor.grad
@@ -41,10 +42,7 @@ class HookArguments:
         reads = _GradientReads({*self._model.parameters()})
         with reads:
             yield
-        after = self._mark(arguments)
-        if changed := {
-            key for key in before.keys() | after.keys() if before.get(key) != after.get(key)
-        }:
+        if changed := differing(before, self._mark(arguments)):
             self._warn(
                 name,
                 f"changes {listed(changed)} in place, which it is only to read: to change "

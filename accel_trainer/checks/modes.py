@@ -29,9 +29,9 @@ def describe_switched(given: Collection[str], kept: Mapping[str, nn.Module]) -> 
 def warn_of_untrained_norms(kept: Mapping[str, nn.Module]) -> None:
     """Warn of norms in the `kept` modules that have seen no sample. **Host sync.**"""
     norms: dict[str, Any] = {
-        f"{name}.{path}" if path else name: each
+        path: each
         for name, module in kept.items()
-        for path, each in module.named_modules()
+        for path, each in module.named_modules(prefix=name)
         if isinstance(getattr(each, "running_mean", None), Tensor)
     }
     untrained = [

@@ -287,9 +287,7 @@ class Rehearsal(Inspector):
         if len(self._marks) > 1:
             run_on_main(self._warn_of_unsaved, accelerator)
             return self.boundaries
-        if accelerator.num_processes > 1:
-            optimizers = {name: state[name] for name in self._optimizers}
-            check_same_lines([*lines_of(optimizers)], accelerator)
+        check_same_lines(lines_of({name: state[name] for name in self._optimizers}), accelerator)
         # On each process: a user's optimizer may run collectives to load shards.
         while self._fresh:
             name, fresh = self._fresh.popitem()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from accelerate import Accelerator
@@ -19,6 +20,11 @@ _ONE_VALUE = (
     "a checkpoint stores one value: compute it from the same values on all processes, reduce it "
     "over them, or make it a buffer; what only the main process knows belongs in trainer.metadata"
 )
+# Weights, what goes with a parameter, and what only the main process logs and writes.
+_LEFT_OUT = re.compile(
+    rf"({'|'.join(WEIGHTS)}|buffers|optimizer(-\w+)?\.state|trainer\.log"
+    r"|trainer\.callbacks\.MetricLogger\.history_bytes)(?=[.[]|$)"
+)
 _ALIKE = (
     "a checkpoint stores one value: prepare each model, and compute a state from the same values "
     "on all processes, or reduce it over them"
@@ -32,11 +38,12 @@ def check_same_parts(pieces: Pieces, accelerator: Accelerator) -> None:
 
     Raises CheckpointError with the first value that differs between processes.
     """
-    if accelerator.num_processes == 1:
-        return
-    leaves = flatten(dict(_small_parts(pieces)))
-    leaves.pop("callbacks.MetricLogger.history_bytes", None)  # only the main process writes it
-    check_same_lines(sorted(lines_of(leaves)), accelerator)
+    check_same_lines(_lines_of_parts(pieces), accelerator)
+
+
+def _lines_of_parts(pieces: Pieces) -> Iterator[str]:
+    leaves = sorted(flatten(pieces).items())
+    yield from lines_of({path: leaf for path, leaf in leaves if not _LEFT_OUT.match(path)})
 
 
 def check_same_states(states: Mapping[str, Any], pieces: Pieces, accelerator: Accelerator) -> None:
@@ -46,43 +53,32 @@ def check_same_states(states: Mapping[str, Any], pieces: Pieces, accelerator: Ac
 
     Raises CheckpointError with the first value that differs between processes.
     """
-    if accelerator.num_processes == 1:
-        return
-    lines: list[str] = []
+    check_same_lines(_lines_of_states(states, pieces), accelerator, _ALIKE)
+
+
+def _lines_of_states(states: Mapping[str, Any], pieces: Pieces) -> Iterator[str]:
     for name, state in states.items():
-        if isinstance(state, nn.Module):
-            lines += [
-                f"{path} bits {quick_digest(each)}"
-                for path, each in state.named_parameters(prefix=name)
-                if not is_shard(each)
-            ]
-        else:
-            lines += lines_of({name: pieces.get(name)})
-    check_same_lines(lines, accelerator, _ALIKE)
+        if not isinstance(state, nn.Module):
+            yield from lines_of({name: pieces.get(name)})
+            continue
+        for path, each in state.named_parameters(prefix=name):
+            if not is_shard(each):
+                yield f"{path} bits {quick_digest(each)}"
 
 
-def _small_parts(pieces: Pieces) -> Iterator[tuple[str, Any]]:
-    for name, piece in pieces.items():
-        if name == "trainer":
-            # Only the main process logs.
-            yield from ((key, each) for key, each in piece.items() if key != "log")
-        elif name.partition("-")[0] == "optimizer":
-            yield name, {key: each for key, each in piece.items() if key != "state"}
-        elif name not in (*WEIGHTS, "buffers"):
-            yield name, piece
-
-
-def check_same_lines(lines: list[str], accelerator: Accelerator, fix: str = _ONE_VALUE) -> None:
+def check_same_lines(lines: Iterable[str], accelerator: Accelerator, fix: str = _ONE_VALUE) -> None:
     """Raise CheckpointError if the `lines` of some process differ; `fix` says how they will not.
 
-    **Collective. Host sync.**
+    **Collective. Host sync.** A single process asks for no line.
     """
-    # Eight bytes are exchanged, and all lines only if these differ.
-    if len({*gather_numbers(int(digest_of(lines), 16) - 2**63, accelerator)}) == 1:
+    if accelerator.num_processes == 1:
         return
-    for process, found in enumerate(differing_lines("\n".join(lines), accelerator)):
-        if found:
-            raise inexact(f"processes differ after a step (process {process}: {found}): {fix}")
+    text = "\n".join(lines)
+    # Eight bytes are exchanged, and all lines only if these differ.
+    if len({*gather_numbers(int(digest_of(text), 16) - 2**63, accelerator)}) == 1:
+        return
+    for process, found in differing_lines(text, accelerator).items():
+        raise inexact(f"processes differ after a step (process {process}: {found}): {fix}")
 
 
 def lines_of(state: Mapping[str, Any]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -104,12 +104,16 @@ def changed(before: Marks, after: Marks) -> set[str]:
     }
 
 
+def differing(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
+    """Return the names of what differs, or is there only before or after."""
+    return {name for name in {*before, *after} if before.get(name) != after.get(name)}
+
+
 def refuse_changes(
     what: str, before: Mapping[str, object], after: Mapping[str, object], fix: str
 ) -> None:
     """Raise CheckpointError if `what` has changed something that `before` and `after` describe."""
-    names: Set[str] = before.keys() | after.keys()
-    if found := {name for name in names if before.get(name) != after.get(name)}:
+    if found := differing(before, after):
         raise inexact(f"{what} changes {listed(found)}: {fix}")
 
 

@@ -59,8 +59,7 @@ _HOLDING = (SynchronizedBase, ContextVar, SimpleNamespace, argparse.Namespace, t
 _INSTALLED = {"site-packages", "dist-packages"}
 _FOLDERS = (f"{sysconfig.get_path('stdlib')}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
 _CACHED = type(cache(int))
-# `inspect.isroutine` is true for a partial since Python 3.14.
-_CODE = (FunctionType, MethodType, ModuleType, type, _CACHED, partial)
+_CODE = (FunctionType, MethodType, ModuleType, type, _CACHED)
 
 Parts = Mapping[str, object]
 """What a run is built from, or keeps, by name."""
@@ -207,9 +206,7 @@ class Walk:
     def _visit_all(self, name: str, owner: object, values: Mapping[str, Any]) -> None:
         unneeded = getattr(owner, "unsaved_attributes", ())
         for key, value in list(values.items()):
-            if key.startswith("__") or key in unneeded:
-                continue
-            if not _is_code(value) or isinstance(value, _CODE):
+            if not key.startswith("__") and key not in unneeded:
                 self.owners.setdefault(f"{name}.{key}", (owner, key))
                 self.visit(f"{name}.{key}", value)
 
@@ -293,11 +290,6 @@ def _has_attributes(value: object) -> bool:
     return is_users and (hasattr(value, "__dict__") or bool(getattr(value, "__slots__", ())))
 
 
-def _is_code(value: object) -> bool:
-    kinds = (type, ModuleType, property, classmethod, staticmethod)
-    return inspect.isroutine(value) or isinstance(value, kinds)
-
-
 def _draws(function: Any) -> bool:
     """Return whether a function seems to draw random numbers, which a cache then keeps."""
     names = getattr(getattr(function, "__code__", None), "co_names", ())
@@ -306,12 +298,11 @@ def _draws(function: Any) -> bool:
 
 def defaults_of(kind: type) -> dict[str, Any]:
     """Return what an object of the user's class has before it sets an attribute of its own."""
-    classes = [each for each in reversed(kind.__mro__) if is_of_user(each)]
-    found = {name: value for each in classes for name, value in vars(each).items()}
     return {
         name: value
-        for name, value in found.items()
-        if not name.startswith("__") and not _is_code(value)
+        for each in filter(is_of_user, reversed(kind.__mro__))
+        for name, value in vars(each).items()
+        if not name.startswith("__")
     }
 
 

@@ -19,7 +19,7 @@ from ..core.types import Batch
 from ..data.fingerprint import hash_value
 from .unsaved_state import QUEUES, mark_unsaved
 
-_NUM_COMPARED = 3  # samples: the first may be a header
+NUM_FIRST = 3  # samples: the first may be a header
 
 
 def start_again(name: str, function: Callable[..., Iterable[Any]], *arguments: Any) -> Any:
@@ -48,7 +48,7 @@ def start_again(name: str, function: Callable[..., Iterable[Any]], *arguments: A
 def _first_of(opened: Any) -> bytes:
     """Return a hash of the first samples; leave `opened` as a reading further on would."""
     seed_generators(0)
-    samples = [*islice(opened, _NUM_COMPARED)]
+    samples = [*islice(opened, NUM_FIRST)]
     if hasattr(opened, "seek") and not isinstance(opened, io.IOBase):
         opened.seek(1)
     batches = [part for each in samples for part in getattr(each, "micro_batches", [each])]

@@ -67,7 +67,7 @@ class OwnOrder:
         kept = found[0][self._is_kept[found[0]]]
         digest = hash_value([kept]).hex()
         other = ""
-        if any(differing_lines(digest, self._accelerator)):
+        if differing_lines(digest, self._accelerator):
             other = "on another process"
         elif not torch.equal(*found):
             other = "when it is called again"

@@ -175,8 +175,8 @@ def gather_numbers(number: int, accelerator: Accelerator) -> list[int]:
     return accelerator.gather(mine).tolist()  # type: ignore[no-any-return]  # untyped
 
 
-def differing_lines(text: str, accelerator: Accelerator) -> list[str]:
-    """Return for each process the first line of its `text` that differs from the main process's.
+def differing_lines(text: str, accelerator: Accelerator) -> dict[int, str]:
+    """Return the first line of a `text` that differs from the main process's, by its process.
 
     A line is cut to 200 bytes. **Collective. Host sync.**
     """
@@ -185,10 +185,11 @@ def differing_lines(text: str, accelerator: Accelerator) -> list[str]:
     found = next((f"{mine}; process 0: {other}" for mine, other in pairs if mine != other), "")
     data = found.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
     rows = torch.frombuffer(bytearray(data), dtype=torch.uint8)[None].to(accelerator.device)
-    return [
-        row.numpy().tobytes().decode(errors="ignore").rstrip()
-        for row in accelerator.gather(rows).cpu()
-    ]
+    return {
+        process: line
+        for process, row in enumerate(accelerator.gather(rows).cpu())
+        if (line := row.numpy().tobytes().decode(errors="ignore").rstrip())
+    }
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..callbacks.export import load_best
 from ..checkpoint.format import LoadedCheckpoint
 from ..checkpoint.frozen import complete_frozen
-from ..checkpoint.state_dict import ModelWeights
+from ..checkpoint.state_dict import load_weights
 from ..training.trainer import Trainer
 from .resume import Source, load_for_all
 from .session import Run
@@ -24,6 +24,5 @@ def load_best_weights(run: Run, trainer: Trainer) -> str:
         return loaded
 
     source, weights = load_best(load, trainer.best, trainer.state, run.config.trainer.last_weights)
-    part = ModelWeights(trainer.model, name="model")
-    part.load_state_dict(part.validated(weights))
+    load_weights(trainer.model, weights)
     return source

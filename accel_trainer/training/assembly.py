@@ -99,5 +99,5 @@ def assemble(
         max_grad_value=config.max_grad_value,
         check_every_n_steps=config.check_every_n_steps,
     )
-    trained = training_state(model, optimizers, copied, strategy.accelerator.scaler, states)
+    trained = training_state(model, optimizers, average, strategy.accelerator.scaler, states)
     return Assembly(step, average, kept_in_evaluation, trained, checkpointer)

@@ -407,7 +407,7 @@ class Trainer:
             self._checkpointer.wait()
         with self._activity.during("save"):
             self._notify("before_save")
-            local = self._local_state()
+            local = self._states.state_dict()
             self._inspector.save(local)
             pieces = self._step.strategy.gather(local)
             if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
@@ -441,13 +441,7 @@ class Trainer:
 
     def state_dict(self) -> Pieces:
         """Return the state of the run, as references to live tensors. **Collective. Host sync.**"""
-        return self._step.strategy.gather(self._local_state())
-
-    def _local_state(self) -> Pieces:
-        """Return this process's state, perhaps with shards. **Collective. Host sync.**"""
-        if self._average is not None:
-            self._average.share()
-        return self._states.state_dict()
+        return self._step.strategy.gather(self._states.state_dict())
 
     def digests(self) -> dict[str, str]:
         """Return a digest of each part that a checkpoint stores, such as `model` and `optimizer`.

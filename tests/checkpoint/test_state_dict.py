@@ -53,7 +53,7 @@ def trained(seed: int, *, name: str = "sgd") -> Trained:
         optimizer.step()
         optimizer.zero_grad()
         ema.update({"": step})
-    return Trained(model, optimizer, training_state(model, {"": optimizer}, ema.model, scaler))
+    return Trained(model, optimizer, training_state(model, {"": optimizer}, ema, scaler))
 
 
 def stored(state: Trained) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def test_a_process_alone_agrees_with_itself() -> None:
 def test_values_that_other_processes_do_not_agree_on_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    differing = {"1": ["", "", ""], "2": ["", "3", "3"], "a: 1\nb: 2": ["", "", "b: 7, not b: 2"]}
+    differing = {"1": {}, "2": {1: "3", 2: "3"}, "a: 1\nb: 2": {2: "b: 7, not b: 2"}}
     monkeypatch.setattr(agreement, "differing_lines", lambda value, accelerator: differing[value])
     with pytest.raises(ConfigError) as caught:
         check_same_everywhere(

@@ -268,7 +268,7 @@ class OptimizerStep:
         forms: set[Form] = {(each.kind, *each.numbers) for each in micro_sums}
         if forms == self._forms:
             return
-        differing = []
+        differing: dict[int, str] = {}
         if not self._forms:
             self._forms = forms
             for each in micro_sums:
@@ -279,8 +279,8 @@ class OptimizerStep:
                         f"the task returned {float(each.num_items)} as num_items: return a count",
                     )
             differing = differing_lines(_named(forms), self._accelerator)
-        if len(forms | self._forms) > 1 or any(differing):
-            found = "; ".join(sorted({_named(forms | self._forms), *differing}))
+        if len(forms | self._forms) > 1 or differing:
+            found = "; ".join(sorted({_named(forms | self._forms), *differing.values()}))
             raise ConfigError(
                 "NUM_ITEMS",
                 f"the task returned num_items or numbers for some micro-batches only ({found}): "
