@@ -45,9 +45,11 @@ class Checkpointer:
     `header` goes into every manifest: `settings`, `data_fingerprint`, versions and the like.
     `masks` are the buffers that hold inf from the start, such as a mask of -inf.
     `before_commit` runs in the saving thread just before a checkpoint becomes valid, to sync what
-    must not be older than the checkpoint, such as the history of metrics. `peers` are the processes
-    that save together, each its own shards; each has a Checkpointer, and all of them save, wait and
-    fail in the same order.
+    must not be older than the checkpoint, such as the history of metrics. `unstepped` returns the
+    names of the model's parameters that no optimizer steps: those that nothing else has changed
+    since the run began are linked from the checkpoint before. `peers` are the processes that save
+    together, each its own shards; each has a Checkpointer, and all of them save, wait and fail in
+    the same order.
 
     `last_committed` is the name of the newest durable checkpoint; `num_failed_saves` counts
     failures in a row.
@@ -59,6 +61,7 @@ class Checkpointer:
     header: Manifest
     masks: Collection[str] = ()
     before_commit: Callable[[], None] = lambda: None
+    unstepped: Callable[[], Collection[str]] = tuple
     peers: Peers = SINGLE_PROCESS
 
     def __post_init__(self) -> None:
@@ -84,8 +87,8 @@ class Checkpointer:
         """The folder of the run, in which `directory` lies."""
         return self.directory.parent
 
-    def prepare(self, pieces: Pieces, unstepped: Collection[str] = ()) -> None:
-        """Create and clean the directory; `pieces` and `unstepped` as for `save`.
+    def prepare(self, pieces: Pieces) -> None:
+        """Create and clean the directory; `pieces` as for `save`.
 
         Call it on main before the first step, under the run lock. Until `close`, nothing is written
         into another folder that takes its place: that is a CheckpointError. Raises OutputError if
@@ -97,18 +100,19 @@ class Checkpointer:
             self._guard.enter_context(guarded_folder(self.directory))
             filesystem.sweep(self.directory)
             self._own = set(map(commit_mark, list_checkpoints(self.directory)))
-        self.check_room(pieces, unstepped)
+        self.check_room(pieces)
 
-    def check_room(self, pieces: Pieces, unstepped: Collection[str] = ()) -> None:
+    def check_room(self, pieces: Pieces) -> None:
         """Raise CheckpointError if `pieces` cannot be stored, or the disk lacks room for them.
 
         Two checkpoints must fit, as an old one is deleted after a new one is written; one more is
-        enough if the directory has one already. The `unstepped` parameters are stored once.
+        enough if the directory has one already. Parameters that nothing steps are stored once.
         """
         with writes_to(self.directory):
             free = free_bytes(self.directory)
             num_missing = 1 if list_checkpoints(self.directory) else 2
         needed = 0
+        unstepped = self.unstepped()
         frozen = {}
         for name, value in pieces.items():
             for key, tensor in encode(value, name=name).tensors.items():
@@ -158,15 +162,12 @@ class Checkpointer:
         *,
         best: BestCheckpoint | None = None,
         metadata: Mapping[str, Any] | None = None,
-        unstepped: Collection[str] = (),
     ) -> None:
         """Copy `pieces`, states by name, and write the copy in the background.
 
         Training may continue once this returns. `best` is the best checkpoint so far, perhaps this
         one: it is kept, and best.json names it. `metadata` is what the user notes in the manifest.
-        `unstepped` are the model's parameters that no optimizer steps: those that nothing else has
-        changed since the run began are linked from the checkpoint before. A valid checkpoint of
-        this run at `state` is not written again.
+        A valid checkpoint of this run at `state` is not written again.
 
         Waits for the save before, and raises its errors as `wait` does. Raises CheckpointError for
         a state that is not made of plain values and tensors, and ConfigError for `metadata` that is
@@ -180,6 +181,7 @@ class Checkpointer:
         copies, wait_for_copies = self._snapshot.take(encoded)
         header = {**self.header, "metadata": copy_metadata(metadata), **state._asdict()}
         name = checkpoint_name(state)
+        unstepped = self.unstepped()
 
         def commit() -> None:
             wait_for_copies()

@@ -29,7 +29,6 @@ from ..core.parameters import (
     named_parts,
     parameters_of,
     preserved_parameters,
-    unstepped_parameters,
 )
 from ..core.registry import Pieces
 from ..core.types import StepReport
@@ -293,8 +292,7 @@ class Rehearsal(Inspector):
             name, fresh = self._fresh.popitem()
             if fresh is not None:
                 self._check_optimizer(name, fresh, state[name])
-        unstepped = unstepped_parameters(self._model, self.subject.optimizers)
-        run_on_main(lambda: self.checkpointer.check_room(state, unstepped), accelerator)
+        run_on_main(lambda: self.checkpointer.check_room(state), accelerator)
         self._marks.append(self._mark())
         return self
 

@@ -23,7 +23,6 @@ from ..core.config import check_types
 from ..core.errors import ConfigError, Preempted
 from ..core.filesystem import writes_to
 from ..core.logger import logger
-from ..core.parameters import unstepped_parameters
 from ..core.rng import preserved_generators
 from ..core.train_state import TrainState
 from ..distributed.collectives import gather_numbers, run_on_main
@@ -132,7 +131,9 @@ def exact_run(
         # 2. What watches and saves is closed with the run.
         updates = Updates(parts.given["optimizers"], run.resources)
         history = run.open_history()
-        checkpointer = run.open_checkpointer(checked.checkpoint, header, parts.module, history)
+        checkpointer = run.open_checkpointer(
+            checked.checkpoint, header, parts.module, parts.optimizers, history
+        )
         loop = ExactRun(
             run,
             ordered,
@@ -142,16 +143,15 @@ def exact_run(
             digest_every=digest_every,
             history=history,
         )
-        unstepped = unstepped_parameters(parts.module, parts.optimizers)
         loop.states = parts.registry(accelerator, states, loop)
-        loop.store = partial(checkpointer.save, unstepped=unstepped)
+        loop.store = checkpointer.save
         same = {**states, "model": parts.module}
         loop.check_same = partial(check_same_states, same, accelerator=accelerator)
         known = [loop, *parts.known(accelerator, states)]
         loop.carried_by = partial(CarriedState, known=known, ignored=ignore)
         # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.
         pieces = loop.states.state_dict()
-        run_on_main(lambda: checkpointer.prepare(pieces, unstepped), accelerator)
+        run_on_main(lambda: checkpointer.prepare(pieces), accelerator)
         if resume is not None:
             loop.check_order(resume.checkpoint.pieces["loop"]["orders"])
             resume.apply(loop.states.load_state_dict, parts.module)

@@ -54,7 +54,7 @@ from ..core.config import answers_unknown, config_to_dict
 from ..core.errors import ConfigError
 from ..core.logger import logger
 from ..core.module_order import take_order
-from ..core.parameters import named_parts, unstepped_parameters
+from ..core.parameters import named_parts
 from ..core.registry import Pieces
 from ..core.tensor_memory import copy_model
 from ..core.types import Loader, Metric, Samples, Task
@@ -214,7 +214,9 @@ def build_trainer(
     header = {**identity, "origin": origin, KEPT_IN_EVALUATION: [*kept]}
     history = run.open_history()
     peers = strategy.checkpoint_peers(timeout_s=run.config.runtime.timeout_s)
-    checkpointer = run.open_checkpointer(run.config.checkpoint, header, model, history, peers)
+    checkpointer = run.open_checkpointer(
+        run.config.checkpoint, header, model, optimization.optimizers, history, peers
+    )
     parts = {"model": model, **named_parts(optimization.optimizers), "task": task}
     parts |= {"schedule": schedule, "collate": options.collate}
     parts |= named([*callbacks, *own])
@@ -277,7 +279,9 @@ def build_trainer(
 
     # 9. The checkpoint is applied: everything that it is loaded into is complete.
     _continue(run, trainer, history)
-    checkpointer.frozen = digests_of(trainer.state_dict()["model"], _frozen_so_far(run, trainer))
+    checkpointer.frozen = digests_of(
+        trainer.state_dict()["model"], _frozen_so_far(run, checkpointer)
+    )
     warn_of_untrained_norms(kept)
 
     # 10. Nothing is refused any more: the folder gets the config that its run now has.
@@ -536,8 +540,7 @@ def _inspect(
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     """Check, before any work, that a checkpoint can be stored and has room. **Collective.**"""
     states = trainer.state_dict()
-    unstepped = unstepped_parameters(trainer.model, trainer.optimizers)
-    run_on_main(lambda: checkpointer.prepare(states, unstepped), trainer.accelerator)
+    run_on_main(lambda: checkpointer.prepare(states), trainer.accelerator)
     checkpointer.check_shared_disk()
 
 
@@ -571,12 +574,12 @@ def _banner(
 # --- 9. the checkpoint that the run continues from, and the record of this start ---
 
 
-def _frozen_so_far(run: Run, trainer: Trainer) -> set[str]:
+def _frozen_so_far(run: Run, checkpointer: Checkpointer) -> set[str]:
     """Return the names of the parameters that nothing has changed since the run began.
 
     They do not depend on where a run was interrupted, and so neither do the files of checkpoints.
     """
-    unstepped = unstepped_parameters(trainer.model, trainer.optimizers)
+    unstepped = {*checkpointer.unstepped()}
     return unstepped if run.checkpoint is None else unstepped & {*run.checkpoint.frozen}
 
 

@@ -19,6 +19,7 @@ from ..checkpoint.format import Manifest
 from ..checkpoint.manager import Checkpointer
 from ..core.guards import guarded_folder
 from ..core.logger import main_speaks
+from ..core.parameters import Optimizers, unstepped_parameters
 from ..core.rng import preserved_generators
 from ..distributed.collectives import (
     SINGLE_PROCESS,
@@ -62,6 +63,7 @@ class JoinedRun:
         config: CheckpointConfig,
         header: Manifest,
         model: nn.Module,
+        optimizers: Optimizers,
         history: MetricsFile | None,
         peers: Peers = SINGLE_PROCESS,
     ) -> Checkpointer:
@@ -72,6 +74,7 @@ class JoinedRun:
             header=header,
             masks=[name for name, each in model.named_buffers() if each.isinf().any()],
             before_commit=history.sync if history is not None else lambda: None,
+            unstepped=partial(unstepped_parameters, model, optimizers),
             peers=peers,
         )
         self.resources.callback(checkpointer.close)

@@ -15,7 +15,7 @@ from ..core.digest import digest_of
 from ..core.errors import CheckpointError, ConfigError, DataError, PartFailed
 from ..core.learning_rate import Decay, Schedule, set_learning_rate
 from ..core.logger import logger
-from ..core.parameters import preserved_weights, unstepped_parameters
+from ..core.parameters import preserved_weights
 from ..core.registry import Pieces, Registry
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.types import Gradients, Loader, Position, Results, StepBatch, StepReport
@@ -416,7 +416,6 @@ class Trainer:
                     pieces,
                     best=self.best,
                     metadata=self.metadata,
-                    unstepped=unstepped_parameters(self.model, self.optimizers),
                 )
         self._notify("on_checkpoint", checkpoint_name(self.state))
 

@@ -27,7 +27,6 @@ from accel_trainer.checkpoint.format import (
 from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.core.errors import CheckpointError
 from tests.faults.tiny_run import (
-    FROZEN_NAMES,
     is_state_at,
     make,
     name_at,
@@ -53,7 +52,7 @@ def refuse_link(*_: object, error: int = errno.EPERM) -> None:
 def save_with_base(checkpointer: Checkpointer, step: int, base: Tensor) -> None:
     pieces: Any = pieces_at(step)
     pieces["model"]["base.weight"] = base
-    checkpointer.save(position_at(step), pieces, unstepped=FROZEN_NAMES)
+    checkpointer.save(position_at(step), pieces)
     checkpointer.wait(must_succeed=True)
 
 
@@ -149,7 +148,7 @@ def test_an_average_that_differs_has_its_own(directory: Path) -> None:
     pieces: Any = pieces_at(1)
     pieces["ema"]["base.weight"] = torch.full((5,), -0.0)
     pieces["model"]["base.weight"][0] = 0.0
-    checkpointer.save(position_at(1), pieces, unstepped=FROZEN_NAMES)
+    checkpointer.save(position_at(1), pieces)
     checkpointer.wait(must_succeed=True)
     loaded = load(directory, 1).pieces
     assert torch.equal(loaded["model"]["base.weight"], torch.arange(5.0))
@@ -158,6 +157,7 @@ def test_an_average_that_differs_has_its_own(directory: Path) -> None:
 
 def test_without_frozen_parameters_a_checkpoint_is_as_it_ever_was(directory: Path) -> None:
     checkpointer = make(directory)
+    checkpointer.unstepped = tuple
     checkpointer.save(position_at(1), pieces_at(1))
     checkpointer.wait(must_succeed=True)
     listed = json.loads((directory / name_at(1) / MANIFEST).read_text())["files"]

@@ -66,11 +66,13 @@ def test_what_resembles_a_frozen_parameter_is_loaded_as_it_was_saved(
     directory: Path, seed: int
 ) -> None:
     pieces, still = draw_pieces(random.Random(seed))
-    checkpointer = Checkpointer(directory, config=CheckpointConfig(), header=METADATA)
-    checkpointer.prepare(pieces, still)
+    checkpointer = Checkpointer(
+        directory, config=CheckpointConfig(), header=METADATA, unstepped=lambda: still
+    )
+    checkpointer.prepare(pieces)
     checkpointer.frozen = digests_of(pieces["model"], still)
     for step in (1, 2):
-        checkpointer.save(position_at(step), pieces, unstepped=still)
+        checkpointer.save(position_at(step), pieces)
         checkpointer.wait(must_succeed=True)
         loaded = decode_files(read_files(directory / name_at(step)), directory / name_at(step))
         assert loaded.pieces.keys() == pieces.keys()

@@ -123,7 +123,8 @@ def continue_run(
 
 
 def begin(checkpointer: Checkpointer) -> None:
-    """Tell the checkpointer what the run begins with, as `build_trainer` does."""
+    """Tell the checkpointer what nothing trains, and what it begins with, as a run does."""
+    checkpointer.unstepped = lambda: FROZEN_NAMES
     weights: Any = pieces_at(0)["model"]
     checkpointer.frozen = digests_of(weights, FROZEN_NAMES)
 
@@ -147,8 +148,8 @@ def leftovers(folder: Path) -> list[str]:
 
 def make(directory: Path, metadata: dict[str, Any] = METADATA, **config: Any) -> Checkpointer:
     checkpointer = Checkpointer(directory, config=CheckpointConfig(**config), header=metadata)
-    checkpointer.prepare(pieces_at(0), FROZEN_NAMES)
     begin(checkpointer)
+    checkpointer.prepare(pieces_at(0))
     return checkpointer
 
 
@@ -156,7 +157,7 @@ def save(
     checkpointer: Checkpointer, *steps: int, must_succeed: bool = True, **options: Any
 ) -> None:
     for step in steps:
-        checkpointer.save(position_at(step), pieces_at(step), unstepped=FROZEN_NAMES, **options)
+        checkpointer.save(position_at(step), pieces_at(step), **options)
         checkpointer.wait(must_succeed=must_succeed)
 
 
