@@ -26,8 +26,8 @@ _LEFT_OUT = re.compile(
     r"|trainer\.callbacks\.MetricLogger\.history_bytes)(?=[.[]|$)"
 )
 _ALIKE = (
-    "a checkpoint stores one value: prepare each model, and compute a state from the same values "
-    "on all processes, or reduce it over them"
+    "a checkpoint stores one value: prepare each model, compute a state from the same values on "
+    "all processes or reduce it, and average parameters, not buffers (or use SyncBatchNorm)"
 )
 
 

@@ -53,6 +53,7 @@ class ExactRun(Stateful):
         self._carried: CarriedState | None = None
         self._means = Means(run.accelerator)
         self._saved_step = self.step
+        self._is_unchecked = run.accelerator.num_processes > 1
         self._is_in_epoch = False
         self._is_boundary = True
         self._is_stopping = False  # after this epoch
@@ -261,6 +262,9 @@ class ExactRun(Stateful):
         stop = self._stop_flag.agreed
         if is_end or is_due or stop or self._stop_flag.is_save_agreed:
             self._save()
+        elif self._is_unchecked:  # what no save could store is refused before work is lost
+            self.check_same(self.states.state_dict())
+        self._is_unchecked = False
         if stop:
             line = f"{stop.reason}: saved step {self.step}: run the same command to continue"
             raise Preempted("PREEMPTED", line)

@@ -64,5 +64,5 @@ class Parts:
         trained = training_state(
             self.module, self.optimizers, scaler=accelerator.scaler, states=states
         )
-        buffers = ProcessBuffers(self.module, accelerator)
+        buffers = ProcessBuffers(self.module, states, accelerator)
         return Registry({**trained.parts, "process_buffers": buffers, "loop": loop})

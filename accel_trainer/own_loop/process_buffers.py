@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -14,13 +17,18 @@ class ProcessBuffers(Stateful):
     """What the buffers of the other processes are, where they differ from the main process's.
 
     DDP sends the main process's buffers to the others before a forward, so between two forwards
-    each process has its own.
+    each process has its own. An average of the model has them, too.
     """
 
     is_optional = True
 
-    def __init__(self, model: nn.Module, accelerator: Accelerator) -> None:
+    def __init__(
+        self, model: nn.Module, states: Mapping[str, Any], accelerator: Accelerator
+    ) -> None:
         self._buffers = dict(model.named_buffers())
+        for name, state in states.items():
+            if isinstance(state, nn.Module):
+                self._buffers.update(state.named_buffers(prefix=f"states.{name}"))
         self._accelerator = accelerator
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -51,30 +51,22 @@ class Updates:
         loop still accumulates, are left alone.
         """
         stepped, self.stepped = self.stepped, set()
-        if not stepped:
-            self._count_open()
-            return False, False
         for number in stepped:
             for parameter in self._parameters[number]:
                 parameter.grad = None
-        is_left = any(
-            parameter.grad is not None
+        is_boundary = bool(stepped) and all(
+            parameter.grad is None
             for number in self._parameters.keys() - stepped
             for parameter in self._parameters[number]
         )
-        self._num_open = self._num_open * is_left
-        if is_left:
-            self._count_open()
-        return True, not is_left
-
-    def _count_open(self) -> None:
-        self._num_open += 1
+        self._num_open = 0 if is_boundary else self._num_open + 1
         if self._num_open == _MANY_ROUNDS:
             logger.warning(
                 "[LOOP_BOUNDARY] no checkpoint could be saved for %d rounds: a run is saved after "
                 "an optimizer's step that leaves no gradients of the other optimizers",
                 _MANY_ROUNDS,
             )
+        return bool(stepped), is_boundary
 
 
 def plain(optimizer: Optimizer) -> Optimizer:

@@ -142,7 +142,9 @@ def accumulation(folder: Path, kill: Kill | None) -> None:
                 if accelerator.sync_gradients:
                     average.update_parameters(accelerator.unwrap_model(model))
                 run.log("loss", loss)
-            run.row(size=float(sum(each.detach().abs().sum() for each in average.parameters())))
+            size = sum(each.abs().sum() for each in average.state_dict().values())
+            # Each process has buffers of its own.
+            run.row(size=float(accelerator.gather(torch.as_tensor(size)[None]).sum()))
 
 
 def by_hand(folder: Path, kill: Kill | None) -> None:

@@ -55,7 +55,7 @@ def fit(folder: Path, num_epochs: int = 2, **more: Any) -> list[int]:
 
 KILLS = [
     ("vision", 1, [Kill(5, signal.SIGKILL), Kill(7, signal.SIGTERM)]),
-    ("accumulation", 2, [Kill(8, signal.SIGKILL, 1)]),
+    ("accumulation", 2, [Kill(11, signal.SIGKILL, 1)]),
     *(
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (

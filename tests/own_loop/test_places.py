@@ -99,34 +99,33 @@ class Centre:
         self.value = state["value"]
 
 
-def fit_what_differs(folder: Path, is_prepared: bool) -> None:
+def fit_what_differs(folder: Path, differs: str, num_steps: int) -> None:
     accelerator = Accelerator(cpu=True)
     parts = parts_of(accelerator)
     model, centre = parts["model"], Centre()
-    if not is_prepared:
+    if differs == "model":
         model = parts["model"] = accelerator.unwrap_model(model)
-    with exact_run(accelerator, folder, **parts, save_every=2, states={"centre": centre}) as run:
-        for _ in run.epochs(2):
-            for (inputs,) in run.batches():
-                accelerator.backward(model(inputs).square().sum())
-                parts["optimizer"].step()
-                parts["optimizer"].zero_grad()
-                if is_prepared:
-                    centre.value = centre.value.lerp(inputs.mean(), 0.1)
+    with exact_run(accelerator, folder, **parts, states={"centre": centre}) as run:
+        for (inputs,) in run.steps(num_steps):
+            print("a round")
+            accelerator.backward(model(inputs).square().sum())
+            parts["optimizer"].step()
+            parts["optimizer"].zero_grad()
+            if differs == "centre":
+                centre.value = centre.value.lerp(inputs.mean(), 0.1)
 
 
-@pytest.mark.parametrize(("is_prepared", "name"), [(True, "centre.value"), (False, "model.weight")])
-def test_what_a_checkpoint_stores_once_is_the_same_on_all_processes(
-    tmp_path: Path, is_prepared: bool, name: str
+@pytest.mark.parametrize(("differs", "name"), [("centre", "centre.value"), ("model", "weight")])
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_what_differs_between_processes_is_refused_after_a_step(
+    differs: str, name: str, num_before: int, tmp_path: Path
 ) -> None:
-    job = processes.start(
-        fit_what_differs,
-        tmp_path / "run",
-        is_prepared,
-        num_processes=2,
-        folder=tmp_path / "logs",
-    )
+    options: dict[str, Any] = {"num_processes": 2, "folder": tmp_path / "logs"}
+    if num_before:
+        processes.run(fit_what_differs, tmp_path / "run", "nothing", num_before, **options)
+    job = processes.start(fit_what_differs, tmp_path / "run", differs, 100, **options)
     assert 0 not in job.wait()
     assert "CKPT_INEXACT" in job.output()
     assert name in job.output()
-    assert not [*(tmp_path / "run" / "checkpoints").glob("step-*")]
+    assert job.output().count("a round") == 1 + num_before
+    assert len([*(tmp_path / "run" / "checkpoints").glob("step-*")]) == num_before
