@@ -56,12 +56,6 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "callbacks/progress_bar.py": [
         Mutant(
-            "a second Ctrl-C fails if the checkpoints cannot be listed",
-            "suppress(OSError, UserError)",
-            "suppress(OSError)",
-            "callbacks/test_progress_bar.py",
-        ),
-        Mutant(
             "the best evaluation is not marked",
             'mark = "" if trainer.best is self._best else "*"',
             'mark = ""',
@@ -680,6 +674,14 @@ MUTANTS: dict[str, list[Mutant]] = {
             "fault_tolerance/test_failure_report.py",
         ),
     ],
+    "fault_tolerance/interrupts.py": [
+        Mutant(
+            "a second Ctrl-C fails if the checkpoints cannot be listed",
+            "suppress(OSError, UserError)",
+            "suppress(OSError)",
+            "callbacks/test_progress_bar.py",
+        ),
+    ],
     "fault_tolerance/preemption.py": [
         Mutant(
             "a launcher's TERM before the INT of the same Ctrl-C counts as a first press",
@@ -689,8 +691,8 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             "Ctrl-C says nothing",
-            "            flag.on_interrupt(exits)\n",
-            "",
+            "                flag.on_interrupt(exits)\n",
+            "                pass\n",
             "callbacks/test_progress_bar.py::test_ctrl_c_says_at_once_what_happens_and_at_the_end_how_to_go_on",
         ),
         Mutant(

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from ..checkpoint.format import is_committed, list_checkpoints, step_of
 from ..core.batch_plan import ENDLESS
-from ..core.errors import UserError
 from ..core.history import is_number
 from ..core.timing import is_long_wait
 from ..core.train_state import checkpoint_name
@@ -25,7 +21,6 @@ from ..core.types import StepReport
 from ..core.wording import counted
 from ..distributed.launch_env import count_local_processes
 from ..distributed.machine import available_cpus
-from ..fault_tolerance.preemption import StopFlag
 from ..training.callback import Callback, RunResult, TrainerView
 from ..training.config import TrainerConfig
 from .console import say, terminal_columns, wrap_lines
@@ -50,16 +45,12 @@ class ProgressBar(Callback):
     and evaluations. Once the first steps are over, one line says what all take, unless that is
     short, and another one if they wait for samples and more data workers would help. With
     `is_quiet`, as on all processes but the main one, it shows nothing.
-
-    Ctrl-C says what happens next. `checkpoints` is the folder of the run's checkpoints.
     """
 
     config: TrainerConfig
     _: KW_ONLY
     banner: str
     is_quiet: bool
-    stop_flag: StopFlag
-    checkpoints: Path
 
     def __post_init__(self) -> None:
         self._bar: tqdm[Any] = tqdm(disable=True)
@@ -87,7 +78,6 @@ class ProgressBar(Callback):
             )
         if self.is_quiet:
             return
-        self.stop_flag.on_interrupt = self._say_interrupted
         if sys.stderr and sys.stderr.isatty() and terminal_columns():
             # Log messages are printed above the bar.
             self._terminal.enter_context(logging_redirect_tqdm())
@@ -161,7 +151,8 @@ class ProgressBar(Callback):
                 self._loss = numbers.get("loss", "")
                 self._bar.set_postfix_str(f"loss {self._loss}")
                 return
-            left_s = self._step_s * (self._num_steps - step)
+            step_s = (time.monotonic() - self._start_s) / (step - self._first_step)
+            left_s = step_s * (self._num_steps - step)
             left = f"{tqdm.format_interval(left_s)} left" if self._of else ""
         elif row["event"] == "eval" and not self._bar.disable:
             self._add_row(numbers)
@@ -226,35 +217,6 @@ class ProgressBar(Callback):
     def on_error(self, trainer: TrainerView, error: BaseException) -> None:
         """Leave the terminal as it was."""
         self._terminal.close()
-
-    def _say_interrupted(self, exits: bool) -> None:
-        """Say what Ctrl-C does. Called by the signal's handler, so it writes past all buffers.
-
-        Whatever it cannot read or write, the run stops or ends.
-        """
-        with suppress(OSError, UserError):
-            text = self._what_is_lost() if exits else self._what_comes_next()
-            os.write(2, f"\n{text}\n".encode())
-
-    def _what_comes_next(self) -> str:
-        step_s = self._step_s
-        about = f" (about {step_s:.0f} s)" if step_s >= 1 else ""
-        return f"stopping after this step{about}; press again to leave now"
-
-    def _what_is_lost(self) -> str:
-        committed = filter(is_committed, list_checkpoints(self.checkpoints))
-        saved = max(map(step_of, committed), default=0)
-        lost = self._trainer.state.optimizer_step - saved
-        return (
-            f"stopped, losing {counted(lost, 'step')} after step {saved}; "
-            "run the same command to continue"
-        )
-
-    @property
-    def _step_s(self) -> float:
-        """The mean seconds of a step in this attempt; 0 before the first."""
-        num_steps = self._trainer.state.optimizer_step - self._first_step
-        return (time.monotonic() - self._start_s) / num_steps if num_steps else 0.0
 
     def _epoch(self, epoch: int) -> str:
         num_epochs = self.config.num_epochs

@@ -66,7 +66,8 @@ class StopFlag:
     `is_save_agreed` is set in the same way once any process has asked for a save. It stays set
     until the trainer has saved and clears it: evaluations poll, too, but do not save.
 
-    `on_interrupt` is called in the handler of INT, with True if the process exits next.
+    `on_interrupt` is called in the handler of INT, with True if the process exits next, once the
+    run has begun.
 
     `num_polls` counts the calls of `poll`: the watchdog sees in it that the process makes progress.
     """
@@ -182,7 +183,8 @@ def stop_on_signals(flag: StopFlag, activity: Activity) -> Iterator[None]:
         if number == signal.SIGINT:
             exits = now_s >= exits_from_s
             exits_from_s = now_s
-            flag.on_interrupt(exits)
+            if activity.phase != "start":
+                flag.on_interrupt(exits)
             if exits:
                 os._exit(128 + signal.SIGINT)
         exits_from_s = min(exits_from_s, now_s + _SAME_INTERRUPT_S)

@@ -40,8 +40,6 @@ def build_callbacks(
         config,
         banner=banner,
         is_quiet=run.config.run.quiet or not is_main,
-        stop_flag=run.stop_flag,
-        checkpoints=run.folder / "checkpoints",
     )
     trackers = []
     if is_main and run.config.run.track:

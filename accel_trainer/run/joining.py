@@ -31,6 +31,7 @@ from ..distributed.collectives import (
 from ..distributed.launch_env import find_launcher
 from ..fault_tolerance.activity import Activity
 from ..fault_tolerance.failure_report import failures_reported
+from ..fault_tolerance.interrupts import say_interrupted
 from ..fault_tolerance.preemption import StopFlag, program_stopped, stop_on_signals
 from ..fault_tolerance.watchdog import Watchdog
 from .resume import Source
@@ -127,6 +128,10 @@ def joined_run(
         # The main process opens the folder, and tells the others what the run continues from.
         path, source = run_on_main(partial(open_folder, folder_resources), accelerator)
         folder = Path(path)
+        if rank == 0 and not is_quiet:
+            stop_flag.on_interrupt = partial(
+                say_interrupted, activity=activity, checkpoints=folder / "checkpoints"
+            )
         if not accelerator.is_main_process and folder.is_dir():  # perhaps on another machine's disk
             folder_resources.enter_context(guarded_folder(folder))
         with failures_reported(folder, activity, watchdog, rank=rank, num_processes=num_processes):

@@ -26,7 +26,6 @@ from accel_trainer import (
     read_history,
 )
 from accel_trainer.callbacks.progress_bar import ProgressBar
-from accel_trainer.fault_tolerance.preemption import StopFlag
 from accel_trainer.vision import to_png
 
 from .. import processes, workload
@@ -160,13 +159,7 @@ def test_a_last_row_without_a_number_prints_nothing(tmp_path: Path) -> None:
         def on_fit_end(self, trainer: Trainer, result: RunResult) -> None:
             trainer.log.picture("last", to_png(picture_at(1)))
 
-    bar = ProgressBar(
-        TrainerConfig(num_epochs=1),
-        banner="",
-        is_quiet=False,
-        stop_flag=StopFlag(),
-        checkpoints=tmp_path,
-    )
+    bar = ProgressBar(TrainerConfig(num_epochs=1), banner="", is_quiet=False)
     shown: list[str] = []
     bar.write = shown.append  # type: ignore[method-assign]
     workload.train(workload.make_config(tmp_path / "run"), callbacks=(LogsLast(),))

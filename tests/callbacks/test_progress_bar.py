@@ -151,8 +151,7 @@ def test_what_a_run_takes_is_said_once_after_its_first_steps(
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: clock.now))
     config = TrainerConfig(num_epochs=None, num_steps=num_steps)
-    flag: Any = SimpleNamespace()
-    bar = ProgressBar(config, banner="", is_quiet=False, stop_flag=flag, checkpoints=tmp_path)
+    bar = ProgressBar(config, banner="", is_quiet=False)
     plan = SimpleNamespace(steps_per_epoch=1_000_000)
     state = TrainState(first_step, 0, first_step)
     trainer: Any = SimpleNamespace(
@@ -188,9 +187,8 @@ def test_steps_that_wait_for_samples_are_said_where_workers_help(
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(progress_bar, "available_cpus", lambda: 8)
-    flag: Any = SimpleNamespace()
     config = TrainerConfig(num_epochs=None, num_steps=200)
-    bar = ProgressBar(config, banner="", is_quiet=False, stop_flag=flag, checkpoints=tmp_path)
+    bar = ProgressBar(config, banner="", is_quiet=False)
     reader = SimpleNamespace() if num_workers is None else SimpleNamespace(num_workers=num_workers)
     loader = SimpleNamespace(plan=SimpleNamespace(steps_per_epoch=1_000), reader=reader)
     trainer: Any = SimpleNamespace(
