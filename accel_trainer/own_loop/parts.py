@@ -25,7 +25,7 @@ class Parts:
 
     module: nn.Module
     optimizers: Optimizers
-    given: Mapping[str, Sequence[Any]]
+    given: Sequence[Any]
     """The models and optimizers as the user has them, perhaps wrapped by accelerate."""
 
     @classmethod
@@ -45,17 +45,15 @@ class Parts:
             if isinstance(each, DistributedDataParallel) and not each.find_unused_parameters:
                 settle_buckets(each)
         torchs = {name: plain(each) for name, each in optimizers.items()}
-        given = {"models": [*models.values()], "optimizers": [*optimizers.values()]}
-        return cls(module, torchs, given)
+        return cls(module, torchs, [*models.values(), *optimizers.values()])
 
     def known(self, accelerator: Accelerator, states: Mapping[str, Any]) -> list[object]:
         """Return the objects that a checkpoint of the run holds, and those inside of wrappers."""
         inside = [
             vars(each).get("scheduler") for each in states.values() if hasattr(each, "__dict__")
         ]
-        models = [*self.module.modules(), *self.given["models"]]
-        owners = [*self.optimizers.values(), *self.given["optimizers"], *states.values()]
-        return [*models, *owners, *inside, accelerator.scaler]
+        trained = [*self.module.modules(), *self.optimizers.values(), *self.given]
+        return [*trained, *states.values(), *inside, accelerator.scaler]
 
     def registry(
         self, accelerator: Accelerator, states: Mapping[str, Any], loop: Stateful

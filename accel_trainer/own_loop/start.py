@@ -129,7 +129,7 @@ def exact_run(
         if resume is not None:
             check_same_run(resume, header)
         # 2. What watches and saves is closed with the run.
-        updates = Updates(parts.given["optimizers"], run.resources)
+        updates = Updates(parts.given, run.resources)
         history = run.open_history()
         checkpointer = run.open_checkpointer(
             checked.checkpoint, header, parts.module, parts.optimizers, history

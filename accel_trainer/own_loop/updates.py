@@ -17,13 +17,14 @@ _MANY_ROUNDS = 1000
 
 
 class Updates:
-    """Watches the steps of `optimizers`, which are the user's, perhaps wrapped by accelerate.
+    """Watches the steps of the optimizers that are `given`, perhaps wrapped by accelerate.
 
     A step is an update, or one that accelerate's gradient scaler has skipped.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], resources: ExitStack) -> None:
+    def __init__(self, given: Sequence[object], resources: ExitStack) -> None:
         """Watch them until `resources` are closed."""
+        optimizers = [each for each in given if isinstance(each, Optimizer)]
         self._parameters = {id(plain(each)): parameters_of(each) for each in optimizers}
         self.stepped: set[int] = set()
         """Those that have stepped since the last call of `settle`."""
