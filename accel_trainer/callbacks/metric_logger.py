@@ -19,7 +19,7 @@ from ..core.filesystem import writes_to
 from ..core.history import is_number
 from ..core.registry import StateDict
 from ..core.types import Results, StepReport
-from ..distributed.collectives import gather_rows
+from ..distributed.collectives import gather_numbers
 from ..distributed.machine import peak_memory_bytes
 from ..fault_tolerance.activity import Activity
 from ..training.callback import Callback, RunResult, TrainerView
@@ -123,8 +123,8 @@ class MetricLogger(Callback):
             self._total_samples += self._timed_samples
             values["perf/samples_per_s"] = self._timed_samples / training_s
             values["perf/data_wait_fraction"] = spent_s["data"] / training_s
-        peak = torch.tensor([[float(peak_memory_bytes(trainer.accelerator))]])
-        self.peak_memory_bytes = int(gather_rows(peak, trainer.accelerator).max())
+        peak = peak_memory_bytes(trainer.accelerator)
+        self.peak_memory_bytes = max(gather_numbers(peak, trainer.accelerator))
         values["perf/peak_memory_gib"] = self.peak_memory_bytes / 2**30
         if spent_s["compile"]:
             values["perf/compile_s"] = spent_s["compile"]

@@ -10,7 +10,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 
 from ..core.errors import ConfigError, listed
@@ -18,7 +17,7 @@ from ..core.logger import logger
 from ..core.rng import preserved_generators, seed_generators
 from ..data.loader import EvalLoader, TrainLoader
 from ..data.stream import StreamReader
-from ..distributed.collectives import differing_lines, gather_rows
+from ..distributed.collectives import differing_lines, gather_numbers
 from .subject import Marks, changed
 from .unsaved_state import mark_unsaved
 from .used_up import NUM_FIRST, hash_of, start_again
@@ -58,16 +57,15 @@ class FirstReadings:
         if self._accelerator.num_processes == 1:
             self._streams.clear()
         for name, each in [*self._streams.items()]:
-            counts = torch.tensor([[len(each.hashes), each.position]])
-            all_counts = gather_rows(counts, self._accelerator)
-            num_common = int(all_counts[:, 0].min())
+            num_common = min(gather_numbers(len(each.hashes), self._accelerator))
             if not num_common:
                 continue
             del self._streams[name]
             if not self._differ(each.hashes[:num_common]):
                 continue
             # What a stream draws from the global generators may differ, and the place of a `seek`.
-            again = each.read_again(1 if all_counts[:, 1].any() else num_common)
+            has_place = any(gather_numbers(each.position, self._accelerator))
+            again = each.read_again(1 if has_place else num_common)
             if process := self._differ(again):
                 raise ConfigError(
                     "DATA_STREAM",

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from ...core.errors import UserError
 from ...distributed.accelerator import describe_machine, start_accelerator
-from ...distributed.collectives import gather_rows, join_peers, shutdown
+from ...distributed.collectives import gather_numbers, join_peers, shutdown
 from .findings import Finding, LaunchContext
 
 _MAX_WAIT_S = 30.0
@@ -52,10 +52,8 @@ def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str]
 def _find_clock_skew(accelerator: Accelerator) -> list[Finding]:
     """Compare the clocks, which decide which error of a failed run came first. **Collective.**"""
     dist.barrier()
-    clocks = gather_rows(
-        torch.tensor([[accelerator.process_index, time.time()]], dtype=torch.float64), accelerator
-    )
-    skew_s = float(clocks[:, 1].max() - clocks[:, 1].min())
+    clocks = gather_numbers(round(1e9 * time.time()), accelerator)
+    skew_s = (max(clocks) - min(clocks)) / 1e9
     if skew_s <= _MAX_CLOCK_SKEW_S:
         return []
     message = (

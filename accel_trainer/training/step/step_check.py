@@ -14,6 +14,7 @@ from torch import nn
 
 from ...core.errors import ExitCode, PeerFailed, ProcessError
 from ...core.tensor_memory import sum_of_bits
+from ...distributed.collectives import gather_numbers
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ def check_repeats(
     _, first = _run_marked(run, model)
     restart()
     result, second = _run_marked(repeat, model)
-    if not accelerator.reduce(torch.tensor(float(first != second), device=accelerator.device)):
+    if not any(gather_numbers(int(first != second), accelerator)):
         return result
     restart()
     torch.use_deterministic_algorithms(True)
