@@ -2,12 +2,12 @@
 
 python recipes/gan.py
 
-Each has an Adam of its own, and is averaged after its own update (`ema_decay`). The generator's
-update draws the same noise, and meets the critic as it is by then. The other network is frozen
-meanwhile and gets no gradients. Rows have the losses of both: `train/critic/loss` and
-`train/generator/loss`. Evaluations see the model, and its average, without its DDP wrapper and in
-evaluation mode. Settings that are not in this file, such as the batch size, are those of `--help`.
-Killed at any moment, the same command continues the run to the same weights.
+Each network has its own Adam, and is averaged after its own update (`ema_decay`). The generator's
+update draws the same noise, and sees the updated critic. The other network is frozen meanwhile and
+gets no gradients. Rows have the losses of both: `train/critic/loss` and `train/generator/loss`.
+Evaluations see the model, and its average, without its DDP wrapper and in evaluation mode. Settings
+that are not in this file, such as the batch size, are those of `--help`. After a kill at any
+moment, the same command continues the run to the same weights.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Teach a language model of transformers a text, by adapters of peft (LoRA).
+"""Fine-tune a transformers language model on a text, with LoRA adapters from peft.
 
 The export is a folder that PeftModel.from_pretrained loads onto the same base.
 

@@ -1,6 +1,6 @@
 """Search a learning rate and a weight decay with optuna, which stops bad trials early.
 
-A search that was killed goes on where it was, also within a trial.
+A search that was killed continues where it stopped, even within a trial.
 
 python recipes/search.py
 """

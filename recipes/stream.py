@@ -1,4 +1,4 @@
-"""Train on a stream without an end: tar files, read round after round, each in a new order.
+"""Train on an endless stream: tar files, read again and again, each time in a new order.
 
 python recipes/stream.py --steps 300
 """

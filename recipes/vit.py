@@ -1,4 +1,4 @@
-"""Fine-tune an image classifier of transformers on photos.
+"""Fine-tune a transformers image classifier on photos.
 
 The export is a folder that AutoModelForImageClassification.from_pretrained loads.
 

@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the description; return 65 if a run would stop."""
     parser = CommandParser(__doc__)
     parser.add_source()
-    fraction_help = "set this fraction of the photos aside, as the run will"
+    fraction_help = "hold out this fraction of the photos, as the run will"
     parser.add_argument("--val-fraction", type=float, default=0.0, metavar="F", help=fraction_help)
     html_help = "write an offline page of photos as the model sees them"
     parser.add_path("--html", "FILE", html_help)

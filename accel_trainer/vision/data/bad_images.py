@@ -24,7 +24,7 @@ class BadImageConfig(Config):
     """What to do about images that cannot be decoded, are missing, or differ in size or mode."""
 
     policy: Annotated[Literal["error", "skip"], short_flag("--on-bad-image")] = "error"
-    """`error` stops at the first such image; `skip` leaves them out, on all processes."""
+    """`error` stops at the first unusable image; `skip` leaves them out, on all processes."""
     max_fraction: float = 0.001
     """The largest fraction (0..1) of the images of a split that `skip` may leave out; more are an
     error."""
