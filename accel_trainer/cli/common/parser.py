@@ -65,6 +65,10 @@ class CommandParser(argparse.ArgumentParser):
         """Add a flag whose value is a path."""
         self.add_argument(flag, type=Path, metavar=metavar, help=text)
 
+    def add_switch(self, flag: str, text: str) -> None:
+        """Add a flag without a value."""
+        self.add_argument(flag, action="store_true", help=text)
+
     def add_number(
         self,
         flag: str,
@@ -100,7 +104,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def add_json_option(self, text: str = "print one JSON object") -> None:
         """Add the flag of commands whose result programs can read."""
-        self.add_argument("--json", action="store_true", help=text)
+        self.add_switch("--json", text)
 
     def add_data_options(self) -> None:
         """Add the flags of commands that read labelled photos."""

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     """Write the page and its charts and print their paths."""
     parser = CommandParser(__doc__)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_switch("--open", "open the page in the browser")
     parser.add_argument(
         "--to",
         type=Path,

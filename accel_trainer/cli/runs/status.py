@@ -21,11 +21,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the state of a run; with `--exit-code`, exit with the code of the run."""
     parser = CommandParser(__doc__)
     parser.add_run()
-    parser.add_argument(
-        "--exit-code",
-        action="store_true",
-        help="exit with the run's exit code, for scripts; 0 while it runs",
-    )
+    parser.add_switch("--exit-code", "exit with the run's exit code, for scripts; 0 while it runs")
     options = parser.parse_args(argv)
     status = require_status(options.run)
     if status["state"] in ("running", "killed"):

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     to_help = "the folder to write"
     parser.add_argument("--to", type=Path, metavar="DIR", required=True, help=to_help)
     onnx_help = "add model.onnx, which maps normalised images to logits"
-    parser.add_argument("--onnx", action="store_true", help=onnx_help)
+    parser.add_switch("--onnx", onnx_help)
     options = parser.parse_args(argv)
     export(read_run(options.run), options.to, with_onnx=options.onnx)
     tell(options.to)

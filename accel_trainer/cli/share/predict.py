@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_number("--top", "classes to print per image; default: 1", default=1, lowest=1)
     parser.add_number("--batch-size", "images per forward pass; default: 64", default=64, lowest=1)
     parser.add_workers_option()
-    parser.add_argument("--jsonl", action="store_true", help="print a JSON object per image")
+    parser.add_switch("--jsonl", "print a JSON object per image")
     options = parser.parse_args(argv)
     image = options.image[0]
     if (image / "export").is_dir() and not (options.model / "export").is_dir():

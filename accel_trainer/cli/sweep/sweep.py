@@ -46,10 +46,8 @@ def main(argv: Sequence[str]) -> int:
     parser.description = f"{parser.description} {swept}"
     parser.add_path("--output-dir", "DIR", "the folder of the sweep; default: runs/sweep-RECIPE")
     parser.add_number("--num-processes", "processes per run; default: 1", default=1, lowest=1)
-    parser.add_argument(
-        "--print",
-        action="store_true",
-        help="only print the command of each unfinished run, for xargs or a job array",
+    parser.add_switch(
+        "--print", "only print the command of each unfinished run, for xargs or a job array"
     )
     options, recipe, flags = parser.require_recipe(argv)
     wanted = options.output_dir or Path("runs") / f"sweep-{recipe.stem}"

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         default="127.0.0.1",
         help="the address to listen on; default: 127.0.0.1, only this machine",
     )
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_switch("--open", "open the page in the browser")
     options = parser.parse_args(argv)
     followed = Followed(options.run)
     try:

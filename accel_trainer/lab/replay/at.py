@@ -82,10 +82,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_run()
     parser.add_step_option()
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the new run folder")
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="retrain from the previous checkpoint, even if the run still has this one",
+    parser.add_switch(
+        "--again", "retrain from the previous checkpoint, even if the run still has this one"
     )
     parser.add_recipe_option()
     parser.add_json_option()

@@ -81,11 +81,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     )
     probe_help = "callbacks that log columns for CONDITION; retrains the whole run"
     parser.add_path("--probe", "FILE", probe_help)
-    parser.add_argument(
-        "--every-step",
-        action="store_true",
-        help="check a row for every step; retrains the whole run",
-    )
+    parser.add_switch("--every-step", "check a row for every step; retrains the whole run")
     to_help = "the folder for the rows of the whole run; default: RUN-FILE, or RUN-steps"
     parser.add_path("--to", "FOLDER", to_help)
     add_job_options(parser)

@@ -11,7 +11,7 @@ from .photo_columns import read_columns
 from .photo_files import load_from_hub
 from .photos import refuse_untrained
 from .raw import Opened, RawImages, Split, Table
-from .tables import unreadable
+from .tables import reading_parquet
 
 
 def read_hub(repository: str, revision: str) -> RawImages:
@@ -32,15 +32,12 @@ def read_parquet(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
 
 def _table(path: Path) -> Table:
     """Return the rows of a file as a `datasets.Dataset` in memory, with the types of this file."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
     from datasets import Dataset
     from datasets.table import InMemoryTable
 
-    try:
+    with reading_parquet(path):
         return Table(Dataset(InMemoryTable(pq.read_table(path))), str(path))
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, error) from error
 
 
 def _raw_images(data: Opened, train: Split, test: Split) -> RawImages:

@@ -189,22 +189,25 @@ def types_of(path: Path) -> Any:
 
     Raises DataError if it cannot be read.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
     from datasets import Features
 
     if path.suffix == ".tar":
         return None
-    try:
+    with reading_parquet(path):
         return Features.from_arrow_schema(pq.read_schema(path))
+
+
+@contextmanager
+def reading_parquet(path: Path) -> Iterator[None]:
+    """Raise DataError if the block cannot read a parquet file."""
+    import pyarrow as pa
+
+    try:
+        yield
     except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, error) from error
-
-
-def unreadable(path: Path, error: Exception) -> DataError:
-    """Return the error of a parquet file that cannot be read."""
-    fact = f"{path} cannot be read ({reason_of(error)})"
-    return DataError("DATA_PARQUET", f"{fact}: download it again")
+        fact = f"{path} cannot be read ({reason_of(error)})"
+        raise DataError("DATA_PARQUET", f"{fact}: download it again") from error
 
 
 def _name_of(files: Sequence[Path]) -> str:
