@@ -221,7 +221,7 @@ def test_a_state_that_is_gone_is_reported(tmp_path: Path, caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     ("states", "said"),
     [
-        ([Centre()], "no dict"),
+        ([Centre()], "not a dict"),
         ({"model": Centre()}, "'model'"),
         ({"My centre": Centre()}, "'My centre'"),
         ({"centre": object()}, "no state_dict and load_state_dict"),

@@ -17,6 +17,9 @@ from .faults import Fault
 _BY_DESCRIPTOR = ("truncate", "sync")
 _NEEDS_ROOM = ("make_directory", "create", "write", "link")
 
+Act = Callable[[], Any]
+"""Does a change of a disk, or the first half of it."""
+
 
 def _whole(operation: str) -> Any:
     """Return the method for an operation that cannot be left half done."""
@@ -43,14 +46,7 @@ class InterceptedDisk(filesystem.Disk):
     link = _whole("link")
     remove = _whole("remove")
 
-    def intercept(
-        self,
-        operation: str,
-        path: Path,
-        act: Callable[[], Any],
-        act_half: Callable[[], Any],
-        *details: Any,
-    ) -> Any:
+    def intercept(self, operation: str, path: Path, act: Act, act_half: Act, *details: Any) -> Any:
         """Do the change by `act()`, or leave it half done by `act_half()`."""
         return act()
 
@@ -89,14 +85,7 @@ class FaultyDisk(InterceptedDisk):
         self.is_full = False
         self._folder = folder
 
-    def intercept(
-        self,
-        operation: str,
-        path: Path,
-        act: Callable[[], Any],
-        act_half: Callable[[], Any],
-        *details: Any,
-    ) -> Any:
+    def intercept(self, operation: str, path: Path, act: Act, act_half: Act, *details: Any) -> Any:
         """Do the change, or the fault that is due."""
         if not path.is_relative_to(self._folder):
             return act()
