@@ -50,6 +50,8 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, OneLineError):
         return error.message
     text = str(error) if isinstance(error, PartFailed) else f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        text = f"exit({error.code or 0}) before the run's end: the same command continues it"
     text = textwrap.shorten(text, _MAX_LENGTH, placeholder=" ...")
     if isinstance(error, AttributeError) and _THIS_PACKAGE in type(error.obj).__module__:
         from ..names.unknown import attribute_here  # few programs fail

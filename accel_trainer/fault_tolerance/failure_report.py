@@ -59,7 +59,8 @@ def failures_reported(
     """Keep `status.json` while the block runs; on an error, name the process that failed first.
 
     Raises:
-        ProcessError: another process failed first; Preempted if a signal ended it.
+        ProcessError: another process failed first; Preempted if a signal ended it. Or the block
+            exits with 0 and the run has not ended, since it would look as if it had.
     """
     report = _Report(folder, activity, rank)
     status_path = folder / "status.json"
@@ -70,9 +71,11 @@ def failures_reported(
     watchdog.on_stuck = report.write_stuck
     try:
         yield
-        if rank == 0:
-            report.write(activity.phase, _EXIT_CODES.get(activity.phase, ExitCode.DONE))
+        report.write(activity.phase, _EXIT_CODES.get(activity.phase, ExitCode.DONE))
     except BaseException as error:
+        if isinstance(error, SystemExit) and activity.phase in ("done", "stopped"):
+            report.write(activity.phase, ExitCode.DONE)
+            raise
         mine = first = report.failure(describe_error(error), exit_code_of(error))
         was_starting = activity.phase == "start"
         activity.phase = "end"  # no longer watched
@@ -89,7 +92,7 @@ def failures_reported(
         if rank == 0 and was_starting and before.get("exit_code") == ExitCode.DONE:
             with suppress(OSError):  # a finished run stays finished, whatever start it refuses
                 write_json(status_path, before)
-        if first is not mine:
+        if first is not mine or (isinstance(error, SystemExit) and not error.code):
             if first.exit_code == ExitCode.PREEMPTED:
                 raise Preempted("PREEMPTED", str(first)) from error
             raise ProcessError("PROCESS", str(first), first.rank, first.exit_code) from error
@@ -116,8 +119,8 @@ class _Report:
     ) -> None:
         process = {"pid": os.getpid(), "host": platform.node()}
         with writes_to(self.folder):
-            record = process | {"failure": failure and asdict(failure)}
-            write_json(_record_path(self.folder, self.rank), record)
+            record_path = _record_path(self.folder, self.rank)
+            write_json(record_path, {**process, "failure": failure and asdict(failure)})
             if self.rank > 0:
                 return
             checkpoints = list_checkpoints(self.folder / "checkpoints")

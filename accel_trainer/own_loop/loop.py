@@ -56,7 +56,6 @@ class ExactRun(Stateful):
         self._is_unchecked = run.accelerator.num_processes > 1
         self._is_in_epoch = False
         self._is_boundary = True
-        self._is_stopping = False  # after this epoch
         self.is_stopped = False
         self.metrics: dict[str, float] = {}
         """The values of the last row."""
@@ -106,7 +105,6 @@ class ExactRun(Stateful):
             self._refuse_unfinished()
             if self._updates.stepped:  # with gradients that the last rounds have left
                 self._settle()
-            self.is_stopped = self._is_stopping
             if self.batch_in_epoch >= len(self._loader.batches):
                 self._activity.state = self.state.after_epoch()
             is_end = self.is_stopped or self._save_every == math.inf or is_over()
@@ -159,7 +157,7 @@ class ExactRun(Stateful):
 
     def stop(self) -> None:
         """End the loops as if this were the last step, and the last epoch. Use it for `break`."""
-        self._is_stopping = True
+        self.is_stopped = True
 
     def state_dict(self) -> StateDict:
         """Return what a resume needs of the loop itself. **Collective. Host sync.**"""
@@ -168,7 +166,6 @@ class ExactRun(Stateful):
             "history_bytes": self._history.size if self._history else 0,
             "accelerate_step": self._accelerator.step,
             "orders": gather_numbers(self._loader.digest(), self._accelerator),
-            "is_stopping": self._is_stopping,
             "is_stopped": self.is_stopped,
             "metrics": self.metrics,
         }
@@ -177,7 +174,6 @@ class ExactRun(Stateful):
         """Restore what `state_dict` returned."""
         self._means.load_state_dict(state["means"])
         self._accelerator.step = state["accelerate_step"]
-        self._is_stopping = state["is_stopping"]
         self.is_stopped = state["is_stopped"]
         self.metrics = dict(state["metrics"])
         if self._history is not None:
@@ -226,7 +222,7 @@ class ExactRun(Stateful):
             self._seed_round()
             yield batch
             self._end_round()
-            if self._is_stopping and self._is_boundary or self.step >= num_steps:
+            if self.is_stopped and self._is_boundary or self.step >= num_steps:
                 self._loader.end()
                 break
             # What follows the last round may use its names, which a resume would not have.

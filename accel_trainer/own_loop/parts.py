@@ -49,9 +49,7 @@ class Parts:
 
     def known(self, accelerator: Accelerator, states: Mapping[str, Any]) -> list[object]:
         """Return the objects that a checkpoint of the run holds, and those inside of wrappers."""
-        inside = [
-            vars(each).get("scheduler") for each in states.values() if hasattr(each, "__dict__")
-        ]
+        inside = [getattr(each, "scheduler", None) for each in states.values()]
         trained = [*self.module.modules(), *self.optimizers.values(), *self.given]
         return [*trained, *states.values(), *inside, accelerator.scaler]
 

@@ -132,7 +132,7 @@ def joined_run(
             stop_flag.on_interrupt = partial(
                 say_interrupted, activity=activity, checkpoints=folder / "checkpoints"
             )
-        if not accelerator.is_main_process and folder.is_dir():  # perhaps on another machine's disk
+        if rank > 0 and folder.is_dir():  # perhaps on another machine's disk
             folder_resources.enter_context(guarded_folder(folder))
         with failures_reported(folder, activity, watchdog, rank=rank, num_processes=num_processes):
             with ExitStack() as resources:

@@ -104,6 +104,34 @@ def test_an_error_of_this_process_is_in_status_json_and_its_record(tmp_path: Pat
     )
 
 
+@pytest.mark.parametrize("code", [None, 0, False])
+def test_an_exit_that_would_look_like_the_end_of_a_run_is_an_error(
+    tmp_path: Path, code: object
+) -> None:
+    with pytest.raises(ProcessError, match="step 7, training: .*the same command") as caught:
+        train(tmp_path, SystemExit(code))
+    status = read(tmp_path / "status.json")
+    assert (status["state"], status["exit_code"]) == ("failed", caught.value.exit_code)
+
+
+@pytest.mark.parametrize("code", [3, "no more disk"])
+def test_an_exit_that_tells_of_a_failure_keeps_its_code(tmp_path: Path, code: object) -> None:
+    with pytest.raises(SystemExit) as caught:
+        train(tmp_path, SystemExit(code))
+    assert caught.value.code == code
+    status = read(tmp_path / "status.json")
+    assert status["state"] == "failed"
+    assert f"exit({code})" in status["error"]
+
+
+@pytest.mark.parametrize("phase", ["done", "stopped"])
+def test_an_exit_after_the_end_of_a_run_leaves_it_finished(tmp_path: Path, phase: str) -> None:
+    with pytest.raises(SystemExit):
+        train(tmp_path, SystemExit(0), phase=phase)
+    status = read(tmp_path / "status.json")
+    assert (status["state"], status["exit_code"], status["error"]) == (phase, 0, None)
+
+
 def test_a_start_that_fails_leaves_a_finished_run_finished(tmp_path: Path) -> None:
     refusal = ConfigError("CONFIG_CHANGED", "made with a different config: set it back")
     status = tmp_path / "status.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from accel_trainer import (
     Callback,
     CheckpointConfig,
     MeanLoss,
+    ProcessError,
     RunResult,
     StepReport,
     Trainer,
@@ -153,6 +155,20 @@ def test_a_run_stopped_by_a_time_limit_ends_as_one_without_it(tmp_path: Path, st
         7: [5, 7],
         10: [5, 10],
     }[step]
+    run(tmp_path / "parts")
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+
+
+class Exits(Callback):
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        if report.optimizer_step == 7:
+            sys.exit()
+
+
+def test_an_exit_from_a_callback_is_no_silent_end(tmp_path: Path) -> None:
+    run(tmp_path / "whole")
+    with pytest.raises(ProcessError, match="the same command continues"):
+        run(tmp_path / "parts", Exits())
     run(tmp_path / "parts")
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
