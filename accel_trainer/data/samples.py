@@ -57,7 +57,7 @@ def datasets_in(dataset: Any) -> list[Any]:
     known = {id(dataset)}
     for each in found:
         for name in ("dataset", "datasets", "sampler", "batch_sampler"):
-            value = getattr(each, name, each)
+            value = getattr(each, name, ())
             for part in value if isinstance(value, list | tuple) else [value]:
                 if id(part) not in known:
                     known.add(id(part))

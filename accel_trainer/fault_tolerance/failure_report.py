@@ -119,8 +119,10 @@ class _Report:
     ) -> None:
         process = {"pid": os.getpid(), "host": platform.node()}
         with writes_to(self.folder):
-            record_path = _record_path(self.folder, self.rank)
-            write_json(record_path, {**process, "failure": failure and asdict(failure)})
+            write_json(
+                _record_path(self.folder, self.rank),
+                {**process, "failure": failure and asdict(failure)},
+            )
             if self.rank > 0:
                 return
             checkpoints = list_checkpoints(self.folder / "checkpoints")

@@ -97,11 +97,11 @@ class OrderedLoader:
         """Return the order of the epoch, from the same state of all generators."""
         key = fold_in(self._seed, _ORDER, self.epoch)
         seed_generators(key)
-        for owner in (self._base, *_samplers(self._sampler)):
+        for owner in (self._base, *datasets_in(self._sampler)):
             for value in list(getattr(owner, "__dict__", {}).values()):  # a list has none
                 if isinstance(value, torch.Generator):
                     value.manual_seed(key)
-        set_epoch([self._loader, *_samplers(self._sampler)], self.epoch)
+        set_epoch([self._loader, *datasets_in(self._sampler)], self.epoch)
         return [list(batch) for batch in self._sampler]
 
 
@@ -171,12 +171,3 @@ def _draws_nothing(base: Any) -> bool:
     dataset = base.dataset
     rows = dataset.dataset if type(dataset) is Subset else dataset
     return type(rows) is TensorDataset and base.collate_fn is default_collate
-
-
-def _samplers(sampler: Any) -> list[Any]:
-    """Return a batch sampler and the samplers inside of it."""
-    found = [sampler]
-    for name in ("batch_sampler", "sampler"):
-        if hasattr(sampler, name):
-            found += _samplers(getattr(sampler, name))
-    return found

@@ -20,7 +20,7 @@ from ..core.train_state import TrainState
 from ..distributed.collectives import gather_numbers
 from ..run.joining import JoinedRun
 from .loader import OrderedLoader
-from .means import Means
+from .means import Means, number_in
 from .updates import Updates
 
 
@@ -75,7 +75,10 @@ class ExactRun(Stateful):
 
     @property
     def step(self) -> int:
-        """How many steps were taken: rounds of the loop in which an optimizer has stepped."""
+        """How many steps were taken so far: rounds of the loop in which an optimizer has stepped.
+
+        In the body of a round, its own is not among them.
+        """
         return self.state.optimizer_step
 
     @property
@@ -117,10 +120,15 @@ class ExactRun(Stateful):
     def batches(self) -> Iterator[Any]:
         """Return the batches of the epoch that are left, as the loader yields them.
 
-        Raises ConfigError outside `epochs`, and Preempted after a signal, once all is saved.
+        Raises ConfigError outside `epochs` and for a second pass, and Preempted after a signal,
+        once all is saved.
         """
-        if not self._is_in_epoch:
-            raise ConfigError("LOOP", "run.batches() belongs in a loop over run.epochs(n)")
+        if not self._is_in_epoch or self._activity.phase == "training":
+            raise ConfigError(
+                "LOOP",
+                "run.batches() gives the batches of an epoch once, in a loop over run.epochs(n): "
+                "for another pass, train another epoch",
+            )
         self._look_at(sys._getframe(1))
         return self._rounds(math.inf)
 
@@ -144,11 +152,17 @@ class ExactRun(Stateful):
         """Write a row: the means of what was logged since the last one, and `values`.
 
         **Collective. Host sync** if anything was logged.
+
+        Raises ConfigError for a value that is not one number, and after the end of the run.
         """
+        if self._activity.phase == "done":
+            raise ConfigError("LOOP", "the run has ended: write the row inside its with block")
         if means := self._means.read():
             self._write_row("train", means)
         if values:
-            self.metrics = {f"eval/{name}": float(value) for name, value in values.items()}
+            self.metrics = {
+                f"eval/{name}": float(number_in(name, value)) for name, value in values.items()
+            }
             self._write_row("eval", self.metrics)
 
     def save(self) -> None:
@@ -239,19 +253,19 @@ class ExactRun(Stateful):
         state = self.state.after_step(num_samples * self._accelerator.num_processes)
         self._activity.state = state._replace(optimizer_step=self.step)
         self._activity.num_forwards += 1
-        if self._settle() and self._is_boundary and self.step % self._digest_every == 0:
+        self._settle()
+        if self._is_boundary and self.step % self._digest_every == 0:
             pieces = self.states.state_dict()
             digests = {f"digest/{each}": digest_of(pieces[each]) for each in {*pieces} - {"loop"}}
             self._write_row("digest", digests)
 
-    def _settle(self) -> bool:
-        """Count the step, if optimizers have stepped; return whether they have."""
+    def _settle(self) -> None:
+        """Count the step, if optimizers have stepped."""
         has_stepped, self._is_boundary = self._updates.settle()
         self._activity.state = self.state._replace(optimizer_step=self.step + has_stepped)
         # Without an update, nothing else may change.
         if self._carried and has_stepped and not self._accelerator.optimizer_step_was_skipped:
             self._carried.after_step()
-        return has_stepped
 
     def _save_if_due(self, is_end: bool = False) -> None:
         is_due = self.step // self._save_every > self._saved_step // self._save_every

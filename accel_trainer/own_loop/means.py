@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -17,6 +18,19 @@ from ..training.evaluation.metrics import sums_device
 _MAX_PENDING = 256  # numbers that are kept before they are summed
 
 
+def number_in(name: str, value: Any) -> float | Tensor:
+    """Return a number, or a tensor [] apart from its owner's, who may change it before a row.
+
+    Raises ConfigError for anything else.
+    """
+    try:
+        return value.detach().reshape(()).clone() if isinstance(value, Tensor) else float(value)
+    except (RuntimeError, TypeError, ValueError):
+        raise ConfigError(
+            "LOG", f"{name} is {describe_tensor(value)}: give one number, or a tensor []"
+        ) from None
+
+
 class Means(Stateful):
     """Sums of numbers by name, on the device; a checkpoint has those over all processes."""
 
@@ -28,13 +42,9 @@ class Means(Stateful):
 
     def add(self, name: str, value: float | Tensor) -> None:
         """Add a number, or a tensor [] on any device. Raises ConfigError for anything else."""
-        if not (isinstance(value, int | float) or (isinstance(value, Tensor) and not value.ndim)):
-            raise ConfigError(
-                "LOG", f"{name} is {describe_tensor(value)}: log one number, or a tensor []"
-            )
+        number = number_in(name, value)
         pending = self._pending.setdefault(name, [])
-        # Its owner may change a tensor before the row.
-        pending.append(value.detach().clone() if isinstance(value, Tensor) else float(value))
+        pending.append(number)
         if len(pending) == _MAX_PENDING:
             self._sum(name)
 

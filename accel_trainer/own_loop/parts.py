@@ -50,8 +50,14 @@ class Parts:
     def known(self, accelerator: Accelerator, states: Mapping[str, Any]) -> list[object]:
         """Return the objects that a checkpoint of the run holds, and those inside of wrappers."""
         inside = [getattr(each, "scheduler", None) for each in states.values()]
-        trained = [*self.module.modules(), *self.optimizers.values(), *self.given]
-        return [*trained, *states.values(), *inside, accelerator.scaler]
+        return [
+            *self.module.modules(),
+            *self.optimizers.values(),
+            *self.given,
+            *states.values(),
+            *inside,
+            accelerator.scaler,
+        ]
 
     def registry(
         self, accelerator: Accelerator, states: Mapping[str, Any], loop: Stateful

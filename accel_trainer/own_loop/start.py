@@ -96,7 +96,7 @@ def exact_run(
     check_states(states)
     settings = copy_metadata(settings, "settings")
     moved = moved_folder(Path(folder))
-    run_config = RunConfig(output_dir=moved, allow_change=tuple(allow_change))
+    run_config = RunConfig(output_dir=moved)
     checked = build_config(
         RecipeConfig,
         {"checkpoint.every_n_steps": save_every, "checkpoint.keep_last_n": keep_last, "seed": seed},
@@ -145,10 +145,12 @@ def exact_run(
         )
         loop.states = parts.registry(accelerator, states, loop)
         loop.store = checkpointer.save
-        same = {**states, "model": parts.module}
-        loop.check_same = partial(check_same_states, same, accelerator=accelerator)
-        known = [loop, *parts.known(accelerator, states)]
-        loop.carried_by = partial(CarriedState, known=known, ignored=ignore)
+        loop.check_same = partial(
+            check_same_states, {**states, "model": parts.module}, accelerator=accelerator
+        )
+        loop.carried_by = partial(
+            CarriedState, known=[loop, *parts.known(accelerator, states)], ignored=ignore
+        )
         # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.
         pieces = loop.states.state_dict()
         run_on_main(lambda: checkpointer.prepare(pieces), accelerator)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
@@ -304,6 +305,47 @@ def test_the_loader_is_not_iterated_inside_of_the_loop(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="LOOP_LOADER"):
         evaluate_in_a_round()
+
+
+def read_again(folder: Path, where: str) -> None:
+    given = parts()
+    with exact_run(Accelerator(cpu=True), folder, **given) as run:
+        for _ in run.epochs(1):
+            for batch in run.batches():
+                if where == "in a round":
+                    next(run.batches())
+                step(given, batch)
+                if where == "after a step":
+                    next(run.batches())
+            if where == "in the epoch":
+                next(run.batches())
+
+
+@pytest.mark.parametrize("where", ["in a round", "after a step", "in the epoch"])
+def test_the_batches_of_an_epoch_are_read_once(where: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gives the batches of an epoch once"):
+        read_again(tmp_path, where)
+
+
+@pytest.mark.parametrize(
+    "value", [None, "good", [1, 2], {"a": 1}, torch.zeros(3), np.zeros(2), object()], ids=repr
+)
+def test_what_is_not_one_number_is_refused_by_its_name(value: Any, tmp_path: Path) -> None:
+    numbers = (1, True, np.float32(1), np.array(1), torch.ones(()), torch.ones(1))
+    with exact_run(Accelerator(cpu=True), tmp_path, **parts()) as run:
+        for write in (lambda: run.row(mine=value), lambda: run.log("mine", value)):
+            with pytest.raises(ConfigError, match=r"mine is .*: give one number"):
+                write()
+        for number in numbers:
+            run.row(mine=number)
+            run.log("mine", number)
+
+
+def test_a_row_after_the_end_of_a_run_is_refused(tmp_path: Path) -> None:
+    with exact_run(Accelerator(cpu=True), tmp_path, **parts()) as run:
+        pass
+    with pytest.raises(ConfigError, match="the run has ended"):
+        run.row(size=1)
 
 
 def accumulate(batches: Iterator[Any], first: int, given: dict[str, Any]) -> None:
