@@ -28,7 +28,7 @@ from ..core.pairwise import sum_rows
 Files = dict[str, Chunk]
 """The contents of files by name."""
 
-_TEXT_BYTES = 200
+_MAX_TEXT = 200
 # Up to this many elements, over all processes, one exchange is faster than two (gloo).
 _MAX_GATHERED = 2**20
 _LOOK_INTERVAL_S = 0.02
@@ -175,21 +175,23 @@ def gather_numbers(number: int, accelerator: Accelerator) -> list[int]:
     return accelerator.gather(mine).tolist()  # type: ignore[no-any-return]  # untyped
 
 
+def gather_texts(text: str, accelerator: Accelerator) -> list[str]:
+    """Return the `text` of each process, without zero bytes. **Collective. Host sync.**"""
+    rows = torch.tensor([*text.encode(), 0], dtype=torch.int32)[:, None]
+    gathered = bytes(gather_rows(rows, accelerator).flatten().tolist())
+    return gathered.decode().split("\0")[:-1]
+
+
 def differing_lines(text: str, accelerator: Accelerator) -> dict[int, str]:
     """Return the first line of a `text` that differs from the main process's, by its process.
 
-    A line is cut to 200 bytes. **Collective. Host sync.**
+    A line is cut to 200 characters. **Collective. Host sync.**
     """
     theirs = str(broadcast_bytes(text.encode(), accelerator), "utf-8").splitlines()
     pairs = zip_longest(text.splitlines(), theirs, fillvalue="nothing")
     found = next((f"{mine}; process 0: {other}" for mine, other in pairs if mine != other), "")
-    data = found.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
-    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8)[None].to(accelerator.device)
-    return {
-        process: line
-        for process, row in enumerate(accelerator.gather(rows).cpu())
-        if (line := row.numpy().tobytes().decode(errors="ignore").rstrip())
-    }
+    texts = gather_texts(found[:_MAX_TEXT], accelerator)
+    return {process: line for process, line in enumerate(texts) if line}
 
 
 @dataclass(frozen=True)

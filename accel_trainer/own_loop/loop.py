@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..callbacks.metrics_file import MetricsFile
-from ..checks.loop_body import CarriedState, refuse_early_exits
+from ..checks.loop_body import CarriedState
 from ..core.digest import digest_of
 from ..core.errors import ConfigError, Preempted
 from ..core.registry import Pieces, Registry, StateDict, Stateful
@@ -19,6 +19,7 @@ from ..core.rng import fold_in, seed_generators
 from ..core.train_state import TrainState
 from ..distributed.collectives import gather_numbers
 from ..run.joining import JoinedRun
+from .attributes import Attributes
 from .loader import OrderedLoader
 from .means import Means, number_in
 from .updates import Updates
@@ -61,12 +62,14 @@ class ExactRun(Stateful):
         """The values of the last row."""
         self.states: Registry
         """All parts of the run that have state, this object included."""
+        self.attributes: Attributes
+        """What the loop changes in these parts beside their state dicts."""
         self.store: Callable[[TrainState, Pieces], object]
         """Passes a checkpoint to the writer, on the main process."""
         self.check_same: Callable[[Pieces], None]
         """Checks that all processes have the same to store. **Collective.**"""
-        self.carried_by: Callable[[FrameType], CarriedState]
-        """Looks at what the loop in a frame carries from round to round."""
+        self.carried_by: Callable[[FrameType, str], CarriedState]
+        """Looks at what the loop that takes items of a method carries from round to round."""
 
     @property
     def state(self) -> TrainState:
@@ -96,8 +99,14 @@ class ExactRun(Stateful):
 
         Raises ConfigError if the loop leaves an epoch before its end, and Preempted after a signal.
         """
-        refuse_early_exits(sys._getframe(1))
-        return self._epochs(lambda: self.epoch >= num_epochs)
+        return self._by_epoch(lambda: self.epoch >= num_epochs)
+
+    def _by_epoch(self, is_over: Callable[[], bool]) -> Iterator[int]:
+        carried = self.carried_by(sys._getframe(1), "epochs")
+        for epoch in self._epochs(is_over):
+            carried.mark()
+            yield epoch
+        carried.mark()
 
     def _epochs(self, is_over: Callable[[], bool]) -> Iterator[int]:
         while not (self.is_stopped or is_over()):
@@ -129,20 +138,15 @@ class ExactRun(Stateful):
                 "run.batches() gives the batches of an epoch once, in a loop over run.epochs(n): "
                 "for another pass, train another epoch",
             )
-        self._look_at(sys._getframe(1))
-        return self._rounds(math.inf)
+        return self._rounds("batches", math.inf)
 
     def steps(self, num_steps: int) -> Iterator[Any]:
         """Return batches, epoch after epoch, until `num_steps` steps were taken.
 
         Raises ConfigError if the loop is left earlier, and Preempted after a signal.
         """
-        self._look_at(sys._getframe(1))
-        return self._steps(num_steps)
-
-    def _steps(self, num_steps: int) -> Iterator[Any]:
         for _ in self._epochs(lambda: self.step >= num_steps):
-            yield from self._rounds(num_steps)
+            yield from self._rounds("steps", num_steps)
 
     def log(self, name: str, value: float | Tensor) -> None:
         """Add a number, or a tensor [] on any device, to a mean of the next row. No host sync."""
@@ -182,6 +186,7 @@ class ExactRun(Stateful):
             "orders": gather_numbers(self._loader.digest(), self._accelerator),
             "is_stopped": self.is_stopped,
             "metrics": self.metrics,
+            "attributes": self.attributes.changes(),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -190,6 +195,8 @@ class ExactRun(Stateful):
         self._accelerator.step = state["accelerate_step"]
         self.is_stopped = state["is_stopped"]
         self.metrics = dict(state["metrics"])
+        if "attributes" in state:  # not in checkpoints of older versions
+            self.attributes.restore(state["attributes"])
         if self._history is not None:
             self._history.kept_bytes = state["history_bytes"]
 
@@ -217,14 +224,10 @@ class ExactRun(Stateful):
                 "run.stop() there, which ends both loops after the step",
             )
 
-    def _look_at(self, frame: FrameType) -> None:
-        """Look at the body of the loop in `frame`, and at what it carries from round to round."""
-        if self._carried is None:
-            refuse_early_exits(frame)
-            self._carried = self.carried_by(frame)
-
-    def _rounds(self, num_steps: float) -> Iterator[Any]:
+    def _rounds(self, method: str, num_steps: float) -> Iterator[Any]:
         """Yield what is left of the epoch, until `num_steps` steps were taken."""
+        if self._carried is None:
+            self._carried = self.carried_by(sys._getframe(1), method)
         if self._updates.stepped:
             raise ConfigError(
                 "LOOP",
@@ -265,7 +268,7 @@ class ExactRun(Stateful):
         self._activity.state = self.state._replace(optimizer_step=self.step + has_stepped)
         # Without an update, nothing else may change.
         if self._carried and has_stepped and not self._accelerator.optimizer_step_was_skipped:
-            self._carried.after_step()
+            self._carried.mark()
 
     def _save_if_due(self, is_end: bool = False) -> None:
         is_due = self.step // self._save_every > self._saved_step // self._save_every

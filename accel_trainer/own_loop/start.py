@@ -23,6 +23,7 @@ from ..core.config import check_types
 from ..core.errors import ConfigError, Preempted
 from ..core.filesystem import writes_to
 from ..core.logger import logger
+from ..core.parameters import named_parts
 from ..core.rng import preserved_generators
 from ..core.train_state import TrainState
 from ..distributed.collectives import gather_numbers, run_on_main
@@ -34,6 +35,7 @@ from ..run.joining import JoinedRun, joined_run
 from ..run.keywords import build_config
 from ..run.resume import begin_history, load_resume
 from ..training.callback import RunResult
+from .attributes import Attributes
 from .identity import FIXED, advise, check_same_run, identify
 from .loader import OrderedLoader
 from .loop import ExactRun
@@ -145,12 +147,11 @@ def exact_run(
         )
         loop.states = parts.registry(accelerator, states, loop)
         loop.store = checkpointer.save
-        loop.check_same = partial(
-            check_same_states, {**states, "model": parts.module}, accelerator=accelerator
-        )
-        loop.carried_by = partial(
-            CarriedState, known=[loop, *parts.known(accelerator, states)], ignored=ignore
-        )
+        same = {**states, "model": parts.module}
+        loop.attributes = Attributes({**same, **named_parts(parts.optimizers)}, accelerator)
+        loop.check_same = partial(check_same_states, same, accelerator=accelerator)
+        known = [loop, *parts.known(accelerator, states)]
+        loop.carried_by = partial(CarriedState, known=known, ignored={*ignore})
         # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.
         pieces = loop.states.state_dict()
         run_on_main(lambda: checkpointer.prepare(pieces), accelerator)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 from accel_trainer import exact_run
 
 NUM_EPOCHS = 3
+IGNORED = {"ignore": ("rounds",)}  # which count a start's rounds
 
 
 class Kill(NamedTuple):
@@ -92,7 +93,7 @@ def vision(folder: Path, kill: Kill | None) -> None:
     model, optimizer, loader, evaluation, scheduler = accelerator.prepare(
         model, optimizer, loader, evaluation, scheduler
     )
-    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader, **IGNORED}
     with exact_run(
         accelerator, folder, **parts, states={"scheduler": scheduler}, save_every=2
     ) as run:
@@ -126,7 +127,7 @@ def accumulation(folder: Path, kill: Kill | None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loader = DataLoader(Pictures(), batch_size=3, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader, **IGNORED}
     with exact_run(accelerator, folder, **parts, states={"average": average}, seed=1) as run:
         for _ in run.epochs(NUM_EPOCHS):
             model.train()
@@ -156,7 +157,13 @@ def by_hand(folder: Path, kill: Kill | None) -> None:
     loader = DataLoader(Pictures(), batch_size=3, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     with exact_run(
-        accelerator, folder, model=model, optimizer=optimizer, loader=loader, save_every=2
+        accelerator,
+        folder,
+        model=model,
+        optimizer=optimizer,
+        loader=loader,
+        save_every=2,
+        **IGNORED,
     ) as run:
         for _ in run.epochs(NUM_EPOCHS):
             for number, (pictures, labels) in enumerate(run.batches(), run.batch_in_epoch + 1):
@@ -194,6 +201,7 @@ def gan(folder: Path, kill: Kill | None) -> None:
         optimizer=optimizers,
         loader=loader,
         save_every=3,
+        **IGNORED,
     ) as run:
         for _ in run.epochs(NUM_EPOCHS):
             for number, (real,) in enumerate(run.batches(), run.batch_in_epoch):
@@ -231,7 +239,7 @@ def vit(folder: Path, kill: Kill | None) -> None:
     loader = DataLoader(Pictures(), batch_size=6, shuffle=True)
     scheduler = transformers.get_scheduler("cosine", optimizer, 2, NUM_EPOCHS * len(loader))
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader, **IGNORED}
     with exact_run(
         accelerator, folder, **parts, states={"scheduler": scheduler}, save_every=2
     ) as run:
@@ -270,7 +278,7 @@ def sampler(folder: Path, kill: Kill | None, context: str | None = None) -> None
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader, **IGNORED}
     with exact_run(
         accelerator, folder, **parts, states={"scheduler": scheduler}, save_every=2
     ) as run:
@@ -295,7 +303,7 @@ def scaler(folder: Path, kill: Kill | None) -> None:
     own_scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
     loader = DataLoader(Pictures(), batch_size=6, shuffle=True)
     model, loader = accelerator.prepare(model, loader)
-    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader, **IGNORED}
     with exact_run(
         accelerator, folder, **parts, states={"scaling": own_scaler}, save_every=1
     ) as run:
@@ -311,7 +319,56 @@ def scaler(folder: Path, kill: Kill | None) -> None:
                 run.row()
 
 
+class CountedAverage:
+    """An average whose rate depends on a count that its state dict leaves out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.weights = {name: each.clone() for name, each in model.state_dict().items()}
+        self.number = 0
+
+    def update(self, model: nn.Module) -> None:
+        self.number += 1
+        for name, each in model.named_parameters():
+            self.weights[name].lerp_(each.detach(), 1 / (1 + self.number))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights = state["weights"]
+
+
+def changing(folder: Path, kill: Kill | None) -> None:
+    """A dropout rate, modes, a frozen layer and counts, which differ by process."""
+    accelerator = Accelerator(cpu=True)
+    rounds = Rounds(kill, accelerator)
+    net: Any = build_net()
+    net.share = 1.0
+    average = CountedAverage(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    loader = DataLoader(Pictures(), batch_size=6, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader, **IGNORED}
+    with exact_run(accelerator, folder, **parts, states={"average": average}, save_every=2) as run:
+        for epoch in run.epochs(NUM_EPOCHS):
+            for pictures, labels in run.batches():
+                rounds.begin()
+                loss = cross_entropy(model(pictures), labels) * net.share
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                average.update(net)
+                net.share *= 0.9 if accelerator.is_main_process else 0.8
+                net[4].p = min(0.8, net[4].p + 0.02)
+                run.log("loss", loss)
+            if epoch == 0:
+                net[1].eval()
+                # DDP would wait for its gradient.
+                net[0].weight.requires_grad_(accelerator.num_processes > 1)
+            run.row()
+
+
 LOOPS: dict[str, Callable[[Path, Kill | None], Any]] = {
     loop.__name__: loop
-    for loop in (vision, accumulation, by_hand, gan, vit, sampler, scaler, spawned)
+    for loop in (vision, accumulation, by_hand, gan, vit, sampler, scaler, spawned, changing)
 }

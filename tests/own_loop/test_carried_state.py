@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from tqdm import tqdm
 
 from accel_trainer import exact_run
 
@@ -28,7 +33,7 @@ class Parts:
         self.model: nn.Module = nn.Linear(3, 4)
         self.optimizer: Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.data = TensorDataset(torch.randn(32, 3))
-        self.loader = DataLoader(self.data, batch_size=4)
+        self.loader: DataLoader[Any] = DataLoader(self.data, batch_size=4)
         self.folder = folder
 
     def run(self, **more: Any) -> Any:
@@ -172,13 +177,297 @@ def item_of_a_dict(parts: Parts) -> None:
             state["done"] += 1
 
 
-def value_of_the_model(parts: Parts) -> None:
-    parts.model.share = 0.5
+def tensor_of_the_model(parts: Parts) -> None:
+    parts.model.center = torch.zeros(4)
     with parts.run() as run:
         for inputs in run.steps(8):
-            loss = parts.model(inputs[0]).square().mean() * parts.model.share
+            outputs = parts.model(inputs[0])
+            parts.step((outputs - parts.model.center).square().mean())
+            parts.model.center = 0.9 * parts.model.center + outputs.detach().mean(0)
+
+
+def batches_in_a_variable(parts: Parts) -> None:
+    schedule = ExponentialLR(parts.optimizer, 0.9)
+    with parts.run() as run:
+        for _ in run.epochs(1):
+            bar = tqdm(run.batches(), disable=True)
+            for inputs in bar:
+                parts.step(parts.model(inputs[0]).square().mean())
+                schedule.step()
+
+
+def epoch_in_a_function(parts: Parts) -> None:
+    def train_epoch(batches: Iterable[Any], schedule: ExponentialLR) -> None:
+        for inputs in batches:
+            parts.step(parts.model(inputs[0]).square().mean())
+            schedule.step()
+
+    schedule = ExponentialLR(parts.optimizer, 0.9)
+    with parts.run() as run:
+        for _ in run.epochs(1):
+            train_epoch(tqdm(run.batches(), disable=True), schedule)
+
+
+def batches_through_a_generator(parts: Parts) -> None:
+    def halved(batches: Iterable[Any]) -> Iterator[Tensor]:
+        for inputs in batches:
+            yield inputs[0] / 2
+
+    schedule = ExponentialLR(parts.optimizer, 0.9)
+    with parts.run() as run:
+        for inputs in halved(run.steps(8)):
+            parts.step(parts.model(inputs).square().mean())
+            schedule.step()
+
+
+def batches_by_next(parts: Parts) -> None:
+    schedule = ExponentialLR(parts.optimizer, 0.9)
+    with parts.run() as run:
+        batches = run.steps(8)
+        while (inputs := next(batches, None)) is not None:
+            parts.step(parts.model(inputs[0]).square().mean())
+            schedule.step()
+
+
+class Module:
+    """What functions find in their file."""
+
+    schedule: ExponentialLR
+
+
+_module = Module()
+
+
+def _step_with_a_global(parts: Parts, inputs: Tensor) -> None:
+    parts.step(parts.model(inputs).square().mean())
+    _module.schedule.step()
+
+
+def schedule_in_the_file(parts: Parts) -> None:
+    _module.schedule = ExponentialLR(parts.optimizer, 0.9)
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            _step_with_a_global(parts, inputs[0])
+
+
+def last_outputs(parts: Parts) -> None:
+    last: deque[Tensor] = deque([torch.zeros(4), torch.ones(4)], maxlen=2)
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            outputs = parts.model(inputs[0]).mean(0)
+            loss = outputs.square().mean()
+            if last:
+                loss = loss + (outputs - torch.stack(list(last)).mean(0)).square().mean()
             parts.step(loss)
-            parts.model.share *= 0.9
+            last.append(outputs.detach())
+
+
+def losses_that_decide(parts: Parts) -> None:
+    losses: list[float] = []
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            loss = parts.model(inputs[0]).square().mean()
+            if losses and loss.item() > 3 * sum(losses[-3:]):
+                loss = loss * 0.1
+            parts.step(loss)
+            losses.append(loss.item())
+
+
+def weights_of_samples(parts: Parts) -> None:
+    class Weighted(Dataset[tuple[int, Tensor]]):
+        def __init__(self) -> None:
+            self.weights = torch.ones(32)
+
+        def __len__(self) -> int:
+            return 32
+
+        def __getitem__(self, index: int) -> tuple[int, Tensor]:
+            return index, parts.data[index][0] * self.weights[index]
+
+    data = Weighted()
+    parts.loader = DataLoader(data, batch_size=4)
+    with parts.run() as run:
+        for indices, inputs in run.steps(8):
+            losses = parts.model(inputs).square().mean(1)
+            parts.step(losses.mean())
+            data.weights[indices] = losses.detach()
+
+
+def loss_that_counts(parts: Parts) -> None:
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number = 0
+
+        def forward(self, outputs: Tensor) -> Tensor:
+            self.number += 1
+            return outputs.square().mean() / self.number
+
+    loss_of = Loss()
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            parts.step(loss_of(parts.model(inputs[0])))
+
+
+def counter_of_a_rate(parts: Parts) -> None:
+    class Average:
+        decay = 0.0
+
+        def update(self) -> None:
+            for each in parts.model.parameters():
+                each.data.mul_(self.decay)
+
+    number = 0
+    average = Average()
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            parts.step(parts.model(inputs[0]).square().mean())
+            number += 1
+            average.decay = number / (10 + number)
+            average.update()
+
+
+def counter_of_an_object(parts: Parts) -> None:
+    class WarmUp:
+        def __init__(self) -> None:
+            self.number = 0
+
+        def step(self) -> None:
+            self.number += 1
+            for group in parts.optimizer.param_groups:
+                group["lr"] = 0.1 * min(1.0, self.number / 20)
+
+    warm_up = WarmUp()
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            warm_up.step()
+            parts.step(parts.model(inputs[0]).square().mean())
+
+
+def average_of_epochs(parts: Parts) -> None:
+    average = AveragedModel(parts.model)
+    with parts.run() as run:
+        for _ in run.epochs(3):
+            for inputs in run.batches():
+                parts.step(parts.model(inputs[0]).square().mean())
+            average.update_parameters(parts.model)
+
+
+def weight_of_an_epoch(parts: Parts) -> None:
+    weight = 1.0
+    with parts.run() as run:
+        for _ in run.epochs(3):
+            for inputs in run.batches():
+                parts.step(weight * parts.model(inputs[0]).square().mean())
+            weight *= 0.9
+
+
+def early_stop(parts: Parts) -> None:
+    class Stopper:
+        def __init__(self) -> None:
+            self.least = math.inf
+
+        def is_over(self, loss: float) -> bool:
+            if loss < self.least:
+                self.least = loss
+                return False
+            return True
+
+    stopper = Stopper()
+    with parts.run() as run:
+        for _ in run.epochs(3):
+            for inputs in run.batches():
+                loss = parts.model(inputs[0]).square().mean()
+                parts.step(loss)
+            if stopper.is_over(loss.item()):
+                run.stop()
+
+
+def patience(parts: Parts) -> None:
+    without, least = 0, math.inf
+    with parts.run() as run:
+        for _ in run.epochs(3):
+            for inputs in run.batches():
+                loss = parts.model(inputs[0]).square().mean()
+                parts.step(loss)
+            last, least = least, min(loss.item(), run.metrics.get("eval/least", math.inf))
+            run.row(least=least)
+            if least > last:
+                without = 0
+            else:
+                without += 1
+            if without == 9:
+                run.stop()
+
+
+def count_that_is_passed(parts: Parts) -> None:
+    def set_rate(number: int) -> None:
+        parts.optimizer.param_groups[0]["lr"] = 0.1 / (1 + number)
+
+    number = 0
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            set_rate(number)
+            parts.step(parts.model(inputs[0]).square().mean())
+            number += 1
+
+
+def enumerated(parts: Parts) -> None:
+    with parts.run() as run:
+        for _ in run.epochs(1):
+            for number, inputs in enumerate(run.batches()):
+                parts.step(parts.model(inputs[0]).square().mean() / (1 + number))
+
+
+def enumerated_in_a_bar(parts: Parts) -> None:
+    with parts.run() as run:
+        for _ in run.epochs(1):
+            bar = tqdm(enumerate(run.batches(), 1), disable=True)
+            for number, inputs in bar:
+                if number % 2:
+                    parts.step(parts.model(inputs[0]).square().mean())
+
+
+def enumerated_in_a_function(parts: Parts) -> None:
+    def train_epoch(batches: Iterable[Any]) -> None:
+        for number, inputs in batches:
+            parts.step(parts.model(inputs[0]).square().mean() / (1 + number))
+
+    with parts.run() as run:
+        for _ in run.epochs(1):
+            train_epoch(enumerate(run.batches()))
+
+
+def enumerated_epochs(parts: Parts) -> None:
+    with parts.run() as run:
+        for number, _ in enumerate(run.epochs(2)):
+            for inputs in run.batches():
+                parts.step(parts.model(inputs[0]).square().mean() / (1 + number))
+
+
+def zipped(parts: Parts) -> None:
+    others = DataLoader(parts.data, batch_size=2)
+    with parts.run() as run:
+        for _ in run.epochs(1):
+            for inputs, more in zip(run.batches(), others, strict=False):
+                parts.step(parts.model(torch.cat([*inputs, *more])).square().mean())
+
+
+def zipped_in_a_variable(parts: Parts) -> None:
+    others = DataLoader(parts.data, batch_size=2)
+    with parts.run() as run:
+        for _ in run.epochs(1):
+            bar = tqdm(run.batches(), disable=True)
+            for pair in zip(bar, others, strict=False):
+                parts.step(parts.model(torch.cat([*pair[0], *pair[1]])).square().mean())
+
+
+def zipped_epochs(parts: Parts) -> None:
+    rates = [0.1, 0.01]
+    with parts.run() as run:
+        for _, rate in zip(run.epochs(2), rates, strict=True):
+            for inputs in run.batches():
+                parts.step(rate * parts.model(inputs[0]).square().mean())
 
 
 FORGOTTEN: dict[Callable[[Parts], None], str] = {
@@ -194,7 +483,30 @@ FORGOTTEN: dict[Callable[[Parts], None], str] = {
     endless_iterator: "factors",
     own_generator: "factor",
     item_of_a_dict: "state.done",
-    value_of_the_model: "parts.model.share",
+    tensor_of_the_model: "parts.model.center",
+    batches_in_a_variable: "schedule",
+    epoch_in_a_function: "schedule",
+    batches_through_a_generator: "schedule",
+    batches_by_next: "schedule",
+    schedule_in_the_file: "_module.schedule",
+    last_outputs: "last",
+    losses_that_decide: "losses",
+    weights_of_samples: "data.weights",
+    loss_that_counts: "loss_of",
+    counter_of_a_rate: "number",
+    counter_of_an_object: "warm_up.number",
+    average_of_epochs: "average",
+    weight_of_an_epoch: "weight",
+    early_stop: "stopper.least",
+    patience: "without",
+    count_that_is_passed: "number",
+    enumerated: "enumerate",
+    enumerated_in_a_bar: "enumerate",
+    enumerated_in_a_function: "enumerate",
+    enumerated_epochs: "enumerate",
+    zipped: "others",
+    zipped_in_a_variable: "others",
+    zipped_epochs: "rates",
 }
 
 
@@ -314,9 +626,119 @@ def given_state(parts: Parts) -> None:
             centre.count += 1
 
 
-@pytest.mark.parametrize(
-    "loop", [sums, sums_in_an_object, meters, random_numbers, frozen_teacher, given_state]
-)
+def shown(parts: Parts) -> None:
+    """What decides when something is printed, by a counter, an object or enumerate."""
+
+    class Speed:
+        def __init__(self) -> None:
+            self.number = 0
+
+        def step(self) -> None:
+            self.number += 1
+            if self.number % 2 == 0:
+                print("steps:", self.number)
+
+    def train_epoch(batches: Iterable[Any], losses: list[float]) -> None:
+        for inputs in batches:
+            loss = parts.model(inputs[0]).square().mean()
+            parts.step(loss)
+            losses.append(loss.item())
+
+    speed = Speed()
+    number = 0
+    times: dict[str, float] = {}
+    losses: list[float] = []
+    with parts.run() as run:
+        for epoch in run.epochs(3):
+            end = time.perf_counter()
+            for place, inputs in enumerate(tqdm(run.batches(), disable=True)):
+                loss = parts.model(inputs[0]).square().mean()
+                parts.step(loss)
+                speed.step()
+                number += 1
+                losses.append(loss.item())
+                times.update(step=time.perf_counter() - end)
+                end = time.perf_counter()
+                if number % 2 == 0 and place:
+                    print(f"{epoch} {place} {sum(losses) / len(losses)}")
+            run.row(loss=sum(losses) / len(losses))
+        for _ in run.epochs(6):
+            train_epoch(run.batches(), losses)
+
+
+def counted_from_the_run(parts: Parts) -> None:
+    weights = [0.5, 1.0] * 4
+    with parts.run() as run:
+        for _ in run.epochs(3):
+            first = run.batch_in_epoch
+            bar = tqdm(enumerate(run.batches(), first), initial=first, disable=True)
+            for number, inputs in bar:
+                parts.step(parts.model(inputs[0]).square().mean() / (1 + number))
+        for _ in run.epochs(4):
+            for inputs, weight in zip(run.batches(), weights[run.batch_in_epoch :], strict=True):
+                parts.step(weight * parts.model(inputs[0]).square().mean())
+
+
+def stored_beside_state_dicts(parts: Parts) -> None:
+    class Loss(nn.Module):
+        number = 0
+
+        def forward(self, outputs: Tensor) -> Tensor:
+            self.number += 1
+            return outputs.square().mean() / self.number
+
+    loss_of = Loss()
+    parts.model.share = 0.5
+    with parts.run(states={"loss": loss_of}) as run:
+        for inputs in run.steps(8):
+            parts.step(loss_of(parts.model(inputs[0])) * parts.model.share)
+            parts.model.share *= 0.9
+
+
+def evaluated(parts: Parts) -> None:
+    """An evaluation after each epoch, and the best result so far."""
+    evaluation = DataLoader(parts.data, batch_size=8, shuffle=True)
+    with parts.run() as run:
+        for epoch in run.epochs(3):
+            parts.model.train()
+            for inputs in run.batches():
+                parts.step(parts.model(inputs[0]).square().mean())
+            parts.model.eval()
+            total = 0.0
+            with torch.no_grad():
+                for inputs in evaluation:
+                    total += parts.model(inputs[0]).square().sum().item()
+            best = min(total, run.metrics.get("eval/best", math.inf))
+            if total == best:
+                print("best", epoch)
+            run.row(best=best)
+
+
+def ignored(parts: Parts) -> None:
+    number, schedule = 0, ExponentialLR(parts.optimizer, 0.9)
+    with parts.run(ignore=("number", "schedule")) as run:
+        for inputs in run.steps(8):
+            parts.step(parts.model(inputs[0]).square().mean() / (1 + number))
+            number += 1
+            schedule.step()
+
+
+HONEST = [
+    sums,
+    sums_in_an_object,
+    meters,
+    random_numbers,
+    frozen_teacher,
+    given_state,
+    shown,
+    counted_from_the_run,
+    stored_beside_state_dicts,
+    evaluated,
+    ignored,
+]
+
+
+@pytest.mark.parametrize("loop", HONEST)
 def test_a_loop_that_carries_nothing_gets_no_warning(
     loop: Callable[[Parts], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
