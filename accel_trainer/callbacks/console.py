@@ -67,11 +67,7 @@ def escape_letters() -> None:
 
 def terminal_columns() -> int | None:
     """Return the width of the terminal on stdout, None if it is a file or a pipe."""
-    return (
-        shutil.get_terminal_size().columns
-        if sys.stdout is not None and sys.stdout.isatty()
-        else None
-    )
+    return shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
 
 
 def wrap_lines(text: str, columns: int | None) -> str:
@@ -89,7 +85,7 @@ def wrap_lines(text: str, columns: int | None) -> str:
 
 def flush() -> None:
     """Flush stdout. Raises OSError or ValueError."""
-    if sys.stdout is not None:
+    if sys.stdout:
         sys.stdout.flush()
 
 

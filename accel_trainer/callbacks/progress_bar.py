@@ -128,8 +128,10 @@ class ProgressBar(Callback):
         num_workers: int = getattr(getattr(trainer.loader, "reader", None), "num_workers", cpus)
         more = min(cpus, max(2, 2 * num_workers))
         if is_long_wait(wait_s, spent_s, num_steps) and more > num_workers:
-            fact = f"{wait_s:.1f} of {spent_s:.1f} s of training wait for samples"
-            self.write(f"{fact}: --num-workers {more}")
+            self.write(
+                f"{wait_s:.1f} of {spent_s:.1f} s of training wait for samples: "
+                f"--num-workers {more}"
+            )
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Add the epoch to the table if no evaluation has."""

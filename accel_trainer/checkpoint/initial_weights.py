@@ -77,7 +77,7 @@ def load_initial_weights(
             f"no tensor of {path} would be loaded: correct or remove --init-skip or --init-from",
         )
     expected = {name: tensor for name, tensor in mine.items() if name not in skipped}
-    check_weights("model", expected, kept)
+    check_weights(f"model in {path}", expected, kept)
     make_dense(model)
     model.load_state_dict(kept, strict=False)
     parts = [f"{path} (sha256 {sha256}): {len(kept)} tensors loaded"]

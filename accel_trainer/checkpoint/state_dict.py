@@ -216,14 +216,13 @@ def check_weights(name: str, mine: Tensors, theirs: Tensors) -> None:
         if here != there:
             differences.append(f"{key} is {there}, here {here}")
     if differences:
-        fix = "use the model that saved it, or start a new run with --init-from and its weights"
-        prefix = commonprefix([*theirs])
-        prefix = prefix[: prefix.rfind(".") + 1]
-        if prefix and not commonprefix([*mine]).startswith(prefix):
+        fix = "use weights of this model, or leave out what differs: --init-from with --init-skip"
+        prefix = commonprefix([*theirs]).removesuffix(commonprefix([*mine]))
+        if prefix and any(prefix + key in theirs for key in mine):
             fix = f"all its names start with {prefix}, the model's do not: remove the extra prefix"
         raise CheckpointError(
             "CKPT_WEIGHTS",
-            f"the checkpoint's {name} does not fit: {listed(differences, separator='; ')}: {fix}",
+            f"the stored {name} does not fit: {listed(differences, separator='; ')}: {fix}",
         )
 
 

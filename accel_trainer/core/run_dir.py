@@ -113,11 +113,11 @@ def remove_new_folder(folder: Path) -> None:
 
     Raises OSError.
     """
-    written = [folder / name for name in (*_FILES, "export/config.json")]
-    for path in (*written, *(folder / "logs").glob("rank-*.json")):
+    names = (*_FILES, "export/config.json")
+    for path in (*map(folder.joinpath, names), *(folder / "logs").glob("rank-*.json")):
         if path.is_file():
             filesystem.disk.remove(path)
-    for path in (*(folder / name for name in _FOLDERS), folder):
+    for path in (*map(folder.joinpath, _FOLDERS), folder):
         if path.is_dir() and not any(path.iterdir()):
             filesystem.disk.remove_empty(path)
 

@@ -20,9 +20,10 @@ def check_dataset(dataset: Any, name: str) -> None:
     if isinstance(dataset, type):
         fix = "give an instance of it"
     elif isinstance(dataset, DataLoader):
-        why = "--batch-size, --batch.order and --num-workers replace its settings"
-        fix = "give its dataset, as loader.dataset, and a sampler's order as "
-        fix += f"DatasetOptions(order=); {why}"
+        fix = (
+            "give its dataset, as loader.dataset, and a sampler's order as DatasetOptions(order=); "
+            "--batch-size, --batch.order and --num-workers replace its settings"
+        )
     elif isinstance(dataset, Mapping) and 0 not in dataset:
         fix = f"give one of its parts, {', '.join(map(repr, dataset))}"
     elif isinstance(dataset, list | tuple) and any(isinstance(each, Dataset) for each in dataset):

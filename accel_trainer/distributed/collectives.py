@@ -217,8 +217,11 @@ class Peers:
         try:
             captured = _capture(action)
         except OSError as error:
-            reason = f"process {self.process_index}: {error.strerror or error}"
-            captured = ["OSError", error.errno, reason]
+            captured = [
+                "OSError",
+                error.errno,
+                f"process {self.process_index}: {error.strerror or error}",
+            ]
         data = json.dumps(captured).encode()
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_processes)]
         dist.all_gather(sizes, torch.tensor([len(data)]), self.group)

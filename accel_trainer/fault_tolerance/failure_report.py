@@ -15,11 +15,13 @@ from typing import Any
 import psutil
 
 from ..checkpoint.format import list_checkpoints
+from ..checkpoint.loading import has_checkpoints
 from ..core import filesystem
 from ..core.errors import ExitCode, OneLineError, PeerFailed, Preempted, ProcessError, UserError
 from ..core.filesystem import writes_to
 from ..core.guards import check_not_moved
 from ..core.json_files import read_json_object, write_json
+from ..core.logger import logger
 from ..core.user_code import describe_error, exit_code_of, is_lost_peer
 from ..distributed.launch_env import count_local_processes
 from .activity import Activity
@@ -65,6 +67,16 @@ def failures_reported(
     report = _Report(folder, activity, rank)
     status_path = folder / "status.json"
     before = _read_record(status_path)
+    checkpoints = folder / "checkpoints"
+    saved = before.get("last_commit")
+    # A run that was killed in its first attempt has not recorded what it saved, but has the folder.
+    is_gone = (folder / "attempts.jsonl").exists() and not checkpoints.exists()
+    if (saved or is_gone) and not has_checkpoints(checkpoints):
+        logger.warning(
+            "%s, which an earlier start wrote, is gone, so the run begins again without it: to "
+            "continue from it, stop this start and restore it",
+            f"{checkpoints}/{saved or ''}",
+        )
     with writes_to(folder), suppress(FileExistsError):  # another process has just made it
         filesystem.make_directory(folder / "logs")
     report.write("running")  # replaces the record of an earlier attempt

@@ -216,9 +216,11 @@ def program_stopped(
         # One that is not agreed on came after the last poll.
         stop = flag.agreed if flag.agreed.is_preemption else flag._wish
         if stop.is_preemption:
-            step = activity.state.optimizer_step
-            line = f"{stop.reason}: saved step {step}: run the same command to continue"
-            raise Preempted("PREEMPTED", line)
+            raise Preempted(
+                "PREEMPTED",
+                f"{stop.reason}: saved step {activity.state.optimizer_step}: "
+                "run the same command to continue",
+            )
     except Preempted as error:
         stopped = here(error)
         stopped.result = error.result or activity.result

@@ -207,8 +207,12 @@ def _check_equal_rounds(num_batches: int, accelerator: Accelerator) -> None:
 
 def _record(run: JoinedRun, config: dict[str, Any]) -> None:
     record_start(config, run.accelerator, run.folder)
-    step = run.activity.state.optimizer_step
-    record_attempt(run.folder, "start", step, {"num_processes": run.accelerator.num_processes})
+    record_attempt(
+        run.folder,
+        "start",
+        run.activity.state.optimizer_step,
+        {"num_processes": run.accelerator.num_processes},
+    )
 
 
 def _record_end(

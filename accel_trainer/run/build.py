@@ -320,8 +320,10 @@ def _with_batch_of(run: Run, plan: BatchPlan) -> Run:
     if (batch.global_batch_size or 0) <= plan.num_samples:
         return run
     if run.accelerator.is_main_process and not run.config.run.quiet:
-        fact = f"the default batch of {batch.global_batch_size} is larger than the data"
-        say(f"{fact}: {counted(plan.global_batch_size, 'sample')} per step")
+        say(
+            f"the default batch of {batch.global_batch_size} is larger than the data: "
+            f"{counted(plan.global_batch_size, 'sample')} per step"
+        )
     batch = replace(batch, global_batch_size=plan.global_batch_size)
     return replace(run, config=replace(run.config, batch=batch))
 

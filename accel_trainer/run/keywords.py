@@ -25,8 +25,11 @@ def everyday_config(settings: Everyday) -> RecipeConfig:
     if said := describe_unknown("start_run", settings, known, spelt_fields(classes)):
         raise ConfigError("CONFIG", said)
     given = {flag_of(name): name for name in settings}
-    rows = config_fields(classes)
-    names = {given[flag]: name for *_, name, flags in rows for flag in given.keys() & flags}
+    names = {
+        given[flag]: name
+        for *_, name, flags in config_fields(classes)
+        for flag in given.keys() & flags
+    }
     values = {names[name]: value for name, value in settings.items()}
     return build_config(RecipeConfig, values, {names[name]: f"{name}=" for name in settings})
 

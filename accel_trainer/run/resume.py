@@ -317,7 +317,7 @@ def continued(config: R, resume: Resume | None, *, num_processes: int) -> R:
     # What does not depend on the data is refused before it is read.
     enough = num_processes * config.batch.resolved_global_batch_size(num_processes)
     config.batch.plan(enough, num_processes=num_processes)
-    if resume is not None and stored:
+    if resume and stored:
         resume.compare_settings(training_changes(stored, config))
     return config
 
@@ -358,7 +358,7 @@ def begin_history(history: MetricsFile | None, folder: Path, resume: Resume | No
     """
     if history is None:
         return
-    if resume is not None and Path(resume.source.run) != folder:
+    if resume and Path(resume.source.run) != folder:
         path = Path(resume.source.run, "metrics.jsonl")
         if path.is_symlink() or not path.is_file():
             raise CheckpointError("RUN_HISTORY", f"{path} is not a file: restore it")

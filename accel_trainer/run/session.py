@@ -78,8 +78,9 @@ def start_run(
             config = everyday_config(settings)
         elif settings:
             given = ", ".join(f"{name}=" for name in settings)
-            fact = f"start_run was given a config and {given}"
-            raise ConfigError("CONFIG", f"{fact}: give one of them")
+            raise ConfigError(
+                "CONFIG", f"start_run was given a config and {given}: give one of them"
+            )
         with _started(config, recipe) as run:
             yield run
 
@@ -89,8 +90,11 @@ def _started(config: RecipeConfig, recipe: str) -> Iterator[Run]:
     # The order matters; what is entered is left in reverse.
     # 1. Mistakes in settings are reported before any process waits for another.
     if not isinstance(config, RecipeConfig):
-        fix = "give a RecipeConfig, or its everyday settings as keywords"
-        raise ConfigError("CONFIG", f"start_run was given {config!r:.60}: {fix}")
+        raise ConfigError(
+            "CONFIG",
+            f"start_run was given {config!r:.60}: give a RecipeConfig, or its everyday settings "
+            "as keywords",
+        )
     config = checked_config(config)
     refuse_launch(config.runtime)
     is_late = is_too_late_for_cublas()  # before the accelerator is in use
@@ -122,8 +126,7 @@ def _started(config: RecipeConfig, recipe: str) -> Iterator[Run]:
                 timeout_s=timeout_s,
             )
             config = continued(config, resume, num_processes=accelerator.num_processes)
-            found = find_warnings(config, is_too_late_for_cublas=is_late)
-            for code, message in found.items():
+            for code, message in find_warnings(config, is_too_late_for_cublas=is_late).items():
                 logger.warning("[%s] %s", code, message)
             # 5. Errors of memory and of compilation are explained.
             try:

@@ -67,8 +67,12 @@ class Log:
             OutputError: the file cannot be written.
         """
         is_png = isinstance(png, bytes) and png.startswith(b"\x89PNG\r\n\x1a\n")
-        fix = "give the bytes of a PNG, such as accel_trainer.vision.to_png(picture)"
-        name = _row_name(name, png, is_png, fix)
+        name = _row_name(
+            name,
+            png,
+            is_png,
+            "give the bytes of a PNG, such as accel_trainer.vision.to_png(picture)",
+        )
         if self.is_main_process:
             file = f"{name.replace('/', '=')}-step-{self.activity.state.optimizer_step:010d}.png"
             path = f"pictures/{file}"

@@ -151,7 +151,7 @@ MISFITS: dict[str, tuple[Change, str, str]] = {
     "a weight is missing": (
         drop("model", "layers.9.bias"),
         "CKPT_WEIGHTS",
-        "the checkpoint's model does not fit: layers.9.bias is missing",
+        "the stored model does not fit: layers.9.bias is missing",
     ),
     "a weight more": (
         put("model", "head.bias", value=torch.zeros(4)),
@@ -171,7 +171,7 @@ MISFITS: dict[str, tuple[Change, str, str]] = {
     "a shape of the average": (
         put("ema", "layers.9.bias", value=torch.zeros(10)),
         "CKPT_WEIGHTS",
-        "the checkpoint's ema does not fit",
+        "the stored ema does not fit",
     ),
     "another optimizer": (
         put("optimizer", "class", value="AdamW"),
@@ -236,10 +236,16 @@ def test_a_prefix_that_all_stored_names_share_is_said() -> None:
     mine = SmallNet(norm="group").state_dict()
     for prefix in ("module.", "_orig_mod.", "module._orig_mod.", "net."):
         theirs = {f"{prefix}{name}": value for name, value in mine.items()}
-        with pytest.raises(CheckpointError, match=f"all its names start with {prefix}"):
+        with pytest.raises(CheckpointError, match=f"all its names start with {prefix}, the"):
             check_weights("model", mine, theirs)
-    for theirs in (dict([*mine.items()][1:]), {"other": mine["layers.9.bias"]}):
-        with pytest.raises(CheckpointError, match="use the model that saved it"):
+    others = (
+        dict([*mine.items()][1:]),
+        {"other": mine["layers.9.bias"]},
+        {"other.weight": mine["layers.9.bias"], "other.bias": mine["layers.9.bias"]},
+        {f"layers.{name}": value for name, value in nn.Linear(2, 2).state_dict().items()},
+    )
+    for theirs in others:
+        with pytest.raises(CheckpointError, match="use weights of this model"):
             check_weights("model", mine, theirs)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 from accel_trainer import CheckpointError, ConfigError, Preempted, exact_run
-from tests import workload
+from tests import processes, workload
 from tests.own_loop.kills import left_by, train
 from tests.own_loop.loops import LOOPS, Kill, Pictures
 
@@ -88,6 +89,38 @@ def test_a_killed_loop_ends_with_the_same_bytes(
     ]
     assert codes[-1] == [0] * num_processes
     assert left_by(tmp_path / "killed") == left_by(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("is_folder_deleted", [False, True])
+def test_a_loop_whose_checkpoints_are_gone_says_so(
+    tmp_path: Path, is_folder_deleted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(tmp_path)
+    directory = tmp_path / "checkpoints"
+    newest = max(directory.glob("step-*"))
+    shutil.rmtree(directory)
+    if not is_folder_deleted:
+        directory.mkdir()
+    assert len(fit(tmp_path)) == 6
+    (line,) = [each for each in caplog.messages if "is gone" in each]
+    assert str(newest) in line
+
+
+@pytest.mark.crash
+def test_a_loop_killed_before_its_first_save_starts_without_a_word(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    loop = LOOPS["accumulation"]
+    for number in range(2):
+        killed = processes.start(
+            loop, folder, Kill(1, signal.SIGKILL), folder=tmp_path / f"{number}.logs"
+        )
+        assert killed.wait() == [-signal.SIGKILL]
+        assert (folder / "attempts.jsonl").exists()
+        assert "is gone" not in killed.output()
+    # What a first attempt saved is recorded nowhere, but it has made the folder.
+    shutil.rmtree(folder / "checkpoints")
+    restarted = processes.run(loop, folder, None, folder=tmp_path / "last.logs")
+    assert f"{folder / 'checkpoints'}/, which an earlier start wrote" in restarted.output()
 
 
 def test_a_finished_run_is_loaded_and_trains_no_more(tmp_path: Path) -> None:

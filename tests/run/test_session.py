@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from accel_trainer import (
     RunResult,
     start_run,
 )
+from accel_trainer.checkpoint.format import list_checkpoints
 
 from .. import workload
 
@@ -53,6 +55,28 @@ def test_the_same_command_continues_its_run_and_a_finished_one_says_so(
     run(tmp_path)
     assert "this run is finished" in capsys.readouterr().out
     assert (tmp_path / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("is_folder_deleted", [False, True])
+@pytest.mark.parametrize("num_starts", [1, 2])
+def test_checkpoints_that_are_gone_are_named_once(
+    tmp_path: Path, num_starts: int, is_folder_deleted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(num_starts):
+        run(tmp_path, max_steps=4 + number)
+    directory = tmp_path / "checkpoints"
+    newest = list_checkpoints(directory)[-1]
+    assert "is gone" not in caplog.text
+    shutil.rmtree(directory)
+    if not is_folder_deleted:
+        directory.mkdir()
+    result = run(tmp_path, max_steps=4)
+    assert result.position.optimizer_step == 4
+    (line,) = [each for each in caplog.messages if "is gone" in each]
+    assert str(newest) in line
+    caplog.clear()
+    run(tmp_path, max_steps=5)
+    assert "is gone" not in caplog.text
 
 
 @pytest.mark.parametrize("seed", [5, 2**40 + 5])  # numpy accepts 32 bits

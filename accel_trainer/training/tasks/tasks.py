@@ -139,8 +139,9 @@ class ClassificationTask:
                 factors = trust_labels(batch, num_classes, self._ignored)
                 targets = targets * (factors == 1)
         elif not are_known_to_fit(targets, _is_weight):
-            fix = "which cannot be the weight of a class: use 0 or more"
-            factors = trust(batch, _is_weight(targets), fix)
+            factors = trust(
+                batch, _is_weight(targets), "which cannot be the weight of a class: use 0 or more"
+            )
         try:
             losses = F.cross_entropy(logits, targets, label_smoothing=smoothing, **options)
         except IndexError:  # on the CPU, torch looks at each label
