@@ -17,6 +17,7 @@ from ..core.batch_plan import BatchPlan
 from ..core.errors import ConfigError
 from ..core.parameters import parameters_of
 from ..core.types import START, Task
+from ..core.user_code import describe_error
 from ..core.wording import counted, describe_tensor
 from ..training.callback import Callback
 from ..training.callback_runner import HOOKS
@@ -31,7 +32,6 @@ _NEEDED = {
     "eval_sets": ("num_samples", "batches"),
     "test_set": ("num_samples", "batches"),
     "metrics": ("empty", "update", "compute"),
-    "states": ("state_dict", "load_state_dict"),
     "processor": ("save_pretrained",),
     "callbacks": ("on_fit_start", "on_step_end", "state_dict"),
 }
@@ -164,8 +164,8 @@ def check_trained(
             if not isinstance(part, kind):
                 raise ConfigError(
                     "LOOP",
-                    f"{argument}= is or has a {type(part).__name__}: give a {kind.__name__}, or a "
-                    "dict of several by name",
+                    f"{argument}= is or has a {type(part).__name__}: give one {kind.__name__}, or "
+                    "a dict of several by name",
                 )
     known = {parameter for model in models.values() for parameter in model.parameters()}
     for name, optimizer in optimizers.items():
@@ -183,11 +183,15 @@ def check_states(states: Any) -> None:
         raise ConfigError("CONFIG", 'states= is not a dict: name each, as in {"centre": centre}')
     _check_names("states", states)
     for name, state in states.items():
-        check_part("states", state)
-        if not isinstance(found := state.state_dict(), Mapping):
+        try:
+            _ = state.load_state_dict, {**state.state_dict()}
+        except Exception as error:
             raise ConfigError(
-                "CONFIG", f"state_dict of the state {name} returned {found!r:.40}: return a dict"
-            )
+                "CONFIG",
+                f"states= has {name}, which cannot be saved ({describe_error(error)}): give an "
+                "object with load_state_dict, and a state_dict that returns a dict. Numbers of a "
+                "loop belong in run.row, and loaders are read again",
+            ) from error
 
 
 def _check_names(argument: str, names: Iterable[object]) -> None:

@@ -28,6 +28,7 @@ from ..core.rng import preserved_generators
 from ..core.train_state import TrainState
 from ..distributed.collectives import gather_numbers, run_on_main
 from ..distributed.determinism import choose_kernels, is_too_late_for_cublas
+from ..distributed.launch_env import setup_launch_env
 from ..distributed.machine import peak_memory_bytes
 from ..run.config import RecipeConfig, RunConfig
 from ..run.folder import moved_folder, open_folder, record_start
@@ -94,11 +95,11 @@ def exact_run(
         ProcessError: another process failed.
         Preempted: a signal came, and all is saved. In a script it is a SystemExit with code 75.
     """
+    setup_launch_env()
     parts = Parts.of(accelerator, model, optimizer)
     check_states(states)
     settings = copy_metadata(settings, "settings")
     moved = moved_folder(Path(folder))
-    run_config = RunConfig(output_dir=moved)
     checked = build_config(
         RecipeConfig,
         {"checkpoint.every_n_steps": save_every, "checkpoint.keep_last_n": keep_last, "seed": seed},
@@ -106,7 +107,9 @@ def exact_run(
     )
     check_types(checked, RecipeConfig)
     joined = joined_run(
-        accelerator, partial(open_folder, lambda: moved, run_config), timeout_s=timeout_s
+        accelerator,
+        partial(open_folder, lambda: moved, RunConfig(output_dir=moved)),
+        timeout_s=timeout_s,
     )
     with joined as run:
         _choose_kernels(accelerator)
@@ -150,8 +153,9 @@ def exact_run(
         same = {**states, "model": parts.module}
         loop.attributes = Attributes({**same, **named_parts(parts.optimizers)}, accelerator)
         loop.check_same = partial(check_same_states, same, accelerator=accelerator)
-        known = [loop, *parts.known(accelerator, states)]
-        loop.carried_by = partial(CarriedState, known=known, ignored={*ignore})
+        loop.carried_by = partial(
+            CarriedState, known=[loop, *parts.known(accelerator, states)], ignored={*ignore}
+        )
         # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.
         pieces = loop.states.state_dict()
         run_on_main(lambda: checkpointer.prepare(pieces), accelerator)

@@ -638,6 +638,37 @@ def test_samples_are_read_with_their_own_random_numbers(tmp_path: Path) -> None:
     assert torch.equal(torch.cat(read[:6]), torch.cat(read[6:]))
 
 
+class Half(Part):
+    """Returns what no checkpoint can hold as a state."""
+
+    def state_dict(self) -> Any:
+        return [1, 2]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [0.5, None, [], {"w": torch.zeros(2)}, torch.zeros(2), torch.Generator(), iter([1]), Half(1)],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_state_that_cannot_be_stored_is_named(state: Any, tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="states= has mine, which cannot be saved"),
+        exact_run(Accelerator(cpu=True), tmp_path / "run", **parts(), states={"mine": state}),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loader_is_no_state(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    given = parts() | {"loader": accelerator.prepare(parts()["loader"])}
+    with (
+        pytest.raises(ConfigError, match="states= has mine, .* loaders are read again"),
+        exact_run(accelerator, tmp_path, **given, states={"mine": given["loader"]}),
+    ):
+        pass
+
+
 def test_a_state_has_a_name_of_its_own(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match="states= has the name 'loop'"),

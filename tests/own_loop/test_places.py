@@ -86,6 +86,20 @@ def test_processes_with_other_numbers_of_rounds_are_refused(tmp_path: Path) -> N
     )
 
 
+def test_a_launch_that_has_started_one_process_of_several_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = Accelerator(cpu=True)
+    for name in ("MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"):  # as accelerate's launcher sets them
+        monkeypatch.setenv(name, "no")
+    with (
+        pytest.raises(ConfigError, match="announced several processes but started one"),
+        exact_run(accelerator, tmp_path / "run", **parts_of(accelerator)),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
 class Centre:
     """A mean over the samples of this process."""
 
