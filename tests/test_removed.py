@@ -63,3 +63,14 @@ def test_a_flag_that_is_gone_names_what_to_use() -> None:
             for spelling in (flag, f"{flag}=5"):
                 with pytest.raises(ConfigError, match=f"{old} is gone: use {REMOVED[old]}, see"):
                     refuse_removed_command(command, ["--lr", spelling])
+
+
+def test_a_flag_that_is_gone_is_named_before_arguments_that_are_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for old in REMOVED.keys() - NAMES - {"accel-trainer plan --hours"}:  # recipes have it
+        _, command, *flags = old.split()
+        for words in ([*flags], ["a", *flags], ["a", *flags, "b"], ["a", f"{''.join(flags)}=b"]):
+            code, out, err = run_command(capsys, [command, *words])
+            assert (code, out) == (64, "")
+            assert f"{old} is gone: use {REMOVED[old]}, see docs" in err, words

@@ -69,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv[0] in ("-V", "--version"):
             print(_versions())
             return 0
+        # Before a parser asks for arguments that are missing. A recipe has its own --hours.
+        gone = [flag for flag in argv[1:] if flag.partition("=")[0] != "--hours"]
+        refuse_removed_command(argv[0], gone)
         code = int(_find(argv[0]).main(argv[1:]))
         console.flush()
         return code
@@ -100,7 +103,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _find(name: str) -> Any:
     commands = find_commands()
     if name not in commands:
-        refuse_removed_command(name)
         near = difflib.get_close_matches(name, commands, n=1)
         fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(commands)}"
         if name in _DONE_BY_RECIPES:

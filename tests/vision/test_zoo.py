@@ -157,6 +157,15 @@ def test_an_unknown_model_is_answered_with_the_nearest_name() -> None:
         ModelConfig(name="resnet-20")
 
 
+def test_no_model_is_proposed_that_does_not_exist() -> None:
+    for name in ("wrn28_10", "convnext_tiny", "x"):
+        with pytest.raises(ConfigError) as refused:
+            ModelConfig(name=name)
+        assert "did you mean" not in refused.value.message
+        assert f"timm/{name}" not in refused.value.message
+        assert "timm.list_models()" in refused.value.message
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from ...core.errors import ConfigError
-from ...removed import refuse_removed_command
 
 # What a docstring begins with: `accel-trainer plan [RECIPE.py] [its flags]`.
 _USAGE = re.compile(
@@ -48,9 +47,6 @@ class CommandParser(argparse.ArgumentParser):
         """Return the options, the recipe in front of them (None: it is missing), and its flags."""
         recipe = Path(argv[0]) if argv and not argv[0].startswith("-") else None
         options, flags = self.parse_known_args(argv[recipe is not None :])
-        # A recipe has its own --hours.
-        gone = [flag for flag in flags if flag.partition("=")[0] != "--hours"]
-        refuse_removed_command(self._command, gone)
         return options, recipe, flags
 
     def require_recipe(self, argv: Sequence[str]) -> tuple[argparse.Namespace, Path, list[str]]:
@@ -141,7 +137,6 @@ class CommandParser(argparse.ArgumentParser):
         """Raise ConfigError with the message and its fix."""
         known = list(self._option_string_actions)
         unknown = [flag for flag in re.findall(r"--?[\w-]+", message) if flag not in known]
-        refuse_removed_command(self._command, unknown)
         near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5) if unknown else []
         fix = (
             f"did you mean {near[0]}?" if near else f"see {' '.join(self.prog.split()[:2])} --help"

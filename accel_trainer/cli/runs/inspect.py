@@ -1,7 +1,8 @@
 """`accel-trainer inspect RUN_OR_CHECKPOINT`: list and verify the checkpoints of a run.
 
 It also shows which checkpoint a resume would use. Nothing is written. The exit code is 74 if there
-is no valid checkpoint to resume from, else 0.
+is no valid checkpoint to resume from, else 0: a resume skips a damaged one, and so does this. That
+of a single checkpoint is 74 if it is damaged.
 
 example: accel-trainer inspect runs/first
 """
@@ -112,12 +113,12 @@ def _show_run(run: Path) -> int:
         if report.problem is not None:
             show(f"damaged: {report.problem}")
     known = {report.name for report in reports}
-    folders = sorted(path.name for path in directory.iterdir() if path.is_dir())
-    for name in folders:
+    for name in sorted(path.name for path in directory.iterdir() if path.is_dir()):
         if name not in known:
-            is_unfinished = TEMPORARY_NAME.fullmatch(name) is not None
             kind = (
-                "left by a killed save, deleted at the next start" if is_unfinished else "set aside"
+                "left by a killed save, deleted at the next start"
+                if TEMPORARY_NAME.fullmatch(name)
+                else "set aside"
             )
             show(f"not used: {name} ({kind})")
     if not reports:

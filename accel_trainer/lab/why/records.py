@@ -66,11 +66,14 @@ def differences(first: RunReader, second: RunReader) -> Differences:
     """Return what may make the two runs differ."""
     groups = compare_runs(first, second)
     changes = [*groups["config"], *groups["data"], *groups["environment"]]
-    listed = [each for each in changes if not each[0].startswith((*_FOR_PEOPLE, *_LOGGING))]
+    ignored = [*_FOR_PEOPLE, *_LOGGING]
+    if first.settings.get("batch.reduce") == "exact":  # it fixes the order of sums over processes
+        ignored.append("hardware.num_processes")
+    listed = [each for each in changes if not each[0].startswith(tuple(ignored))]
     if first.restarts != second.restarts:
         listed.append(("resumed at steps", first.restarts, second.restarts))
     order = [each for each in listed if each[0] in _ORDER_OF_SUMS]
-    names = {name for name in first.settings if _decides(name)}
+    names = {*filter(_decides, first.settings)}
     return Differences(
         decisive=[each for each in listed if each not in order and _decides(each[0])],
         order_of_sums=order,
@@ -127,8 +130,9 @@ def _hashes(checkpoint: StoredCheckpoint) -> dict[str, str]:
 def count_tensors(checkpoint: StoredCheckpoint) -> int:
     """Return the number of tensors in a checkpoint."""
     names: set[tuple[str, str]] = set()
-    files = (path for path in files_with_status(checkpoint.path) if path.suffix == ".safetensors")
-    for path in files:
+    for path in files_with_status(checkpoint.path):
+        if path.suffix != ".safetensors":
+            continue
         piece = path.relative_to(checkpoint.path).parts[0]
         with safe_open(path, "np") as file:
             names |= {(piece, name) for name in file.keys()}  # noqa: SIM118  # not iterable

@@ -127,9 +127,9 @@ class TorchMetric:
             if sums[start : start + 2].all():
                 raise ConfigError(
                     "METRIC",
-                    f"{name} depends on the batches: torchmetrics takes outputs for probabilities "
-                    "if all of a batch are within 0..1, and else for logits. Pass probabilities, "
-                    "as in TorchMetric(..., arguments=lambda batch, output: "
+                    f"{name} depends on the batches: torchmetrics treats outputs as "
+                    "probabilities if all of a batch are within 0..1, and otherwise as logits. "
+                    "Pass probabilities, as in TorchMetric(..., arguments=lambda batch, output: "
                     "(output.outputs.sigmoid(), batch.targets))",
                 )
             start += 2

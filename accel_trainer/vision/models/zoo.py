@@ -70,9 +70,12 @@ class ModelConfig(Config):
             self._check_timm()
         elif self.name not in MODEL_NAMES:
             near = get_close_matches(self.name, MODEL_NAMES, n=1)
-            name = near[0] if near else f"{PREFIX}{self.name}, a model of timm"
-            hint = f"did you mean {name}? Ours are {', '.join(MODEL_NAMES)}"
-            raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint}")
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(
+                "MODEL_NAME",
+                f"no model {self.name!r}: {hint}choose one of {', '.join(MODEL_NAMES)}, "
+                "or timm/NAME with a NAME of timm.list_models()",
+            )
         elif self.keywords:
             fact = f"--model.keywords has no effect on {self.name}, which is not a timm model"
             raise ConfigError("MODEL_KEYWORDS", f"{fact}: leave it out")

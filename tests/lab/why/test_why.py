@@ -13,6 +13,7 @@ from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.cli.main import main
 from accel_trainer.commands import compare_runs, read_run
 from accel_trainer.lab.why.finding import Finding
+from accel_trainer.lab.why.records import differences
 from accel_trainer.lab.why.why import why
 
 pytestmark = pytest.mark.usefixtures("python_is_forked")
@@ -196,3 +197,19 @@ def test_three_runs_are_refused_in_one_line(
 ) -> None:
     assert main(["why", *[str(clean)] * 3]) == 64
     assert "two can be compared" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("reduce", "named"), [("float", ["hardware.num_processes"]), ("exact", [])]
+)
+def test_processes_change_the_order_of_sums_unless_it_is_fixed(
+    reduce: str, named: list[str], one_that_forks: Path, tmp_path: Path
+) -> None:
+    one = train(one_that_forks, tmp_path / "1", "nothing", until=2, flags=f"--reduce {reduce}")
+    other = shutil.copytree(one, tmp_path / "2")
+    environment = json.loads((one / "environment.json").read_text())
+    environment["hardware"]["num_processes"] = 2
+    (other / "environment.json").write_text(json.dumps(environment))
+    found = differences(read_run(one), read_run(other))
+    assert [name for name, *_ in found.order_of_sums] == named
+    assert found.decisive == []
