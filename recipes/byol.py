@@ -9,11 +9,6 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from accel_trainer import (
     Batch,
     Callback,
@@ -28,6 +23,11 @@ from accel_trainer import (
     main,
     start_run,
 )
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,6 @@ python recipes/characters.py --epochs 3
 
 from pydoc_data.topics import topics
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
-
 from accel_trainer import (
     Batch,
     DatasetOptions,
@@ -22,6 +17,11 @@ from accel_trainer import (
     main,
     start_run,
 )
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 PADDING = 0
 MAX_LENGTH = 200

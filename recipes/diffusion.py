@@ -7,11 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from accel_trainer import (
     Batch,
     Callback,
@@ -26,6 +21,11 @@ from accel_trainer import (
     start_run,
 )
 from accel_trainer.vision import to_png
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 NUM_LEVELS = 100
 # What is left of the picture at each level of noise, as in Ho et al. (arXiv 2006.11239).

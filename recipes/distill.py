@@ -10,11 +10,6 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save
-from torch import nn
-from torch.nn import functional as F
-
 from accel_trainer import (
     Batch,
     ClassificationTask,
@@ -34,6 +29,11 @@ from accel_trainer.vision import (
     classification_metrics,
     load_images,
 )
+
+import torch
+from safetensors.torch import load_file, save
+from torch import nn
+from torch.nn import functional as F
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
-
 from accel_trainer import (
     ConfigError,
     EvalLoader,
@@ -41,6 +36,11 @@ from accel_trainer.vision import (
     classification_metrics,
     load_photos,
 )
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 
 @dataclass(frozen=True, kw_only=True)

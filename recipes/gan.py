@@ -12,12 +12,6 @@ moment, the same command continues the run to the same weights.
 
 from dataclasses import dataclass
 
-import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.optim import Adam
-
 from accel_trainer import (
     Batch,
     Callback,
@@ -31,6 +25,12 @@ from accel_trainer import (
     start_run,
 )
 from accel_trainer.vision import to_png
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Adam
 
 FIXED_NOISE = torch.randn(256, 16, 2, 2, generator=torch.Generator().manual_seed(0))
 

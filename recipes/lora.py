@@ -13,10 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from accel_trainer import (
     Batch,
     ConfigError,
@@ -28,6 +24,10 @@ from accel_trainer import (
     main,
     start_run,
 )
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 try:
     import transformers as hf

@@ -1,10 +1,5 @@
 """Your own data and your own model: copy this file and change the three marked lines."""
 
-import torch
-from sklearn import datasets
-from torch import nn
-from torch.utils.data import TensorDataset, random_split
-
 from accel_trainer import (
     ClassificationTask,
     RecipeConfig,
@@ -13,6 +8,11 @@ from accel_trainer import (
     main,
     start_run,
 )
+
+import torch
+from sklearn import datasets
+from torch import nn
+from torch.utils.data import TensorDataset, random_split
 
 
 def train(config: RecipeConfig) -> RunResult:

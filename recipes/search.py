@@ -11,11 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from sklearn.datasets import load_digits
-from torch import nn
-from torch.utils.data import Subset, TensorDataset
-
 from accel_trainer import (
     Callback,
     ClassificationTask,
@@ -26,6 +21,11 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
 
 try:
     import optuna

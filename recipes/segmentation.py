@@ -5,13 +5,6 @@ python recipes/segmentation.py
 
 from dataclasses import dataclass
 
-import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.data import random_split
-from torchmetrics.classification import MulticlassJaccardIndex
-
 from accel_trainer import (
     BatchConfig,
     MeanLoss,
@@ -25,6 +18,13 @@ from accel_trainer import (
     start_run,
 )
 from accel_trainer.vision import SegmentationTask
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import random_split
+from torchmetrics.classification import MulticlassJaccardIndex
 
 NUM_CLASSES = 11
 BACKGROUND = 10

@@ -9,12 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-import numpy as np
-import torch
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
-
 from accel_trainer import (
     ClassificationTask,
     RecipeConfig,
@@ -25,6 +19,12 @@ from accel_trainer import (
     main,
     start_run,
 )
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 NUM_TRAIN = 1500
 SHARD_SIZE = 250

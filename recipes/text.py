@@ -11,11 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import sklearn.metrics
-import torch
-from torch import nn
-
 from accel_trainer import (
     Batch,
     DatasetOptions,
@@ -30,6 +25,11 @@ from accel_trainer import (
     main,
     start_run,
 )
+
+import numpy as np
+import sklearn.metrics
+import torch
+from torch import nn
 
 try:
     import evaluate

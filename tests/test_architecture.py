@@ -802,7 +802,7 @@ def test_the_checks_are_smaller_than_what_they_watch() -> None:
 
 
 def test_the_commands_and_photos_stay_as_small_as_they_are() -> None:
-    assert count_tokens_in("cli", "lab") <= 89_925
+    assert count_tokens_in("cli", "lab") <= 89_999
     assert count_tokens_in("vision") <= 42_593
 
 

@@ -26,9 +26,13 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "
 needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs a user namespace")
 
 
-def find(code: str, config: RecipeConfig | None = None, **environ: str) -> str | None:
+def find(
+    code: str, config: RecipeConfig | None = None, source: str = "", **environ: str
+) -> str | None:
     check = next(check for check in CHECKS if check.code == code)
-    return check.find(LaunchContext(config=config or RecipeConfig(), environ=environ))
+    return check.find(
+        LaunchContext(config=config or RecipeConfig(), source=source, environ=environ)
+    )
 
 
 def with_threads(num_threads: int | None) -> RecipeConfig:
@@ -153,6 +157,35 @@ def test_a_recipe_that_uses_cuda_as_it_is_imported(monkeypatch: pytest.MonkeyPat
     assert find("CUDA_TOUCHED") is None
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert "move that code (.cuda(), torch.cuda...) into train()" in str(find("CUDA_TOUCHED"))
+
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").rglob("*.py"))
+OWN, TORCH = "from accel_trainer import main\n", "import torch\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        (TORCH + OWN, "torch"),
+        (f'"""Mine."""\nimport os\nfrom torch import nn\n\n{OWN}', "torch"),
+        ("import torchvision\n" + OWN, "torch"),
+        ("import timm\n" + OWN, "timm"),
+        (OWN + TORCH, None),
+        (f"import numpy as np\n{OWN}{TORCH}", None),
+        (f"def later():\n    {TORCH}\n{OWN}", None),
+        ("", None),
+        *((path.read_text(), None) for path in RECIPES),
+    ],
+)
+def test_a_recipe_that_imports_torch_first(
+    source: str, named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    found = find("IMPORT_ORDER", with_threads(2), source)
+    assert (found is None) == (named is None)
+    assert named is None or f"imports {named} before accel_trainer" in str(found)
+    assert find("IMPORT_ORDER", with_threads(1), source) is None, "nothing waits"
 
 
 VERSIONS = {

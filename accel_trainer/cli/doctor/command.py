@@ -15,6 +15,7 @@ example: accel-trainer doctor recipes/cifar.py --config recipes/configs/digits.y
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,7 @@ from ..runs.status import require_status
 from . import launching, machine
 from .findings import Check, Finding, LaunchContext, examine
 from .next_step import advise
-from .starting import START_EXPECTATIONS, examine_start
+from .starting import examine_start
 from .symptoms import diagnose
 from .together import examine_together
 
@@ -72,15 +73,17 @@ def _explain(run: Path) -> tuple[list[str], list[Finding]]:
     return lines, diagnose(status) or advise(run, status)
 
 
-def _examine(recipe: Path | None, flags: Sequence[str]) -> tuple[list[str], list[Finding]]:
-    """Return lines about the machine and the checks that passed, and the findings of all processes.
+def _examine(path: Path | None, flags: Sequence[str]) -> tuple[list[str], list[Finding]]:
+    """Return lines about the machine and the checks that pass, and the findings of all processes.
 
     There are no lines on a process that leaves the printing to another.
     """
-    config_class = RecipeConfig if recipe is None else find_config_class(recipe)
+    config_class, source = RecipeConfig, ""
+    if path is not None:
+        config_class, source = find_config_class(path), path.read_text(encoding="utf-8")
     config = parse_config(config_class, flags, description=__doc__)
     setup_launch_env()  # refuses inconsistent launch variables
-    now = LaunchContext(config=config)
+    now = LaunchContext(config=config, source=source)
     found = [*examine_start(now), *examine(now, CHECKS)]
     lines: list[str] = []
     # After an error such as a port in use, connecting would only wait for the timeout.
@@ -88,12 +91,9 @@ def _examine(recipe: Path | None, flags: Sequence[str]) -> tuple[list[str], list
         lines, found = examine_together(now, found)
         if lines and now.rank:
             return [], found
-    codes = {finding.code for finding in found}
-    expectations = START_EXPECTATIONS | {
-        check.code: (check.run.__doc__ or "").rstrip(".") for check in CHECKS
-    }
-    passed = [text for code, text in expectations.items() if code not in codes]
-    return [*lines, *(f"{'ok':<8}{text}" for text in passed)], found
+    wrong = {finding.code for finding in found}
+    passed = [check.code for check in CHECKS if check.code not in wrong]
+    return [*lines, f"{'ok':<8}{', '.join(passed)}"], found
 
 
 def _has_errors(found: Sequence[Finding]) -> bool:
@@ -115,9 +115,6 @@ def _describe(found: Sequence[Finding]) -> list[str]:
 def _summary(found: Sequence[Finding]) -> str:
     if not found:
         return "no problems found"
-    num_errors = sum(finding.severity == "error" for finding in found)
-    num_warnings = len(found) - num_errors
-    return (
-        f"{counted(num_errors, 'error')}, {counted(num_warnings, 'warning')}; "
-        "see docs/troubleshooting.md"
-    )
+    number = Counter(finding.severity for finding in found)
+    kinds = ", ".join(counted(number[kind], kind) for kind in ("error", "warning"))
+    return f"{kinds}; see docs/troubleshooting.md"

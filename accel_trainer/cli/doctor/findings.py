@@ -13,9 +13,10 @@ from ...run.config import RecipeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchContext:
-    """What the checks look at: a config, and the environment, which tests replace."""
+    """What the checks look at: a config, the recipe's source, and the environment."""
 
     config: RecipeConfig
+    source: str = ""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @property
@@ -39,7 +40,7 @@ class Check:
     """A check of one process.
 
     `run` returns what is wrong with its value and its fix in one line, or raises it as a UserError
-    or OSError. The docstring of `run` is printed if nothing is wrong: it is what should hold.
+    or OSError. Its docstring is what should hold.
     """
 
     code: str
@@ -66,9 +67,8 @@ class Finding:
 
 def examine(now: LaunchContext, checks: Iterable[Check]) -> list[Finding]:
     """Return what the checks find in this process."""
-    found = [(check, check.find(now)) for check in checks]
     return [
         Finding(check.code, check.severity, message, now.rank)
-        for check, message in found
-        if message
+        for check in checks
+        if (message := check.find(now))
     ]

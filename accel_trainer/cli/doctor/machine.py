@@ -1,9 +1,10 @@
-"""Checks this machine."""
+"""Checks this machine, and what importing the recipe does on it."""
 
 from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 # The versions that the whole suite has run with; the tables are in docs/scope.md.
 TRIED_PYTHON = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TRIED_TORCH = ("2.11", "2.13", "2.15")
+_FIRST_IMPORT = re.compile(r"^(?:import|from) (accel_trainer|torch|accelerate|timm)", re.MULTILINE)
 _HAS_TF32 = (8, 0)  # CUDA's compute capability
 
 
@@ -77,6 +79,19 @@ def find_touched_cuda(now: LaunchContext) -> str | None:
     )
 
 
+def find_late_import(now: LaunchContext) -> str | None:
+    """With several threads on a CPU, accel_trainer is imported before torch."""
+    found = _FIRST_IMPORT.search(now.source)
+    num_threads = now.config.runtime.num_threads or torch.get_num_threads()
+    if found is None or found[1] == "accel_trainer" or not uses_cpu() or num_threads == 1:
+        return None
+    return (
+        f"the recipe imports {found[1]} before accel_trainer, so threads keep their cores while "
+        "they wait, and steps take several times as long where anything else runs: import "
+        "accel_trainer first, or set OMP_WAIT_POLICY=passive"
+    )
+
+
 def find_untried_python(now: LaunchContext) -> str | None:
     """The tests have run with this version of Python."""
     return _untried("Python", platform.python_version(), TRIED_PYTHON)
@@ -114,4 +129,5 @@ CHECKS = (
     Check("OPEN_FILES", "warning", find_few_files),
     Check("THREADS", "warning", find_threads),
     Check("CUDA_TOUCHED", "error", find_touched_cuda),
+    Check("IMPORT_ORDER", "warning", find_late_import),
 )

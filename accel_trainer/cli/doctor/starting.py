@@ -8,18 +8,6 @@ from ...distributed.determinism import is_too_late_for_cublas
 from ...run.session import find_warnings
 from .findings import Finding, LaunchContext
 
-START_EXPECTATIONS = {
-    "CUBLAS_LATE": "Deterministic kernels of cuBLAS were requested before CUDA was used",
-    "MPS_PROCESSES": "The GPU of a Mac has one process",
-    "NCCL_MISSING": "Several GPUs have NCCL to speak through",
-    "UNTRAINED": "The run trains, or starts from weights",
-    "IDLE_GPUS": "Every GPU of this machine has a process",
-    "LEARNING_RATE": (
-        "A batch that grew with the processes has its learning rate scaled and warmed up"
-    ),
-}
-"""What should hold, by the code of the problem that is found if it does not."""
-
 
 def examine_start(now: LaunchContext) -> list[Finding]:
     """Return what a start of this process would refuse or warn of."""

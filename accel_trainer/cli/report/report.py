@@ -42,8 +42,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     path = options.to
     if not path.suffix:
-        fact = f"--to {path} has no suffix, and its charts go to the folder of that name"
-        raise ConfigError("USAGE", f"{fact}: give a name such as report.html")
+        raise ConfigError(
+            "USAGE", f"--to {path} has no suffix, for which its charts have a folder: add .html"
+        )
     charts = path.with_suffix("")
     refuse_other_file(path, "--to")
     runs, faults = _read_runs(options.run)

@@ -45,11 +45,14 @@ def require_status(run: Path) -> JsonObject:
     try:
         return read_status(run)
     except FileNotFoundError:
-        fact = f"{run} is not a run (there is no status.json)"
-        raise ConfigError("STATUS", f"{fact}: check the path") from None
+        raise ConfigError(
+            "STATUS", f"{run} is not a run (there is no status.json): give the folder of one run"
+        ) from None
     except (OSError, ValueError) as error:
-        fact = f"{run / 'status.json'} cannot be read ({error})"
-        raise ConfigError("STATUS", f"{fact}: restore it, or start the run again") from error
+        raise ConfigError(
+            "STATUS",
+            f"{run}/status.json cannot be read ({error}): restore it, or start the run again",
+        ) from error
 
 
 def read_status(run: Path) -> JsonObject:
