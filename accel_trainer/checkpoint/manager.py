@@ -251,9 +251,9 @@ class Checkpointer:
                 if key := first_nonfinite(encoded.tensors, self.masks):
                     raise DivergedError(
                         "CKPT_NONFINITE",
-                        f"{piece}: {key} is NaN or inf: {name} is not saved, and "
-                        f"{self.last_committed or 'an older one, if any,'} stays the newest: lower "
-                        "the learning rate and resume from it",
+                        f"{piece}: {key} is NaN or inf, so {name} is not saved: lower the learning "
+                        "rate, and resume from "
+                        f"{self.last_committed or 'an older checkpoint, if there is one'}",
                     )
             if self.peers.process_index > 0:
                 return False

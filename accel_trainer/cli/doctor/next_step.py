@@ -27,13 +27,13 @@ def advise(run: Path, status: JsonObject) -> list[Finding]:
     if status["state"] not in ("failed", "diverged"):
         return []
     commit = status.get("last_commit")
+    step = status.get("optimizer_step") or 0
+    step += (run / f"nonfinite-step-{step + 1:010d}.json").exists()  # it was not applied
     resumes = (
         f"it resumes from {commit}"
         if commit
         else "there is no checkpoint, so it starts from scratch"
     )
-    fix = _FIXES.get(status["exit_code"] or 0, _AGAIN).format(
-        run=run, resumes=resumes, step=(status.get("optimizer_step") or 0) + 1
-    )
+    fix = _FIXES.get(status["exit_code"] or 0, _AGAIN).format(run=run, resumes=resumes, step=step)
     unknown = "" if status.get("error") else "its error was not recorded; "
     return [Finding("FAILED", "error", f"the last attempt ended with an error: {unknown}{fix}")]

@@ -33,7 +33,7 @@ from .first_step import FirstStep, find_first_step, numbers_by_step
 from .first_step import tell as tell_numbers
 from .proof import Proof
 from .replay import Replay
-from .samples import Sample, samples_of
+from .samples import Sample, samples_of, tell_samples
 from .whole_run import add_job_options, folder_beside, has_state, train_again
 
 _NOWHERE = 1
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
             return _NOWHERE
         samples, proof = samples_of(replay, found.step, folder / "samples", until=found.row)
         proof = found.proof + proof
-        say(_tell_samples(samples))
+        say(tell_samples(samples))
         say(str(proof))
     if options.json:
         tell_json(_as_json(options.where, found, samples, proof))
@@ -138,15 +138,6 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
 def _tell_later(found: FirstStep) -> str:
     steps = [f"{step} ({tell_numbers(values)})" for step, values in found.later.items()]
     return shortened(steps, most=_MAX_SHOWN)
-
-
-def _tell_samples(samples: Sequence[Sample]) -> str:
-    shown = [
-        str(each["id"]) if each["loss"] is None else f"{each['id']} ({float(each['loss']):.4g})"
-        for each in samples
-    ]
-    heading = f"its {counted(len(samples), 'sample')}, by loss"
-    return f"{heading}: {shortened(shown, most=_MAX_SHOWN)}"
 
 
 def _as_json(where: str, found: FirstStep, samples: Sequence[Sample], proof: Proof) -> JsonObject:

@@ -21,7 +21,8 @@ from accel_trainer.commands import (
     tell,
 )
 
-from .replay import STOP, Replay
+from .replay import Replay
+from .samples import samples_of, tell_samples
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,17 +48,18 @@ def main(argv: Sequence[str]) -> int:
     say(f"repeating step {options.step} with {replay.recipe}")
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = prepare_directory(Path(temporary) / "run")
-        replay.with_flags(["--on-nonfinite", "skip"]).train(
-            folder, until=options.step, after=options.step - 1, callbacks=STOP
-        )
+        replay = replay.with_flags(["--on-nonfinite", "skip"])
+        samples, _ = samples_of(replay, options.step, folder, until=options.step)
         record = folder / f"nonfinite-step-{options.step:010d}.json"
         last = max((each.step for each in checkpoints_in(folder)), default=0)
+        if not samples:
+            raise ConfigError("STEP", f"{missing}: it ends after step {last}")
         if record.exists():
             _show(read_json_object(record))
-        elif last < options.step:
-            raise ConfigError("STEP", f"{missing}: it ends after step {last}")
         else:
-            tell(f"step {options.step} has a finite gradient")
+            bad_state = ", but the state after it is NaN or inf" * (last < options.step)
+            tell(f"step {options.step} has a finite gradient{bad_state}")
+        tell(tell_samples(samples))
     return ExitCode.DONE
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,8 @@ from . import step_digests, stop
 from .proof import Proof, compare
 
 _CALLBACKS = "ACCEL_TRAINER_CALLBACKS"
-_ENDED = (ExitCode.DONE, ExitCode.PREEMPTED)
+ENDED = (ExitCode.DONE, ExitCode.PREEMPTED)
+"""The exit codes of a replay that has come to its last step."""
 OWN_WEIGHTS = ("--init-from", "None", "--init-skip", "None")
 """For a start from a checkpoint: it has the weights, also those the run was initialised from."""
 
@@ -109,6 +110,7 @@ class Replay:
         until: int,
         after: int,
         callbacks: Callbacks,
+        may_end: Collection[int] = ENDED,
         received: Stops | None = None,
     ) -> Trained:
         """Train in the new `folder` up to step `until`.
@@ -119,7 +121,7 @@ class Replay:
         share a list of signals, and each passes it as `received`.
 
         Raises:
-            RecipeError: the recipe failed; it has said why.
+            RecipeError: its exit code is not in `may_end`; it has said why.
         """
         self.name_recipe()
         place = ["--output-dir", str(folder), "--max-steps", str(until)]
@@ -130,7 +132,7 @@ class Replay:
             callbacks=callbacks,
         )
         what = f"training {self.run.folder} again"
-        train_silently(start, "REPLAY", what, may_end=_ENDED, received=received)
+        train_silently(start, "REPLAY", what, may_end=may_end, received=received)
         return Trained(self.run.folder, folder, self.begin_after(after), until)
 
     def checkpoint_at(self, step: int) -> StoredCheckpoint | None:

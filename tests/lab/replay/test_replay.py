@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +23,10 @@ from accel_trainer.lab.replay.replay import (
     Replay,
     environment_changes,
 )
+from tests.cli.conftest import run_command
+
+from .conftest import FLAGS as POISONED_FLAGS
+from .conftest import RECIPE
 
 pytestmark = pytest.mark.usefixtures("python_is_forked")
 
@@ -68,6 +74,35 @@ def test_another_processor_gpu_or_version_is_named(run: RunReader) -> None:
     assert device.startswith("device NVIDIA H200 -> ")
     assert kernels == f"kernels for ALTIVEC -> {torch.backends.cpu.get_cpu_capability()}"
     assert version == f"torch 1.0 -> {metadata.version('torch')}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--lr", "1e25"], "loss sum "),
+        (["--lr", "1e39", "--max-steps", "1"], "finite gradient, but the state"),
+    ],
+    ids=["gradient", "state"],
+)
+def test_a_step_whose_state_cannot_be_saved_has_its_samples_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    """With batch norm, whose averages are NaN as soon as its input is."""
+    recipe = tmp_path / "normed.py"
+    recipe.write_text(
+        RECIPE.read_text().replace("nn.Flatten(),", "nn.Flatten(), nn.BatchNorm1d(36),")
+    )
+    folder = tmp_path / "run"
+    command = [sys.executable, recipe, *POISONED_FLAGS.split(), "--output-dir", folder, *flags]
+    ended = subprocess.run([str(word) for word in command], cwd=ROOT, check=False)
+    assert ended.returncode == 79
+    _, explained, _ = run_command(capsys, ["doctor", folder])
+    (step,) = re.findall(r"replay \S+ --step (\d+)", " ".join(explained.split()))
+    code, out, err = run_command(capsys, ["replay", folder, "--step", step])
+    assert code == 0, err
+    assert f"step {step} " in out
+    assert said in out
+    assert "its 8 samples, by loss: " in out
 
 
 def test_a_replay_that_fails_says_so(run: RunReader, tmp_path: Path) -> None:
