@@ -70,8 +70,6 @@ def differences(first: RunReader, second: RunReader) -> Differences:
     if first.settings.get("batch.reduce") == "exact":  # it fixes the order of sums over processes
         ignored.append("hardware.num_processes")
     listed = [each for each in changes if not each[0].startswith(tuple(ignored))]
-    if first.restarts != second.restarts:
-        listed.append(("resumed at steps", first.restarts, second.restarts))
     order = [each for each in listed if each[0] in _ORDER_OF_SUMS]
     names = {*filter(_decides, first.settings)}
     return Differences(
