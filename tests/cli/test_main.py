@@ -132,7 +132,7 @@ def test_the_help_of_the_doctor_is_its_own_and_keeps_its_paragraphs(
         (["verify", "r", "--tolerance", "-1"], "--tolerance: it is -1, and must be 0 or more"),
         (["verify", "r", "--tolerance", "x"], "--tolerance: invalid float value: 'x'"),
         (["probe", "r", "nope.py"], "nope.py is not a file: give the path of a Python file"),
-        (["status", "nope"], "nope is not a run (there is no status.json): give the folder of one run"),
+        (["status", "nope"], "nope is not a run (there is no status.json): give the folder"),
         (["runs", "--sotr", "best"], "unrecognized arguments: --sotr: did you mean --sort?"),
         (
             ["chaos", "--script", "python a.py {out}", "--resume", "--init=resume"],
