@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ...core.errors import ExitCode
+from ...core.filesystem import read_file
 from ...core.wording import counted
 from ...distributed.launch_env import setup_launch_env
 from ...run.config import RecipeConfig
@@ -38,6 +39,7 @@ from .together import examine_together
 
 CHECKS: tuple[Check, ...] = (*launching.CHECKS, *machine.CHECKS)
 
+_MAX_BYTES = 1 << 26
 _KILLED = (
     "the run ended without a word: it was killed from outside, often for lack of memory "
     "(`dmesg | grep -i oom`), or the machine stopped; run the same command to continue"
@@ -80,7 +82,8 @@ def _examine(path: Path | None, flags: Sequence[str]) -> tuple[list[str], list[F
     """
     config_class, source = RecipeConfig, ""
     if path is not None:
-        config_class, source = find_config_class(path), path.read_text(encoding="utf-8")
+        config_class = find_config_class(path)
+        source = read_file(path, max_bytes=_MAX_BYTES).decode(errors="replace")
     config = parse_config(config_class, flags, description=__doc__)
     setup_launch_env()  # refuses inconsistent launch variables
     now = LaunchContext(config=config, source=source)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from accel_trainer.commands import (
     CommandParser,
-    JsonObject,
     Row,
     Say,
     counted,
@@ -33,7 +32,7 @@ from .first_step import FirstStep, find_first_step, numbers_by_step
 from .first_step import tell as tell_numbers
 from .proof import Proof
 from .replay import Replay
-from .samples import Sample, samples_of, tell_samples
+from .samples import samples_of, tell_samples
 from .whole_run import add_job_options, folder_beside, has_state, train_again
 
 _NOWHERE = 1
@@ -66,7 +65,8 @@ def main(argv: Sequence[str]) -> int:
         say(tell_samples(samples))
         say(str(proof))
     if options.json:
-        tell_json(_as_json(options.where, found, samples, proof))
+        facts = {"where": options.where, **vars(found), "proof": vars(proof)}
+        tell_json({**facts, "samples": samples})
     return _DIFFERENT if proof.first_difference else 0
 
 
@@ -138,16 +138,3 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
 def _tell_later(found: FirstStep) -> str:
     steps = [f"{step} ({tell_numbers(values)})" for step, values in found.later.items()]
     return shortened(steps, most=_MAX_SHOWN)
-
-
-def _as_json(where: str, found: FirstStep, samples: Sequence[Sample], proof: Proof) -> JsonObject:
-    """Return the answer as JSON values."""
-    return {
-        "where": where,
-        "step": found.step,
-        "row": found.row,
-        "values": found.values,
-        "later": found.later,
-        "proof": vars(proof),
-        "samples": samples,
-    }
