@@ -89,7 +89,7 @@ def test_values_that_are_equal_are_trained_once(
         (["--seed", "1", "1"], "two runs would be seed-1: give each value once"),
         (["--freeze", "a/b", "a b"], "two runs would be freeze-a-b: give each value once"),
         (["--sed", "1", "2"], "did you mean --seed?"),
-        (["--lr", "0.1", "fast"], "--lr fast: expected float"),
+        (["--lr", "0.1", "fast"], "--lr fast: expected a number"),
     ],
 )
 def test_a_mistake_is_found_before_any_run(tmp_path: Path, flags: list[str], message: str) -> None:

@@ -20,6 +20,8 @@ from ...core.config import type_name
 from ...core.errors import ConfigError
 from ...names.everyday import flag_of
 
+_WORDS = {"int": "a whole number", "float": "a number", "str": "text", "Path": "a path"}
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigField:
@@ -69,11 +71,13 @@ class ConfigField:
             with contextlib.redirect_stderr(io.StringIO()):  # tyro's report has several lines
                 return tyro.cli(self.type, args=["--", *words])
         except SystemExit:
-            given = " ".join([where, *words])
-            expected = type_name(self.type)
+            names = type_name(self.type).split(" or ")
+            expected = " or ".join(_WORDS.get(name, name) for name in names)
             if percent := re.fullmatch(r"([\d.]+)%", " ".join(words)):
                 expected += f", such as {float(percent[1]) / 100:g}"
-            raise ConfigError("CONFIG", f"{given}: expected {expected}") from None
+            raise ConfigError(
+                "CONFIG", f"{' '.join([where, *words])}: expected {expected}"
+            ) from None
 
 
 def config_fields(config_class: Any, prefix: str = "") -> dict[str, ConfigField]:

@@ -54,7 +54,7 @@ def parse_config(
     from_flags: Settings = {}
     unknown: dict[str, str] = {}
     typed: dict[str, str] = {}
-    for first, *rest in split_at_flags(argv):
+    for first, *rest in split_at_flags(argv, by_flag):
         flag, *words = [*first.split("=", 1), *rest]
         if flag == "--config":
             from_files |= _read_file(config_class, words)
@@ -97,8 +97,11 @@ def _with_length(given: Settings, known: Collection[str]) -> Settings:
     return replaced | given
 
 
-def split_at_flags(argv: Sequence[str]) -> list[list[str]]:
-    """Return for each flag a list of the flag and the words behind it. Raises ConfigError."""
+def split_at_flags(argv: Sequence[str], known: Collection[str] = ()) -> list[list[str]]:
+    """Return for each flag a list of the flag and the words behind it.
+
+    Raises ConfigError for a word without a flag; it suggests one of the `known` flags.
+    """
     groups: list[list[str]] = []
     for word in argv:
         if FLAG.match(word):
@@ -107,7 +110,7 @@ def split_at_flags(argv: Sequence[str]) -> list[list[str]]:
             groups[-1].append(word)
         else:
             fix = "put a flag in front of each value, such as --seed 1; see --help"
-            if Path(word).is_dir():
+            if "--dataset" in known and Path(word).is_dir():
                 fix = f"did you mean --dataset {word}?"
             raise ConfigError("CONFIG", f"unexpected {word!r}: {fix}")
     return groups

@@ -11,6 +11,7 @@ import pytest
 from accel_trainer import RecipeConfig, parse_config
 from accel_trainer.cli.flags.parser import load_config
 from accel_trainer.core.errors import ConfigError, ExitCode
+from accel_trainer.vision import PhotoRecipeConfig
 
 from .example_config import Config, parse
 
@@ -35,7 +36,7 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--trainer.lr", "1"], "unknown flag --trainer.lr: see --help"),
     (["--confg", "x.yaml"], "unknown flag --confg: did you mean --config?"),
     (["--zzzzzzzz"], "unknown flag --zzzzzzzz: see --help"),
-    (["--lr", "-inf"], "--lr: expected float"),
+    (["--lr", "-inf"], "--lr: expected a number"),
     (["--tyro-print-completion", "bash"], "unknown flag --tyro-print-completion: see --help"),
     (
         ["digits", "--lr", "1"],
@@ -49,20 +50,26 @@ FLAGS: list[tuple[list[str], str]] = [
         ["--", "--lr", "1"],
         "unexpected '--': put a flag in front of each value, such as --seed 1; see --help",
     ),
-    (["/", "--lr", "1"], "unexpected '/': did you mean --dataset /?"),
+    (
+        ["/", "--lr", "1"],
+        "unexpected '/': put a flag in front of each value, such as --seed 1; see --help",
+    ),
     # numbers
-    (["--lr", "abc"], "--lr abc: expected float"),
-    (["--lr", "10%"], "--lr 10%: expected float, such as 0.1"),
-    (["--lr", "a\nb"], "--lr a b: expected float"),
-    (["--lr="], "--lr : expected float"),
-    (["--lr", "0.1", "0.2"], "--lr 0.1 0.2: expected float"),
-    (["--lr=0.1", "0.2"], "--lr 0.1 0.2: expected float"),
-    (["--seed", "1", "--epochs"], "--epochs: expected int"),
-    (["--seed", "--epochs", "1"], "--seed: expected int"),
-    (["--epochs", "1e3"], "--epochs 1e3: expected int"),
-    (["--trainer.num_epochs", "2.5"], "--trainer.num_epochs 2.5: expected int"),
-    (["--trainer.max-grad-norm", "x"], "--trainer.max-grad-norm x: expected float or None"),
-    (["--trainer.max-grad-norm", "null"], "--trainer.max-grad-norm null: expected float or None"),
+    (["--lr", "abc"], "--lr abc: expected a number"),
+    (["--lr", "10%"], "--lr 10%: expected a number, such as 0.1"),
+    (["--lr", "a\nb"], "--lr a b: expected a number"),
+    (["--lr="], "--lr : expected a number"),
+    (["--lr", "0.1", "0.2"], "--lr 0.1 0.2: expected a number"),
+    (["--lr=0.1", "0.2"], "--lr 0.1 0.2: expected a number"),
+    (["--seed", "1", "--epochs"], "--epochs: expected a whole number"),
+    (["--seed", "--epochs", "1"], "--seed: expected a whole number"),
+    (["--epochs", "1e3"], "--epochs 1e3: expected a whole number"),
+    (["--trainer.num_epochs", "2.5"], "--trainer.num_epochs 2.5: expected a whole number"),
+    (["--trainer.max-grad-norm", "x"], "--trainer.max-grad-norm x: expected a number or None"),
+    (
+        ["--trainer.max-grad-norm", "null"],
+        "--trainer.max-grad-norm null: expected a number or None",
+    ),
     (["--trainer.betas", "1"], "--trainer.betas 1: expected tuple[float, float]"),
     (["--trainer.betas", "1", "2", "3"], "--trainer.betas 1 2 3: expected tuple[float, float]"),
     # choices, switches and paths
@@ -92,8 +99,8 @@ FLAGS: list[tuple[list[str], str]] = [
     (["--config", "/dev/zero"], "--config /dev/zero: not a regular file"),
     (["--config", "binary"], "--config binary: not a text file"),
     (["--config", "long"], "--config long: 1200000 bytes, more than 1048576"),
-    (["--config", "wrong", "--lr", "abc"], "wrong: seed abc: expected int"),
-    (["--config", "wrong", "--seed", "3"], "wrong: seed abc: expected int"),
+    (["--config", "wrong", "--lr", "abc"], "wrong: seed abc: expected a whole number"),
+    (["--config", "wrong", "--seed", "3"], "wrong: seed abc: expected a whole number"),
     # what a config class refuses
     (["--epochs", "-1"], "num_epochs is -1: set it to 0 or more"),
     (["--lr", "1", "--seed", "13"], "seed is 13: set another"),
@@ -118,14 +125,14 @@ FILES: list[tuple[str, str]] = [
     ("- 1", "expected names with values, got a value of type list"),
     ("some text", "expected names with values, got a value of type str"),
     # numbers
-    ("seed: abc", "seed abc: expected int"),
-    ("seed: true", "seed True: expected int"),
-    ("seed: null", "seed None: expected int"),
-    ("seed: '3x'", "seed 3x: expected int"),
-    ("seed: 1e3", "seed 1e3: expected int"),
-    ("seed: [[1]]", "seed [1]: expected int"),
-    ("trainer: {num_epochs: 2.0}", "trainer.num_epochs 2.0: expected int"),
-    ("trainer.num-epochs: 2.5", "trainer.num-epochs 2.5: expected int"),
+    ("seed: abc", "seed abc: expected a whole number"),
+    ("seed: true", "seed True: expected a whole number"),
+    ("seed: null", "seed None: expected a whole number"),
+    ("seed: '3x'", "seed 3x: expected a whole number"),
+    ("seed: 1e3", "seed 1e3: expected a whole number"),
+    ("seed: [[1]]", "seed [1]: expected a whole number"),
+    ("trainer: {num_epochs: 2.0}", "trainer.num_epochs 2.0: expected a whole number"),
+    ("trainer.num-epochs: 2.5", "trainer.num-epochs 2.5: expected a whole number"),
     ("trainer: {betas: []}", "trainer.betas: expected tuple[float, float]"),
     ("trainer: {betas: [1, null]}", "trainer.betas 1 None: expected tuple[float, float]"),
     ("trainer: {betas: [1, {a: 2}]}", "trainer.betas 1 {'a': 2}: expected tuple[float, float]"),
@@ -249,3 +256,22 @@ def test_a_rank_that_repeats_the_launchers_variable_is_passed_over(
             monkeypatch.setenv("LOCAL_RANK", rank)
         with pytest.raises(ConfigError, match="unknown flag --local.rank: torch.distributed"):
             parse_config(RecipeConfig, words, description="")
+
+
+def test_a_folder_without_a_flag_is_the_dataset_of_recipes_that_have_one(tmp_path: Path) -> None:
+    for config_class, flag in ((PhotoRecipeConfig, "--dataset"), (RecipeConfig, "put a flag")):
+        with pytest.raises(ConfigError, match=flag):
+            parse_config(config_class, [str(tmp_path)], description="")
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--epochs", "a whole number or None"),
+        ("--trainer.max-time-s", "a number or None"),
+        ("--run.runs-dir", "a path"),
+    ],
+)
+def test_a_wrong_value_is_told_what_is_expected_in_words(flag: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"expected {words}$"):
+        parse_config(RecipeConfig, [flag, "a", "b"], description="")
