@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -199,17 +199,6 @@ class ExactRun(Stateful):
             self.attributes.restore(state["attributes"])
         if self._history is not None:
             self._history.kept_bytes = state["history_bytes"]
-
-    def check_order(self, orders: Sequence[int]) -> None:
-        """Raise ConfigError if the orders of the epoch have other digests. **Collective.**"""
-        if self.batch_in_epoch and orders != gather_numbers(
-            self._loader.digest(), self._accelerator
-        ):
-            raise ConfigError(
-                "LOOP_ORDER",
-                f"the order of epoch {self.epoch} is not that of the run: the sampler depends "
-                "on more than the seed, the epoch and the data",
-            )
 
     def finish(self) -> None:
         """Save the end of the run. Raises ConfigError if the loop was left before its end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderAdapter
 from torch import nn
 from torch.optim import Optimizer
 
@@ -34,7 +35,7 @@ from ..run.config import RecipeConfig, RunConfig
 from ..run.folder import moved_folder, open_folder, record_start
 from ..run.joining import JoinedRun, joined_run
 from ..run.keywords import build_config
-from ..run.resume import begin_history, load_resume
+from ..run.resume import Resume, begin_history, load_resume
 from ..training.callback import RunResult
 from .attributes import Attributes
 from .identity import FIXED, advise, check_same_run, identify
@@ -158,9 +159,9 @@ def exact_run(
         )
         # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.
         pieces = loop.states.state_dict()
+        _check_orders(pieces["loop"]["orders"], resume, loader)
         run_on_main(lambda: checkpointer.prepare(pieces), accelerator)
         if resume is not None:
-            loop.check_order(resume.checkpoint.pieces["loop"]["orders"])
             resume.apply(loop.states.load_state_dict, parts.module)
         run_on_main(lambda: begin_history(history, run.folder, resume), accelerator)
         # 4. Nothing is refused any more.
@@ -206,6 +207,24 @@ def _check_equal_rounds(num_batches: int, accelerator: Accelerator) -> None:
             "LOOP_LOADER",
             f"the processes have {', '.join(map(str, numbers))} batches in an epoch, and one would "
             "wait for the others for ever: use DataLoaderConfiguration(even_batches=True)",
+        )
+
+
+def _check_orders(orders: Sequence[int], resume: Resume | None, loader: Any) -> None:
+    """Raise ConfigError if all processes have one order, or not that of the epoch in progress."""
+    if len(orders) > len({*orders}) == 1 and not isinstance(loader, DataLoaderAdapter):
+        raise ConfigError(
+            "LOOP_LOADER",
+            f"all {len(orders)} processes read the same batches: give loader= what "
+            "accelerator.prepare returned",
+        )
+    if resume is None or not resume.checkpoint.manifest["step_in_epoch"]:
+        return
+    if orders != resume.checkpoint.pieces["loop"]["orders"]:
+        raise ConfigError(
+            "LOOP_ORDER",
+            "the order of the epoch in progress is not that of the run: the sampler depends on "
+            "more than the seed, the epoch and the data",
         )
 
 

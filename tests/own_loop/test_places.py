@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from accel_trainer import CheckpointError, ConfigError, OutputError, exact_run
 from tests import processes
@@ -78,6 +78,31 @@ def start_with_uneven_rounds(folder: Path) -> None:
         exact_run(accelerator, folder, **parts),
     ):
         pass
+
+
+def start_with_the_same_batches(folder: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    parts = parts_of(accelerator)
+    data = TensorDataset(torch.randn(NUM_SAMPLES, 3))
+    parts["loader"] = DataLoader(data, batch_size=2, shuffle=True)
+    with (
+        pytest.raises(ConfigError, match="all 2 processes read the same batches"),
+        exact_run(accelerator, folder, **parts),
+    ):
+        pass
+    sampler = DistributedSampler(data)
+    parts["loader"] = DataLoader(data, batch_size=2, sampler=sampler)
+    with exact_run(accelerator, folder, **parts):
+        pass
+
+
+def test_a_loader_that_was_not_prepared_is_refused(tmp_path: Path) -> None:
+    processes.run(
+        start_with_the_same_batches,
+        tmp_path / "run",
+        num_processes=2,
+        folder=tmp_path / "logs",
+    )
 
 
 def test_processes_with_other_numbers_of_rounds_are_refused(tmp_path: Path) -> None:
