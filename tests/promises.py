@@ -44,10 +44,12 @@ STORED = "no checkpoint is lost"
 SAFE = "no checkpoint can run code or reach other files"
 STOPPED = "a run that goes wrong stops, saves or reports it"
 TOLD = "a resume with different settings, data or code is an error or a warning"
+OWN = "a loop of your own resumes to the same bits, or names what does not"
 
 EXACT = (
     "tests/training/strategy/test_exact.py::test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes"
 )
+_OWN_LOOP = "tests/own_loop/test_exact_run.py"
 
 PROMISES = [
     # --- a killed run resumes to the same bits ---
@@ -380,6 +382,19 @@ PROMISES = [
         "tests/run/test_session.py tests/run/test_resume.py",
     ),
     Promise(TOLD, "CallbackRunner.warn_of_lost", "pass", "tests/training/test_callback_runner.py"),
+    # --- a loop of your own resumes to the same bits, or names what does not ---
+    Promise(OWN, "OrderedLoader._places", "yield from self.batches[first:]", _OWN_LOOP),
+    Promise(OWN, "ExactRun._seed_round", "pass", _OWN_LOOP),
+    Promise(OWN, "ExactRun.load_state_dict", "pass", _OWN_LOOP),
+    Promise(OWN, "Attributes.restore", "pass", _OWN_LOOP),
+    Promise(OWN, "ProcessBuffers.load_state_dict", "pass", _OWN_LOOP),
+    Promise(OWN, "Updates.settle", "return bool(self.stepped), True", _OWN_LOOP),
+    Promise(OWN, "check_same_run", "pass", _OWN_LOOP),
+    Promise(OWN, "_check_orders", "pass", "tests/own_loop/test_places.py"),
+    Promise(OWN, "loop_around", "return None", "tests/own_loop/test_carried_state.py"),
+    Promise(OWN, "begun_anew", "yield from ()", "tests/own_loop/test_carried_state.py"),
+    Promise(OWN, "_carried_by", "return set()", "tests/own_loop/test_carried_state.py"),
+    Promise(OWN, "_only_shows", "return False", "tests/own_loop/test_carried_state.py"),
 ]
 
 
