@@ -23,8 +23,11 @@ CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_the_changelog_has_the_version_with_its_date() -> None:
-    assert f"\n## {PROJECT['version']} - 20" in (ROOT / "CHANGELOG.md").read_text()
+def test_the_changelog_and_the_citation_have_the_version() -> None:
+    version = PROJECT["version"]
+    heading = rf"^## {re.escape(version)} - (unreleased|20\d\d-\d\d-\d\d)$"
+    assert re.search(heading, (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
 
 
 def test_the_readme_names_the_oldest_python_and_none_is_too_new() -> None:

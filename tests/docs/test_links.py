@@ -29,7 +29,8 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z/_]*|\.\.\.")  # placeholders for the reader's own values
 
-# Flags of docker, sbatch, mypy, pytest, timm, trackers and benchmarks, and the doctor's `--json`.
+# Flags of docker, sbatch, mypy, pytest, timm, accelerate's examples, trackers and benchmarks, and
+# the doctor's `--json`.
 OF_OTHERS = {
     "--part",
     "--number",
@@ -50,12 +51,13 @@ OF_OTHERS = {
     "--cifar",
     "--logdir",
     "--backend-store-uri",
+    "--checkpointing_steps",
 }
 
 
 def test_every_link_leads_somewhere() -> None:
     wrong = []
-    for page in PAGES:
+    for page in {*PAGES, ROOT / "CHANGELOG.md", *(ROOT / "benchmarks").rglob("*.md")}:
         for target in links_of(page):
             path, _, anchor = target.partition("#")
             linked = page.parent / path if path else page

@@ -32,7 +32,8 @@ def row(text: str) -> str:
 def test_the_tables_of_costs_are_those_of_the_benchmarks() -> None:
     # Which rows are marked is known only with the history of the repository.
     page, *tables = (
-        text.replace(summary.MARK, "") for text in (PAGE, summary.table(), summary.gpu_table())
+        text.replace(summary.MARK, "")
+        for text in (PAGE, summary.table(), summary.goals_table(), summary.gpu_table())
     )
     assert all(table in page for table in tables), "update it: python -m benchmarks.summary"
 
