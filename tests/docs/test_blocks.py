@@ -70,7 +70,7 @@ def test_what_is_not_run_exists_with_all_its_flags() -> None:
     ("command", "fault"),
     [
         ("python recipes/cifar.py --epoch 3", "unknown flag --epoch"),
-        ("python recipes/cifar.py --model resnet18 --lr fast", "expected float"),
+        ("python recipes/cifar.py --model resnet18 --lr fast", "expected a number"),
         ("python recipes/sifar.py", "there is no recipes/sifar.py"),
         (
             "accelerate launch --config_file accelerate_configs/none.yaml recipes/cifar.py",
