@@ -39,6 +39,25 @@ def test_runs_are_a_table_with_the_best_marked(
     assert f"{best['metric']}  {best['value']:.2%}" in fast
 
 
+def test_runs_on_different_data_are_not_compared(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the data is called: without a name, or folders of the same name."""
+    for dataset in (None, "elsewhere/photos"):
+        folder = tmp_path / str(dataset).replace("/", "-")
+        for name, fingerprint in {"a": "one", "b": "one", "c": "two", "d": "three"}.items():
+            shutil.copytree(runs / ("slow" if name in "ab" else "fast"), folder / name)
+            config = yaml.safe_load((folder / name / "config.yaml").read_text())
+            config["dataset"] = dataset and f"{fingerprint}/{dataset}"
+            (folder / name / "config.yaml").write_text(yaml.safe_dump(config))
+            for path in (folder / name).glob("checkpoints/*/manifest.json"):
+                manifest = json.loads(path.read_text()) | {"data_fingerprint": fingerprint}
+                path.write_text(json.dumps(manifest))
+        _, out, _ = run_command(capsys, ["runs", folder])
+        starred = [line.split()[1] for line in out.splitlines() if line.startswith("*")]
+        assert starred == ["a"], dataset
+
+
 def test_an_evaluation_of_nan_is_never_the_best(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,17 +28,26 @@ def refuse_other_file(path: Path, flag: str) -> None:
     is created. To be called before any work.
     """
     prepare_directory(path.absolute().parent)
-    if not os.path.lexists(path):
-        return
     try:
-        with filesystem.open_file(path) as file:
-            head = file.read(_HEAD_BYTES)
+        if not os.path.lexists(path) or is_own_file(path):
+            return
     except OSError as error:
-        fact = f"{flag} {path} cannot be replaced ({error.strerror})"
-        raise OutputError("FILE_EXISTS", f"{fact}: choose a different name") from error
-    if not any(mark in head for mark in _MARKS):
-        fact = f"{flag} {path} would overwrite a file that accel-trainer did not write"
-        raise OutputError("FILE_EXISTS", f"{fact}: move it away, or choose a different name")
+        raise OutputError(
+            "FILE_EXISTS",
+            f"{flag} {path} cannot be replaced ({error.strerror}): choose a different name",
+        ) from error
+    raise OutputError(
+        "FILE_EXISTS",
+        f"{flag} {path} would overwrite a file that accel-trainer did not write: move it away, "
+        "or choose a different name",
+    )
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether a command has written the page or picture. Raises OSError."""
+    with filesystem.open_file(path) as file:
+        head = file.read(_HEAD_BYTES)
+    return any(mark in head for mark in _MARKS)
 
 
 def write_own_file(path: Path, data: bytes, flag: str) -> None:
@@ -47,5 +56,7 @@ def write_own_file(path: Path, data: bytes, flag: str) -> None:
     try:
         filesystem.write_file_atomic(path, data)
     except OSError as error:
-        fact = f"{flag} {path} cannot be written ({error.strerror})"
-        raise OutputError("FILE_NOT_WRITABLE", f"{fact}: choose a different one") from error
+        raise OutputError(
+            "FILE_NOT_WRITABLE",
+            f"{flag} {path} cannot be written ({error.strerror}): choose a different one",
+        ) from error

@@ -91,10 +91,9 @@ def _with_length(given: Settings, known: Collection[str]) -> Settings:
     """
     kinds = ("trainer.num_epochs", "trainer.num_steps", "trainer.hours")
     lengths = [name for name in kinds if name in known]
-    replaced = (
-        dict.fromkeys(lengths) if any(given.get(name) is not None for name in lengths) else {}
-    )
-    return replaced | given
+    if all(given.get(name) is None for name in lengths):
+        return given
+    return dict.fromkeys(lengths) | given
 
 
 def split_at_flags(argv: Sequence[str], known: Collection[str] = ()) -> list[list[str]]:

@@ -76,7 +76,7 @@ def write_page(
         policy=policy(scripts, is_live=is_live),
         differences=differing_settings(runs),
         equal=_equal_runs(runs),
-        datasets=sorted({run.dataset for run in runs} - {""}),
+        datasets=sorted({run.dataset or "unnamed" for run in runs}),
         palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
         is_open=len(runs) <= _MAX_OPEN,
     )

@@ -20,7 +20,7 @@ from ...core.errors import ConfigError, OutputError, UserError
 from ...core.filesystem import writes_to
 from ...core.wording import counted
 from ..common.output import tell
-from ..common.own_files import refuse_other_file, write_own_file
+from ..common.own_files import is_own_file, refuse_other_file, write_own_file
 from ..common.parser import CommandParser
 from ..runs.run_reader import RunReader, Runs, read_run, reading
 from ..runs.runs import find_runs
@@ -58,6 +58,9 @@ def main(argv: Sequence[str]) -> int:
     write_own_file(path, page.encode(errors="backslashreplace"), "--to")
     with writes_to(charts):
         filesystem.make_directory(charts)
+        for picture in {*charts.glob("*.png")} - pictures.keys():  # of an earlier report
+            if is_own_file(picture):
+                filesystem.disk.remove(picture)
         for picture, png in pictures.items():
             filesystem.write_file_atomic(picture, png)
     tell(f"{path}\n{charts}{os.sep}  {counted(len(files), 'chart')}")

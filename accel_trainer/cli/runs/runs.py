@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import OutputError
+from ...core.json_files import read_json_object
 from ..common.output import format_duration, format_number, format_table, tell
 from ..common.parser import CommandParser
 from .rows import Row
@@ -80,9 +82,11 @@ def run_folders(folder: Path) -> list[Path]:
 
 def find_sweeps(folder: Path) -> dict[str, list[RunReader]]:
     """Return the runs of each sweep, or other folder of runs, in `folder`, by that one's name."""
-    places = [path for path in run_folders(folder) if not is_run(path)]
-    sweeps = {path.name: find_runs(path) for path in places}
-    return {name: runs for name, runs in sweeps.items() if runs}
+    return {
+        path.name: runs
+        for path in run_folders(folder)
+        if not is_run(path) and (runs := find_runs(path))
+    }
 
 
 def _sweep_row(name: str, runs: Runs) -> Row:
@@ -90,27 +94,39 @@ def _sweep_row(name: str, runs: Runs) -> Row:
     rows = [_row(run) for run in runs]
     best = min(rows, key=lambda row: _sort_key(row, "best"))
     num_done = sum(row["state"] == "done" for row in rows)
-    state = f"{num_done} of {len(rows)} done"
-    return {**best, "name": f"{name}/{best['name']}", "state": state}
+    return {
+        **best,
+        "name": f"{name}/{best['name']}",
+        "state": f"{num_done} of {len(rows)} done",
+    }
 
 
 def _row(run: RunReader) -> Row:
     metric = run.headline()
-    last = run.rows[-1] if run.rows else {}
+    newest = {**(run.rows[-1] if run.rows else {}), **run.ending}
     evaluations = run.evaluations()
     return {
         "name": run.name,
         "data": run.dataset,
+        "fingerprint": _fingerprint_of_data(run),
         "state": run.state,
-        "step": run.ending.get("optimizer_step", last.get("optimizer_step")),
-        "epoch": run.ending.get("epoch", last.get("epoch")),
+        "step": newest.get("optimizer_step"),
+        "epoch": newest.get("epoch"),
         "metric": metric,
         "best": run.best_evaluation().get(metric) if metric else None,
         "last": evaluations[-1].get(metric) if metric and evaluations else None,
-        "samples/s": run.ending.get("samples_per_s"),
+        "samples/s": newest.get("samples_per_s"),
         "wall": run.wall_s,
         "is_lower_better": metric is not None and run.is_lower_better(metric),
     }
+
+
+def _fingerprint_of_data(run: RunReader) -> object:
+    """Return it from the newest manifest as it is: to check it would import torch."""
+    with suppress(OSError, ValueError):  # of `max` without a checkpoint
+        newest = max(run.folder.glob("checkpoints/step-*/manifest.json"))
+        return read_json_object(newest).get("data_fingerprint")
+    return None
 
 
 def _sort_key(row: Row, column: str) -> tuple[bool, float, str]:
@@ -122,9 +138,9 @@ def _sort_key(row: Row, column: str) -> tuple[bool, float, str]:
     if isinstance(value, str):
         return False, 0.0, value
     if not _is_known(value):
-        return True, 0.0, str(row["name"])
+        return True, 0.0, row["name"]
     is_lower_first = column == "wall" or (column in ("best", "last") and row["is_lower_better"])
-    return False, float(value) if is_lower_first else -float(value), str(row["name"])
+    return False, float(value) if is_lower_first else -float(value), row["name"]
 
 
 def _winners(rows: Sequence[Row]) -> set[str]:
@@ -132,9 +148,10 @@ def _winners(rows: Sequence[Row]) -> set[str]:
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         if _is_known(row["best"]):
-            groups.setdefault((row["data"], row["metric"]), []).append(row)
+            key = repr((row["data"], row["fingerprint"], row["metric"]))
+            groups.setdefault(key, []).append(row)
     return {
-        str(min(group, key=lambda row: _sort_key(row, "best"))["name"])
+        min(group, key=lambda row: _sort_key(row, "best"))["name"]
         for group in groups.values()
         if len(group) > 1
     }

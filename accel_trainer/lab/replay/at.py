@@ -52,8 +52,7 @@ def main(argv: Sequence[str]) -> int:
     run = read_run(options.run)
     check_step(run, options.step)
     if _is_taken(options.to):
-        fact = f"{options.to} is not empty"
-        raise OutputError("RUN_EXISTS", f"{fact}: move it, or give a new folder")
+        raise OutputError("RUN_EXISTS", f"{options.to} is not empty: give a new folder")
     kept = None if options.again else complete_by_step(run.folder).get(options.step)
     if kept is not None:
         with made(options.to) as folder:
@@ -118,8 +117,9 @@ def made(folder: Path) -> Iterator[Path]:
         temporary = prepare_directory(scratch / final.name)
         yield temporary
         if _is_taken(final):
-            fact = f"a different command filled {folder} in the meantime"
-            raise OutputError("RUN_EXISTS", f"{fact}: run this one again")
+            raise OutputError(
+                "RUN_EXISTS", f"{folder} was filled in the meantime: run this one again"
+            )
         with writes_to(final):
             filesystem.publish(temporary, final)
 

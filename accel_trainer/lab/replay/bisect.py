@@ -131,10 +131,6 @@ def _find(replay: Replay, options: argparse.Namespace, folder: Path, say: Say) -
         return None
     say(f"{options.where} holds first at step {found.step}: {tell_numbers(found.values)}")
     if found.later:
-        say(f"and up to step {found.row} at {_tell_later(found)}")
+        later = [f"{step} ({tell_numbers(values)})" for step, values in found.later.items()]
+        say(f"and up to step {found.row} at {shortened(later, most=_MAX_SHOWN)}")
     return replace(found, proof=proof + found.proof)
-
-
-def _tell_later(found: FirstStep) -> str:
-    steps = [f"{step} ({tell_numbers(values)})" for step, values in found.later.items()]
-    return shortened(steps, most=_MAX_SHOWN)

@@ -65,11 +65,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _show(record: JsonObject) -> None:
     position = record["position"]
-    epoch = position["epoch"] + 1
-    step_in_epoch = position["step_in_epoch"] + 1
     tell(
-        f"step {record['optimizer_step']} (epoch {epoch}, its step {step_in_epoch}): "
-        f"loss sum {record['loss_sum']}"
+        f"step {record['optimizer_step']} (epoch {position['epoch'] + 1}, its step "
+        f"{position['step_in_epoch'] + 1}): loss sum {record['loss_sum']}"
     )
     sample_ids = record["nonfinite_sample_ids"] or "no single one"
     tell(f"sample ids with a loss that is NaN or inf: {sample_ids}")

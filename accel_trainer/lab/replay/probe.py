@@ -48,8 +48,8 @@ def main(argv: Sequence[str]) -> int:
     """
     options = _options(argv)
     if not options.callbacks.is_file():
-        fact = f"{options.callbacks} is not a file"
-        raise ConfigError("CALLBACKS", f"{fact}: give the path of a Python file of callbacks")
+        fix = "give the path of a Python file"
+        raise ConfigError("CALLBACKS", f"{options.callbacks} is not a file: {fix}")
     run = read_run(options.run)
     with reading(options.run):
         found = train_again(

@@ -220,8 +220,10 @@ def _by_elimination(pair: Pair, traced: Traced) -> Cause:
         return Cause("callback", text if where else "the average of the weights")
     if not is_twice:
         return _of_code(pair, "a value from Python differs")
-    text = "a number or tensor made in Python, for example from the time, a file or another library"
-    return Cause("made in Python", text)
+    return Cause(
+        "made in Python",
+        "a number or tensor made in Python, for example from the time, a file or another library",
+    )
 
 
 def _of_state(pair: Pair, traced: Traced) -> Cause:
@@ -229,22 +231,26 @@ def _of_state(pair: Pair, traced: Traced) -> Cause:
     name = traced.difference.rows[0]["name"]
     values = traced.element.values if traced.element is not None else None
     if "param_groups[" in name and values is not None:
-        where = "a setting that the recipe's code gives the optimizer"
-        return Cause("optimizer", f"{where}: {name} is {values[0]} in A and {values[1]} in B")
+        where = f"a setting that the recipe's code gives the optimizer: {name} is "
+        return Cause("optimizer", f"{where}{values[0]} in A and {values[1]} in B")
     if traced.step == 1:
         if pair.kind == "two runs":  # each repeats its own record
             return _of_code(pair, f"the initial {name} differs")
         text = f"the initial {name}: the model is built before start_run, which seeds torch"
         return Cause("initial weights", f"{text}, or its weights come from elsewhere")
-    text = f"{name} changed between the steps: in an evaluation, or in a callback after one"
-    return Cause("between the steps", text)
+    return Cause(
+        "between the steps",
+        f"{name} changed between the steps: in an evaluation, or in a callback after one",
+    )
 
 
 def _of_data(data: DataDifference, *, is_twice: bool) -> Cause:
     again = " each time it is read" if is_twice else ""
     if data.was_read_apart is False:
-        text = f"the samples are equal, but the collate function makes a different batch{again}"
-        return Cause("collate function", text)
+        return Cause(
+            "collate function",
+            f"the samples are equal, but the collate function makes a different batch{again}",
+        )
     if data.was_read_apart is None:
         return Cause(
             "dataset", f"the dataset or the collate function returns different contents{again}"
