@@ -49,7 +49,7 @@ from ..checks.reader_trial import try_reader
 from ..checks.rehearsal import Rehearsal
 from ..checks.schedules import describe_misfit
 from ..checks.subject import Subject
-from ..core.batch_plan import BatchPlan
+from ..core.batch_plan import BatchConfig, BatchPlan
 from ..core.config import answers_unknown, config_to_dict
 from ..core.errors import ConfigError
 from ..core.logger import logger
@@ -285,16 +285,18 @@ def build_trainer(
     warn_of_untrained_norms(kept)
 
     # 10. Nothing is refused any more: the folder gets the config that its run now has.
-    record = partial(
-        record_start,
-        config_to_dict(run.config),
+    run_on_main(
+        partial(
+            record_start,
+            config_to_dict(run.config),
+            run.accelerator,
+            run.folder,
+            recipe_defaults=defaults_of(type(run.config)),
+            copies_recipe=run.config.run.copy_recipe,
+            is_quiet=run.config.run.quiet,
+        ),
         run.accelerator,
-        run.folder,
-        recipe_defaults=defaults_of(type(run.config)),
-        copies_recipe=run.config.run.copy_recipe,
-        is_quiet=run.config.run.quiet,
     )
-    run_on_main(record, run.accelerator)
     return trainer
 
 
@@ -309,22 +311,23 @@ def _refuse_endless(run: Run, observers: Sequence[Observer]) -> None:
     if not any(each.ends_run for each in observers):
         raise ConfigError(
             "CONFIG",
-            f"--hours {trainer.hours:g} is decided by accel_trainer.main: call it with your "
-            "function, or set --steps",
+            f"--hours {trainer.hours:g} needs accel_trainer.main: call it with your function, or "
+            "set --steps",
         )
 
 
 def _with_batch_of(run: Run, plan: BatchPlan) -> Run:
     """Return the run with the batch of `plan` in its settings, which is lowered for small data."""
     batch = run.config.batch
-    if (batch.global_batch_size or 0) <= plan.num_samples:
-        return run
-    if run.accelerator.is_main_process and not run.config.run.quiet:
-        say(
-            f"the default batch of {batch.global_batch_size} is larger than the data: "
-            f"{counted(plan.global_batch_size, 'sample')} per step"
-        )
-    batch = replace(batch, global_batch_size=plan.global_batch_size)
+    size = plan.global_batch_size
+    fact = ""
+    if size != batch.global_batch_size:
+        fact = f"the default batch of {batch.global_batch_size} is larger than the data"
+    elif size < batch.per_device_batch_size != BatchConfig.per_device_batch_size:
+        fact = f"--batch-size {batch.per_device_batch_size} is larger than a step of the run"
+    if fact and run.accelerator.is_main_process and not run.config.run.quiet:
+        say(f"{fact}: {counted(size, 'sample')} per step")
+    batch = replace(batch, global_batch_size=size)
     return replace(run, config=replace(run.config, batch=batch))
 
 
@@ -342,7 +345,7 @@ def _choose_strategy(run: Run, plan: BatchPlan, optimizer: object, task: Task) -
         "--mixed-precision fp16": run.accelerator.scaler is not None,
         "--check-every": run.config.trainer.check_every_n_steps is not None,
     }
-    strategy.refuse([flag for flag, is_on in is_in_use.items() if is_on])
+    strategy.refuse([*filter(is_in_use.get, is_in_use)])
     return strategy
 
 
@@ -391,7 +394,7 @@ def _load_weights(run: Run, model: nn.Module, class_names: Sequence[str]) -> lis
         origin.append(f"{describe_parameters(model)}: {pattern}")
     if run.checkpoint is None:
         return origin
-    stored = list(run.checkpoint.manifest.get("origin", []))
+    stored = [*run.checkpoint.manifest.get("origin", [])]
     if path is not None and f"{path} (" not in "".join(stored):
         raise ConfigError(
             "INIT_FROM",

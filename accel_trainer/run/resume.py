@@ -310,9 +310,7 @@ def continued(config: R, resume: Resume | None, *, num_processes: int) -> R:
     Raises ConfigError if a setting has changed that `--allow-change` does not name, or if the
     processes cannot share the global batch.
     """
-    stored: Mapping[str, Any] = {}
-    if resume is not None:
-        stored = resume.checkpoint.manifest.get("settings", {})
+    stored = resume.checkpoint.manifest.get("settings", {}) if resume else {}
     config = with_global_batch_size(config, stored, num_processes=num_processes)
     # What does not depend on the data is refused before it is read.
     enough = num_processes * config.batch.resolved_global_batch_size(num_processes)

@@ -225,6 +225,36 @@ def test_a_default_batch_is_lowered_to_small_data_and_said(
 
 
 @pytest.mark.parametrize(
+    ("first", "again", "is_said"),
+    [
+        ({"batch_size": 12}, {"batch_size": 16}, True),
+        ({"batch_size": 12}, {"batch_size": 12}, False),
+        ({"batch_size": 12}, {"batch_size": 6}, False),
+        ({"batch_size": 12}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_batch_size_that_a_run_cannot_take_later_is_said(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    first: dict[str, int],
+    again: dict[str, int],
+    is_said: bool,
+) -> None:
+    """It keeps its samples per step, of which a smaller batch size makes several parts."""
+    parts = {"task": ClassificationTask(), "train_set": DATA, "eval_sets": DATA}
+    for sizes, max_steps in ((first, 1), (again, 2)):
+        capsys.readouterr()
+        with start_run(
+            recipe="kept", output_dir=tmp_path / "run", max_steps=max_steps, epochs=9, **sizes
+        ) as run:
+            build_trainer(run, model=make_net(), **parts).fit()
+    shown = capsys.readouterr().out
+    assert ("batch_size=16 is larger than a step of the run: 12 samples" in shown) == is_said
+    assert is_said or "is larger than" not in shown
+
+
+@pytest.mark.parametrize(
     "sizes", [{"batch_size": 100}, {"global_batch_size": 128, "batch_size": 64}]
 )
 def test_a_batch_that_was_asked_for_is_not_lowered(sizes: dict[str, int]) -> None:
