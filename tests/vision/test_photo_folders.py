@@ -341,7 +341,9 @@ FOLDERS = {
     ),
     "val without train": Folder(splits("val"), "has val/ but no train/"),
     "no classes": Folder(
-        files("1.jpg", "2.jpg"), "are in no class folder: make a folder per class", 0.1
+        files("1.jpg", "2.jpg"),
+        "are in no class folder: make a folder per class, give the one above",
+        0.1,
     ),
     "no classes in the splits": Folder(
         files("train/1.jpg", "train/2.jpg", "val/3.jpg"), "no class folders", 0.1

@@ -219,7 +219,7 @@ def _describe_pixels(photos: Sequence[Photo], class_names: Sequence[str]) -> Ite
     """Yield lines on photos of which little is seen."""
     for what, found in (
         ("one colour", [photo for photo in photos if photo.is_plain]),
-        ("less than an eighth of the range", [photo for photo in photos if photo.is_narrow]),
+        ("almost no contrast", [photo for photo in photos if photo.is_narrow]),
         (
             "several frames or pages, of which the first is read",
             [photo for photo in photos if photo.has_more],

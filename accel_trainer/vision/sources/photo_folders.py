@@ -234,7 +234,7 @@ def _refuse_unread_classes(listing: Listing) -> None:
             name = os.path.relpath(first.path, place)
             what = f"of {count} in {place}, the first is {name} ({first.reason})"
         fact = f"no photo of class {os.path.basename(place)} can be read: {what}"
-        raise DataError("DATA_CLASS_UNREAD", f"{fact}; or move it elsewhere")
+        raise DataError("DATA_CLASS_UNREAD", f"{fact}: replace it, or move {place} elsewhere")
 
 
 def _refuse_single_class(found: SplitFolders, folder: str, num_photos: int) -> None:
@@ -244,7 +244,7 @@ def _refuse_single_class(found: SplitFolders, folder: str, num_photos: int) -> N
     files = (each.path for each in [*found.left_out, *found.beside])
     table = next((path for path in files if os.path.splitext(path)[1].lower() in TABLES), None)
     if table is None:
-        fix = "make a folder per class, or add metadata.csv with columns file_name and label"
+        fix = "make a folder per class, give the one above, or add metadata.csv (file_name, label)"
         raise DataError("DATA_NO_CLASSES", f"{fact}: {fix}")
     fix = "save it beside them as metadata.csv, with the columns file_name and label"
     raise DataError("DATA_NO_CLASSES", f"{fact}: if {table} lists their classes, {fix}")

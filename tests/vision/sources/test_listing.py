@@ -149,11 +149,13 @@ def test_a_class_of_which_nothing_is_read_is_refused_by_every_reader(
 ) -> None:
     for split in ("train", "val"):
         write_classes(tmp_path / split / depth)
-    LOST[kind](tmp_path / "train" / depth / "cow")
+    folder = tmp_path / "train" / depth / "cow"
+    LOST[kind](folder)
     for load in (load_photos, load_images):
         with pytest.raises(DataError, match="cow") as error:
             load(str(tmp_path), cache_dir=tmp_path / "cache")
         assert error.value.code == "DATA_CLASS_UNREAD"
+        assert str(error.value).endswith(f"replace it, or move {folder} elsewhere")
         is_counted = kind not in ("a dead link", "folders", "links to folders")
         assert "3 files" in str(error.value) or not is_counted
 
