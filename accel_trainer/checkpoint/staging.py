@@ -39,7 +39,8 @@ class Snapshot:
                 # An average shares the memory of frozen weights. A tensor may have no address, if
                 # it is empty or on a device that is written in Python: it is copied alone.
                 address = address_of(tensor)
-                place: object = (address, tensor.stride(), form) if address else (name, key)
+                seen_as = (tensor.stride(), tensor.is_conj(), tensor.is_neg(), form)
+                place: object = (address, seen_as) if address else (name, key)
                 if place not in by_place:
                     is_async = has_streams(tensor.device)
                     buffer = self._buffers.get((name, key, form))

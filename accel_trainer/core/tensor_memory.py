@@ -60,12 +60,15 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 
 def address_of(tensor: Tensor) -> int:
-    """Return where the memory of `tensor` begins.
+    """Return where the memory of `tensor` begins, 0 if it has none.
 
     Unlike `data_ptr`, whose caller may write, this does not end the sharing of memory that is
     copied on the first write. A torch without this function shares none.
     """
-    return int(getattr(torch._C, "_data_address", Tensor.data_ptr)(tensor))
+    if not hasattr(torch._C, "_data_address"):
+        return tensor.data_ptr()
+    start = int(torch._C._data_address(tensor))  # of what the tensor may be a slice of
+    return start and start + int(tensor.storage_offset()) * tensor.itemsize
 
 
 def sum_of_bits(tensor: Tensor) -> Tensor:

@@ -40,6 +40,40 @@ def test_a_snapshot_of_another_shape_or_dtype_has_new_host_memory() -> None:
         assert (found.shape, found.dtype, found.device.type) == (weight.shape, weight.dtype, "cpu")
 
 
+def _views() -> dict[str, Tensor]:
+    """Return tensors that share memory, of which many have the same shape."""
+    rows = torch.randn(4, 2, 2)
+    waves = torch.randn(3, dtype=torch.complex64)
+    halves = torch.randn(2, 3).unbind()
+    return {
+        **{f"row{number}": row for number, row in enumerate(rows)},
+        "again": rows[1],
+        "turned": rows[1].T,
+        "repeated": rows[2, 0, :1].expand(2, 2),
+        "flat": rows.view(-1)[1:5],
+        "next flat": rows.view(-1)[2:6],
+        "mean": halves[0],
+        "variance": halves[1],
+        "waves": waves,
+        "conjugated": waves.conj(),
+        "real": waves.real,
+        "imaginary": waves.imag,
+        "negative": waves.conj().imag,
+        "as integers": rows[1].view(torch.int32),
+    }
+
+
+def test_a_snapshot_has_each_view_of_shared_memory() -> None:
+    views = _views()
+    copies, wait = Snapshot().take({"model": Encoded(None, views)})
+    wait()
+    copied = copies["model"].tensors
+    assert {name: each.tolist() for name, each in copied.items()} == {
+        name: each.tolist() for name, each in views.items()
+    }
+    assert copied["again"] is copied["row1"]
+
+
 def test_tensors_without_an_address_are_copied_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of a device are that is written in Python."""
     monkeypatch.setattr("accel_trainer.checkpoint.staging.address_of", lambda tensor: 0)

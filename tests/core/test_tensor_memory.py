@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from accel_trainer.core.digest import digest_of
 from accel_trainer.core.tensor_memory import (
+    address_of,
     copy_model,
     is_dense,
     make_dense,
@@ -99,3 +100,9 @@ def test_a_digest_leaves_memory_that_fsdp_can_free(digest: Callable[[Tensor], ob
     gathered.untyped_storage().resize_(0)
     gathered.untyped_storage().resize_(32)
     assert digest(gathered.fill_(1)) == found
+
+
+def test_the_address_of_a_slice_is_where_it_begins() -> None:
+    whole = torch.arange(6.0)
+    assert address_of(whole[2:]) - address_of(whole) == 8
+    assert address_of(torch.empty(3, device="meta")[1:]) == 0

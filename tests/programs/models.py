@@ -34,6 +34,18 @@ def plain() -> Net:
     return Net(nn.Sequential(nn.Linear(NUM_FEATURES, WIDTH), nn.Tanh()))
 
 
+def flat() -> Net:
+    """All parameters are slices of one tensor, some of them of the same shape."""
+    body = nn.Sequential(nn.Linear(NUM_FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    net = Net(nn.Sequential(body, nn.Tanh(), nn.Linear(WIDTH, WIDTH)))
+    parameters = [*net.parameters()]
+    memory = torch.cat([each.detach().flatten() for each in parameters])
+    slices = memory.split([each.numel() for each in parameters])
+    for parameter, part in zip(parameters, slices, strict=True):
+        parameter.data = part.view_as(parameter)
+    return net
+
+
 def norms() -> Net:
     return Net(nn.Sequential(nn.Linear(NUM_FEATURES, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()))
 
@@ -200,4 +212,5 @@ MODELS: dict[str, Callable[[Draft], None]] = {
     "folding": _with(folding),
     "buffers": _with(CentredNet),
     "odd weights": _with(lambda: Net(OddWeights())),
+    "one memory": _with(flat),
 }
