@@ -62,11 +62,7 @@ def loop_around(frame: FrameType) -> Loop | None:
     headers: list[ast.expr] = []
     for each, tree in _sources(frame):
         line = each.f_lineno
-        loops = [
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.For | ast.While) and _is_at(line, node)
-        ]
+        loops = _loops_at(line, tree)
         waiting = [node for node in loops if isinstance(node, ast.For) and _is_at(line, node.iter)]
         for over in waiting[-1:]:
             headers.append(over.iter)
@@ -142,6 +138,12 @@ def _tree_of(code: FrameType | FunctionType) -> ast.Module:
     return tree
 
 
+def _loops_at(line: int, tree: ast.Module) -> list[ast.For | ast.While]:
+    """Return the loops around a line, the outermost first."""
+    loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
+    return [node for node in loops if _is_at(line, node)]
+
+
 def _is_at(line: int, node: ast.stmt | ast.expr) -> bool:
     return node.lineno <= line <= (node.end_lineno or line)
 
@@ -160,11 +162,12 @@ def _refuse_early_exits(loop: ast.For, frame: FrameType) -> None:
 
 
 def _calls_around(frame: FrameType, method: str) -> list[ast.Call]:
-    """Return the calls that `run.METHOD()` is a part of, in the function that has it."""
-    for _, tree in _sources(frame):
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        if found := [call for call in calls if _has_attribute(call, method)]:
-            return found
+    """Return the calls that `run.METHOD()` is a part of, in the loop or function that has it."""
+    for each, tree in _sources(frame):
+        for part in (*reversed(_loops_at(each.f_lineno, tree)), tree):
+            calls = [node for node in ast.walk(part) if isinstance(node, ast.Call)]
+            if found := [call for call in calls if _has_attribute(call, method)]:
+                return found
     return []
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from accelerate.optimizer import AcceleratedOptimizer
 from torch.optim import Optimizer
 
+from ..checks.read_ahead import ReadAhead
 from ..core.logger import logger
 from ..core.parameters import parameters_of
 
@@ -29,6 +30,8 @@ class Updates:
         self.stepped: set[int] = set()
         """Those that have stepped since the last call of `settle`."""
         self._num_open = 0
+        trained = [each for parameters in self._parameters.values() for each in parameters]
+        self._read_ahead = ReadAhead(trained, resources)
         for optimizer in optimizers:
             inner = plain(optimizer)
             hook = inner.register_step_post_hook(lambda each, *_: self.stepped.add(id(each)))
@@ -52,6 +55,7 @@ class Updates:
         loop still accumulates, are left alone.
         """
         stepped, self.stepped = self.stepped, set()
+        self._read_ahead.end_round(bool(stepped))
         for number in stepped:
             for parameter in self._parameters[number]:
                 parameter.grad = None
