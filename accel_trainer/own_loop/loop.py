@@ -54,6 +54,8 @@ class ExactRun(Stateful):
         self._carried: CarriedState | None = None
         self._means = Means(run.accelerator)
         self._saved_step = self.step
+        self._loaded_at: TrainState | None = None
+        self._loaded: dict[str, str] | None = None  # until what earlier starts have done is over
         self._is_unchecked = run.accelerator.num_processes > 1
         self._is_in_epoch = False
         self._is_boundary = True
@@ -97,20 +99,24 @@ class ExactRun(Stateful):
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Return the epochs that are left: the one in progress, and those up to `num_epochs`.
 
-        Raises ConfigError if the loop leaves an epoch before its end, and Preempted after a signal.
+        Raises ConfigError if the loop leaves an epoch before its end, or if what an earlier start
+        did before it was done again, and Preempted after a signal.
         """
-        return self._by_epoch(lambda: self.epoch >= num_epochs)
+        return self._by_epoch(num_epochs)
 
-    def _by_epoch(self, is_over: Callable[[], bool]) -> Iterator[int]:
+    def _by_epoch(self, num_epochs: int) -> Iterator[int]:
         carried = self.carried_by(sys._getframe(1), "epochs")
-        for epoch in self._epochs(is_over):
+        for epoch in self._epochs(lambda: (self.epoch, self.batch_in_epoch), (num_epochs, 0)):
             carried.mark()
             yield epoch
         carried.mark()
 
-    def _epochs(self, is_over: Callable[[], bool]) -> Iterator[int]:
-        while not (self.is_stopped or is_over()):
+    def _epochs(self, place: Callable[[], tuple[int, ...]], end: tuple[int, ...]) -> Iterator[int]:
+        self._carried = None  # its batches may be read by another loop
+        while not self.is_stopped and place() < end:
             self._refuse_unfinished()
+            if not self.batch_in_epoch:
+                self._go_on()
             self._is_in_epoch = True
             self._loader.begin(self.epoch)
             yield self.epoch
@@ -119,12 +125,15 @@ class ExactRun(Stateful):
                 self._settle()
             if self.batch_in_epoch >= len(self._loader.batches):
                 self._activity.state = self.state.after_epoch()
-            is_end = self.is_stopped or self._save_every == math.inf or is_over()
+            is_end = self.is_stopped or self._save_every == math.inf or place() >= end
             if self._is_boundary:
                 self._stop_flag.agree()
                 self._save_if_due(is_end)
             elif is_end:
                 self.save()
+        if place() <= end:  # else it ended in an earlier start, with what follows it
+            self._go_on()
+            self._seed_round()  # what follows is the same after a resume
 
     def batches(self) -> Iterator[Any]:
         """Return the batches of the epoch that are left, as the loader yields them.
@@ -143,24 +152,31 @@ class ExactRun(Stateful):
     def steps(self, num_steps: int) -> Iterator[Any]:
         """Return batches, epoch after epoch, until `num_steps` steps were taken.
 
-        Raises ConfigError if the loop is left earlier, and Preempted after a signal.
+        Raises ConfigError and Preempted as `epochs` does.
         """
-        for _ in self._epochs(lambda: self.step >= num_steps):
+        for _ in self._epochs(lambda: (self.step,), (num_steps,)):
             yield from self._rounds("steps", num_steps)
 
     def log(self, name: str, value: float | Tensor) -> None:
-        """Add a number, or a tensor [] on any device, to a mean of the next row. No host sync."""
-        self._means.add(name if "/" in name else f"train/{name}", value)
+        """Add a number, or a tensor [] on any device, to a mean of the next row. No host sync.
+
+        What an earlier start has logged is not added again.
+        """
+        if self._loaded is None:
+            self._means.add(name if "/" in name else f"train/{name}", value)
 
     def row(self, **values: float) -> None:
         """Write a row: the means of what was logged since the last one, and `values`.
 
-        **Collective. Host sync** if anything was logged.
+        **Collective. Host sync** if anything was logged. What an earlier start has written is not
+        written again.
 
         Raises ConfigError for a value that is not one number, and after the end of the run.
         """
         if self._activity.phase == "done":
             raise ConfigError("LOOP", "the run has ended: write the row inside its with block")
+        if self._loaded is not None:
+            return
         if means := self._means.read():
             self._write_row("train", means)
         if values:
@@ -200,17 +216,47 @@ class ExactRun(Stateful):
         if self._history is not None:
             self._history.kept_bytes = state["history_bytes"]
 
+    def begin_loaded(self) -> None:
+        """Take the state as that of a checkpoint. **Collective. Host sync.**
+
+        Up to the place of the checkpoint, the code of this start has run in an earlier one.
+        """
+        self._loaded_at = self.state
+        self._loaded = self._digests()
+
+    def _go_on(self) -> None:
+        """Leave the code that an earlier start has run. **Collective. Host sync** once.
+
+        Raises ConfigError if it has changed what was loaded.
+        """
+        if self._loaded is None:
+            return
+        if changed := {name for name, _ in self._loaded.items() ^ self._digests().items()}:
+            raise ConfigError(
+                "LOOP",
+                f"the code before the place of the checkpoint changes {', '.join(sorted(changed))} "
+                "again at each start: do it before the `with exact_run(...)`, or only where it is "
+                "due, as by `if run.step == 0`, or `if run.batch_in_epoch == 0` in an epoch",
+            )
+        self._loaded = None
+
+    def _digests(self) -> dict[str, str]:
+        """Return digests of what is trained. **Collective. Host sync.**"""
+        pieces = self.states.state_dict()
+        return {name: digest_of(piece) for name, piece in pieces.items() if name != "loop"}
+
     def finish(self) -> None:
         """Save the end of the run. Raises ConfigError if the loop was left before its end."""
         self._refuse_unfinished()
-        self._save()
+        if self.state != self._loaded_at:  # a finished run stays as it is
+            self._save()
 
     def _refuse_unfinished(self) -> None:
         if self._is_in_epoch:
             raise ConfigError(
                 "LOOP",
-                "the loop has left an epoch before its end, such as by break or return: call "
-                "run.stop() there, which ends both loops after the step",
+                "the loop has left an epoch before its end, such as by break, return or islice: "
+                "call run.stop() there, which ends both loops after the step",
             )
 
     def _rounds(self, method: str, num_steps: float) -> Iterator[Any]:
@@ -223,6 +269,7 @@ class ExactRun(Stateful):
                 "an optimizer has stepped before the first batch, which it would do again after a "
                 "resume: take its steps in the loop over run.batches(), or after that loop",
             )
+        self._go_on()
         self._activity.phase = "training"  # from here on, a signal ends the run after a save
         for batch in self._loader.read(self.batch_in_epoch):
             self._seed_round()
@@ -247,9 +294,8 @@ class ExactRun(Stateful):
         self._activity.num_forwards += 1
         self._settle()
         if self._is_boundary and self.step % self._digest_every == 0:
-            pieces = self.states.state_dict()
-            digests = {f"digest/{each}": digest_of(pieces[each]) for each in {*pieces} - {"loop"}}
-            self._write_row("digest", digests)
+            digests = self._digests()
+            self._write_row("digest", {f"digest/{name}": digests[name] for name in digests})
 
     def _settle(self) -> None:
         """Count the step, if optimizers have stepped."""

@@ -127,11 +127,12 @@ def exact_run(
         ordered = OrderedLoader(loader, seed=seed, process_index=accelerator.process_index)
         run.resources.callback(ordered.close)
         with preserved_generators(accelerator.device):
+            ordered.begin(0)  # each start is known by it, as epochs may have other lengths
+            header = identify(accelerator, ordered, settings, seed)
             if resume is not None:
                 run.activity.state = TrainState.from_dict(resume.checkpoint.manifest)
-            ordered.begin(run.activity.state.epoch)
+                ordered.begin(run.activity.state.epoch)
             _check_equal_rounds(len(ordered.batches), accelerator)
-            header = identify(accelerator, ordered, settings, seed)
         if resume is not None:
             check_same_run(resume, header)
         # 2. What watches and saves is closed with the run.
@@ -163,6 +164,7 @@ def exact_run(
         run_on_main(lambda: checkpointer.prepare(pieces), accelerator)
         if resume is not None:
             resume.apply(loop.states.load_state_dict, parts.module)
+            loop.begin_loaded()
         run_on_main(lambda: begin_history(history, run.folder, resume), accelerator)
         # 4. Nothing is refused any more.
         config = {
