@@ -394,7 +394,7 @@ PROMISES = [
     Promise(OWN, "loop_around", "return None", "tests/own_loop/test_carried_state.py"),
     Promise(OWN, "begun_anew", "yield from ()", "tests/own_loop/test_carried_state.py"),
     Promise(OWN, "_carried_by", "return set()", "tests/own_loop/test_carried_state.py"),
-    Promise(OWN, "_only_shows", "return False", "tests/own_loop/test_carried_state.py"),
+    Promise(OWN, "_acts", "return True", "tests/own_loop/test_carried_state.py"),
 ]
 
 

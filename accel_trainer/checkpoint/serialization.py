@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -216,17 +217,24 @@ def _check_tensor(tensor: Tensor, path: str) -> None:
         raise _unstorable(path, f"is a tensor of {tensor.dtype}")
 
 
+def is_numpy_number(value: object) -> bool:
+    """Return whether a value is a number of numpy that Python's hold exactly."""
+    return isinstance(value, np.bool_ | np.integer | np.floating) and value.itemsize <= 8
+
+
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Return the JSON for `value`, and add its tensors to `tensors`.
 
     Types must match exactly: a subclass would be loaded as its base class. `{"$tag": ...}` stands
-    for what JSON lacks: tensors, tuples, NaN, counters and keys that are not text.
+    for what JSON lacks: tensors, tuples, NaN, numpy's numbers, counters and keys that are not text.
     """
     kind = type(value)
-    if kind is float and not math.isfinite(value):
-        return {"$float": repr(value)}
     if value is None or kind in (bool, str, int, float):
-        return value
+        is_json = kind is not float or math.isfinite(value)
+        return value if is_json else {"$float": repr(value)}
+    if is_numpy_number(value):
+        number = float(value) if isinstance(value, np.floating) else int(value)
+        return {"$numpy": [value.dtype.name, _encode(number, path, tensors)]}
     if kind in (list, tuple):
         items = [_encode(item, f"{path}[{index}]", tensors) for index, item in enumerate(value)]
         return items if kind is list else {"$tuple": items}
@@ -262,6 +270,8 @@ def _decode(value: dict[str, Any], tensors: Mapping[str, Any]) -> Any:
             return tuple(items)
         case {"$float": text}:
             return float(text)
+        case {"$numpy": [name, item]}:
+            return np.dtype(name).type(item)
         case {"$dict": pairs}:
             return dict(pairs)
         case {"$counter": counts}:

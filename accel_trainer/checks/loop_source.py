@@ -18,7 +18,7 @@ from .unsaved_state import is_of_users_file
 _BODIES = ("body", "handlers", "cases", "orelse", "finalbody")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SHOWING = re.compile(
-    r"(\w+\.)*(print|log|info|debug|row|append|write|add_scalar|set_postfix|set_desc)\w*\("
+    r"(\w+\.)*(print|log|info|debug|append|write|add_scalar|set_postfix|set_desc)\w*\("
 )
 _PLACES = ("batch_in_epoch", "epoch", "step")
 
@@ -33,6 +33,9 @@ class Loop:
     """What each round sets first."""
     headers: Sequence[ast.expr]
     """What it iterates, and what generators around the run's items do."""
+    before: Sequence[ast.stmt]
+    after: Sequence[ast.stmt]
+    """The statements around it, in the body of a further loop."""
 
 
 class Uses(NamedTuple):
@@ -70,15 +73,30 @@ def loop_around(frame: FrameType) -> Loop | None:
         # Without a `for` over the items, `next` is called in the body, or in a function of that.
         for node in waiting[-1:] or loops[:1]:
             if not any(isinstance(part, ast.Yield) for part in ast.walk(node)):
-                return Loop(each, node.body, getattr(node, "target", ast.Constant(None)), headers)
+                target = getattr(node, "target", ast.Constant(None))
+                outer = loops[loops.index(node) - 1].body if node is not loops[0] else []
+                before = [part for part in outer if part.lineno < node.lineno]
+                after = [part for part in outer if part.lineno > node.lineno]
+                return Loop(each, node.body, target, headers, before, after)
     return None
 
 
 def begun_anew(frame: FrameType, loop: Loop, method: str) -> Iterator[str]:
-    """Yield what enumerate and zip put beside the items of `run.METHOD()`, and the loop uses.
+    """Yield what starts anew when `frame` goes on with `run.METHOD()` in the middle of an epoch.
 
-    `frame` takes the next item.
+    That is what enumerate and zip put beside the items, and what is set before the loop, changed
+    in it, and used or recorded after it.
     """
+    set_before = {name for each in _statements(loop.before) for name in _names_of(each)[1]}
+    changed = {
+        name
+        for each in _statements(loop.body)
+        for name in (*_names_of(each)[1], *_receivers_of(each))
+    }
+    read_after = {
+        name for each, reads, _ in _acting(loop.after) for name in reads - _receivers_of(each)
+    }
+    yield from set_before & changed & read_after
     number = getattr(loop.target, "elts", [loop.target])[0]
     nodes = [node for header in loop.headers for node in ast.walk(header)]
     for call in {*nodes, *_calls_around(frame, method)}:
@@ -99,23 +117,24 @@ def uses_of(code: Loop | FunctionType) -> Uses:
         body, given = code.body, _names_of(ast.Expr(code.target))[1]
     else:
         body, given = getattr(_tree_of(code).body[0], "body", []), set()
-    statements = [(each, *_names_of(each)) for each in _statements(body)]
-    acting = [each for each in statements if not _only_shows(each[0])]
-    used = {name for _, reads, _ in acting for name in reads}
+    acting = _acting(body)
     deciding = {
         name
         for statement, reads, stores in acting
-        if not isinstance(statement, ast.Expr | ast.Assign) or _changed_by(stores) & used
+        if not isinstance(statement, ast.Expr)
         for name in reads - stores
     }
     passed = {name for statement, reads, _ in acting for name in _passed_by(statement, reads)}
+    used = {name for _, reads, _ in acting for name in reads}
     unconditional = {*_statements(body, ast.If)}
     read: set[str] = set()
-    for statement, reads, stores in statements:
+    stored: set[str] = set()
+    for statement in _statements(body):
+        reads, stores = _names_of(statement)
         read |= reads - given
+        stored |= stores
         if statement in unconditional:
             given |= stores
-    stored = {name for _, _, stores in statements for name in stores}
     return Uses(read, used, deciding, passed, (deciding | passed) & stored & read)
 
 
@@ -175,18 +194,48 @@ def _has_attribute(node: ast.AST, *names: str) -> bool:
     return any(isinstance(each, ast.Attribute) and each.attr in names for each in ast.walk(node))
 
 
-def _only_shows(statement: ast.stmt) -> bool:
-    """Return whether a statement, perhaps under a condition, prints or logs."""
-    if isinstance(statement, ast.If):
-        return all(map(_only_shows, (*statement.body, *statement.orelse)))
-    return bool(_SHOWING.match(ast.unparse(statement)))
+def _acting(body: Sequence[ast.stmt]) -> list[tuple[ast.stmt, set[str], set[str]]]:
+    """Return the statements that do more than to print or log, or to set what only those use.
+
+    With each are the names that it reads and sets.
+    """
+    statements = [(each, *_names_of(each)) for each in _statements(body)]
+    used: set[str] = set()
+    while True:
+        acting = [each for each in statements if _acts(each[0], used)]
+        now = {name for _, reads, _ in acting for name in reads}
+        if now == used:
+            return acting
+        used = now
+
+
+def _acts(statement: ast.stmt, used: set[str]) -> bool:
+    """Return whether a statement does more than to print or log, or to set what nothing uses."""
+    match statement:
+        case ast.If():
+            return any(_acts(each, used) for each in (*statement.body, *statement.orelse))
+        case ast.Assign() | ast.AugAssign() | ast.AnnAssign():
+            items = (each for each in ast.walk(statement) if isinstance(each, ast.Subscript))
+            is_item_set = any(isinstance(each.ctx, ast.Store) for each in items)
+            return is_item_set or bool(_changed_by(_names_of(statement)[1]) & used)
+        case ast.Expr():
+            return not _SHOWING.match(ast.unparse(statement))
+    return True
 
 
 def _passed_by(statement: ast.stmt, reads: set[str]) -> set[str]:
     """Return what an expression reads, but for the object whose method it calls."""
     match statement:
-        case ast.Expr(ast.Call(called)) if not (path := _dotted(called)).endswith(".update"):
-            return {name for name in reads if not path.startswith(f"{name}.")}
+        case ast.Expr(ast.Call(called)) if not _dotted(called).endswith(".update"):
+            return reads - _receivers_of(statement)
+    return set()
+
+
+def _receivers_of(statement: ast.stmt) -> set[str]:
+    """Return the function that an expression calls, and the objects whose method that is."""
+    match statement:
+        case ast.Expr(ast.Call(called)) if path := _dotted(called):
+            return {path[: place.start()] for place in re.finditer(r"\.|$", path)}
     return set()
 
 

@@ -153,10 +153,14 @@ def exact_run(
         loop.states = parts.registry(accelerator, states, loop)
         loop.store = checkpointer.save
         same = {**states, "model": parts.module}
-        loop.attributes = Attributes({**same, **named_parts(parts.optimizers)}, accelerator)
+        trained = {"model": parts.module, **named_parts(parts.optimizers)}
+        loop.attributes = Attributes({**states, **trained, "data": ordered.dataset}, accelerator)
         loop.check_same = partial(check_same_states, same, accelerator=accelerator)
         loop.carried_by = partial(
-            CarriedState, known=[loop, *parts.known(accelerator, states)], ignored={*ignore}
+            CarriedState,
+            trained=trained,
+            known=[loop, *parts.known(accelerator, states)],
+            ignored={*ignore},
         )
         # 3. A trial shows that a checkpoint can be stored, and the last one is loaded.
         pieces = loop.states.state_dict()

@@ -63,6 +63,12 @@ PLAIN = [
     {"$tensor": 1},
     {"$": {"$dict": []}},
     random.Random(3).getstate(),
+    np.float64(0.1),
+    np.float32(0.1),
+    np.float16(-math.inf),
+    np.int64(-3),
+    np.uint8(255),
+    np.bool_(True),
 ]
 
 
@@ -135,7 +141,7 @@ def test_a_state_dict_needs_no_skeleton_and_keeps_its_order() -> None:
         ({"c": torch.zeros(1, device="meta")}, r"optimizer\.c is not a dense tensor"),
         ({"c": torch.zeros(2).to_sparse()}, "not a dense"),
         ({"o": np.array([object()])}, r"\.o is a numpy\.ndarray"),
-        ({"s": np.float64(1)}, r"\.s is a numpy\.float64"),
+        ({"s": np.str_("a")}, r"\.s is a numpy\.str_"),
         ({"s": b"bytes"}, r"\.s is a builtins\.bytes"),
         ([1 << 20_000], "too large"),
         (["x" * 10_000_000], "too large"),

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -412,6 +413,83 @@ def count_that_is_passed(parts: Parts) -> None:
             number += 1
 
 
+def method_in_a_variable(parts: Parts) -> None:
+    step = ExponentialLR(parts.optimizer, 0.9).step
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            parts.step(parts.model(inputs[0]).square().mean())
+            step()
+
+
+def losses_of_an_object(parts: Parts) -> None:
+    class Spikes:
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+
+        def weight_of(self, loss: float) -> float:
+            self.losses.append(loss)
+            return 0.1 if loss > 2 * min(self.losses) else 1.0
+
+    spikes = Spikes()
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            loss = parts.model(inputs[0]).square().mean()
+            parts.step(loss * spikes.weight_of(loss.item()))
+
+
+def weights_in_an_optimizer(parts: Parts) -> None:
+    class Slow(torch.optim.SGD):
+        def __init__(self, parameters: Iterable[Tensor]) -> None:
+            super().__init__(parameters, lr=0.1)
+            self.slow = [torch.zeros(4, 3), torch.zeros(4)]
+
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            for slow, fast in zip(self.slow, self.param_groups[0]["params"], strict=True):
+                slow.lerp_(fast.detach(), 0.5)
+
+    parts.optimizer = Slow(parts.model.parameters())
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            parts.step(parts.model(inputs[0]).square().mean())
+
+
+def object_of_the_model(parts: Parts) -> None:
+    class Settings:
+        share = 1.0
+
+    parts.model.settings = Settings()
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            settings = parts.model.settings
+            parts.step(parts.model(inputs[0]).square().mean() * settings.share)
+            settings.share *= 0.9
+
+
+def sum_of_an_epoch(parts: Parts) -> None:
+    with parts.run() as run:
+        for _ in run.epochs(2):
+            total = 0.0
+            for inputs in run.batches():
+                loss = parts.model(inputs[0]).square().mean()
+                parts.step(loss)
+                total += loss.item()
+            run.row(loss=total / 8)
+
+
+def mean_of_an_epoch(parts: Parts) -> None:
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(parts.optimizer)
+    with parts.run(states={"schedule": schedule}) as run:
+        for _ in run.epochs(2):
+            losses = []
+            for inputs in run.batches():
+                loss = parts.model(inputs[0]).square().mean()
+                parts.step(loss)
+                losses.append(loss.item())
+            mean = sum(losses) / len(losses)
+            schedule.step(mean)
+
+
 def enumerated(parts: Parts) -> None:
     with parts.run() as run:
         for _ in run.epochs(1):
@@ -499,6 +577,12 @@ FORGOTTEN: dict[Callable[[Parts], None], str] = {
     weight_of_an_epoch: "weight",
     early_stop: "stopper.least",
     patience: "without",
+    method_in_a_variable: "step",
+    losses_of_an_object: "spikes.losses",
+    weights_in_an_optimizer: "optimizer.slow",
+    object_of_the_model: "model.settings.share",
+    sum_of_an_epoch: "total",
+    mean_of_an_epoch: "losses",
     count_that_is_passed: "number",
     enumerated: "enumerate",
     enumerated_in_a_bar: "enumerate",
@@ -661,7 +745,6 @@ def shown(parts: Parts) -> None:
                 end = time.perf_counter()
                 if number % 2 == 0 and place:
                     print(f"{epoch} {place} {sum(losses) / len(losses)}")
-            run.row(loss=sum(losses) / len(losses))
         for _ in run.epochs(6):
             train_epoch(run.batches(), losses)
 
@@ -714,6 +797,46 @@ def evaluated(parts: Parts) -> None:
             run.row(best=best)
 
 
+def timed(parts: Parts) -> None:
+    """Speed and time left, a mean over each epoch, and a bar, which are all printed."""
+    begun = last = time.perf_counter()
+    number, seen, best, speed = 0, 0, 0.0, -1.0
+    arguments = SimpleNamespace(step=0)
+    net = nn.Sequential(parts.model)
+    with parts.run() as run:
+        for _ in run.epochs(3):
+            bar = tqdm(total=8, disable=True)
+            total = 0.0
+            for inputs in run.batches():
+                loss = net(inputs[0]).square().mean()
+                parts.step(loss)
+                total += loss.item()
+                seen += len(inputs[0])
+                rate = seen / (time.perf_counter() - begun)
+                if rate > best:
+                    best = rate
+                now = time.perf_counter()
+                spent, last = now - last, now
+                if number >= 2:
+                    speed = 1 / spent
+                print(f"{best:.1f} {speed:.1f} {(96 - seen) / rate:.0f}")
+                number += 1
+                arguments.step += 1
+                print(arguments.step)
+                bar.update(1)
+            mean = total / 8
+            print(mean)
+            bar.close()
+
+
+def rates_of_numpy(parts: Parts) -> None:
+    rates = np.linspace(0.1, 0.01, 9)
+    with parts.run(save_every=2) as run:
+        for inputs in run.steps(8):
+            parts.optimizer.param_groups[0]["lr"] = rates[run.step]
+            parts.step(parts.model(inputs[0]).square().mean())
+
+
 def ignored(parts: Parts) -> None:
     number, schedule = 0, ExponentialLR(parts.optimizer, 0.9)
     with parts.run(ignore=("number", "schedule")) as run:
@@ -734,6 +857,8 @@ HONEST = [
     counted_from_the_run,
     stored_beside_state_dicts,
     evaluated,
+    timed,
+    rates_of_numpy,
     ignored,
 ]
 
