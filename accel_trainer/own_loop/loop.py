@@ -70,6 +70,8 @@ class ExactRun(Stateful):
         """Passes a checkpoint to the writer, on the main process."""
         self.check_same: Callable[[Pieces], None]
         """Checks that all processes have the same to store. **Collective.**"""
+        self.reload: Callable[[], None]
+        """Loads the checkpoint of this start once more. **Collective.**"""
         self.carried_by: Callable[[FrameType, str], CarriedState]
         """Looks at what the loop that takes items of a method carries from round to round."""
 
@@ -115,8 +117,9 @@ class ExactRun(Stateful):
         self._carried = None  # its batches may be read by another loop
         while not self.is_stopped and place() < end:
             self._refuse_unfinished()
+            self._refuse_repeated()
             if not self.batch_in_epoch:
-                self._go_on()
+                self._loaded = None
             self._is_in_epoch = True
             self._loader.begin(self.epoch)
             yield self.epoch
@@ -132,7 +135,8 @@ class ExactRun(Stateful):
             elif is_end:
                 self.save()
         if place() <= end:  # else it ended in an earlier start, with what follows it
-            self._go_on()
+            self._refuse_repeated()
+            self._loaded = None
             self._seed_round()  # what follows is the same after a resume
 
     def batches(self) -> Iterator[Any]:
@@ -224,21 +228,27 @@ class ExactRun(Stateful):
         self._loaded_at = self.state
         self._loaded = self._digests()
 
-    def _go_on(self) -> None:
-        """Leave the code that an earlier start has run. **Collective. Host sync** once.
-
-        Raises ConfigError if it has changed what was loaded.
-        """
-        if self._loaded is None:
-            return
-        if changed := {name for name, _ in self._loaded.items() ^ self._digests().items()}:
+    def _refuse_repeated(self) -> None:
+        """Raise ConfigError if code that an earlier start has run has changed what was loaded."""
+        if changed := self._changed():
             raise ConfigError(
                 "LOOP",
-                f"the code before the place of the checkpoint changes {', '.join(sorted(changed))} "
-                "again at each start: do it before the `with exact_run(...)`, or only where it is "
-                "due, as by `if run.step == 0`, or `if run.batch_in_epoch == 0` in an epoch",
+                f"the code before the loop changes {', '.join(changed)} again at each start: do it "
+                "before the `with exact_run(...)`, or only where it is due, as by "
+                "`if run.step == 0`",
             )
+
+    def _undo_repeated(self) -> None:
+        """Load again what the code before the batches of an epoch in progress has changed."""
+        if any(gather_numbers(len(self._changed()), self._accelerator)):
+            self.reload()
         self._loaded = None
+
+    def _changed(self) -> list[str]:
+        """Return what is not as it was loaded, until that is over. **Collective. Host sync.**"""
+        if self._loaded is None:
+            return []
+        return sorted({name for name, _ in self._loaded.items() ^ self._digests().items()})
 
     def _digests(self) -> dict[str, str]:
         """Return digests of what is trained. **Collective. Host sync.**"""
@@ -269,7 +279,8 @@ class ExactRun(Stateful):
                 "an optimizer has stepped before the first batch, which it would do again after a "
                 "resume: take its steps in the loop over run.batches(), or after that loop",
             )
-        self._go_on()
+        if self._loaded is not None:
+            self._undo_repeated()
         self._activity.phase = "training"  # from here on, a signal ends the run after a save
         for batch in self._loader.read(self.batch_in_epoch):
             self._seed_round()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -116,7 +116,8 @@ def exact_run(
         _choose_kernels(accelerator)
         # The order matters.
         # 1. What the run continues from is read, and the order of the data is asked for.
-        resume = load_resume(
+        load = partial(
+            load_resume,
             run.source,
             accelerator,
             loop="own",
@@ -124,6 +125,7 @@ def exact_run(
             advise=advise,
             timeout_s=timeout_s,
         )
+        resume = load()
         ordered = OrderedLoader(loader, seed=seed, process_index=accelerator.process_index)
         run.resources.callback(ordered.close)
         with preserved_generators(accelerator.device):
@@ -167,6 +169,7 @@ def exact_run(
         _check_orders(pieces["loop"]["orders"], resume, loader)
         run_on_main(lambda: checkpointer.prepare(pieces), accelerator)
         if resume is not None:
+            loop.reload = partial(_load_again, load, loop, parts)
             resume.apply(loop.states.load_state_dict, parts.module)
             loop.begin_loaded()
         run_on_main(lambda: begin_history(history, run.folder, resume), accelerator)
@@ -191,6 +194,11 @@ def exact_run(
                 checkpointer.wait(must_succeed=True)
                 _record_end(run, loop, history, stopped_by=stop.reason)
             raise
+
+
+def _load_again(load: Callable[[], Resume | None], loop: ExactRun, parts: Parts) -> None:
+    if (resume := load()) is not None:
+        resume.apply(loop.states.load_state_dict, parts.module)
 
 
 def _choose_kernels(accelerator: Accelerator) -> None:
