@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from numbers import Number
 from operator import attrgetter
-from types import FrameType, FunctionType, ModuleType, SimpleNamespace
+from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -130,7 +130,8 @@ class CarriedState:
         for name, mark in walk.marks.items():
             owner, _ = walk.owners.get(name, (None, ""))
             is_stored = isinstance(owner, nn.Module | Optimizer) and _is_plain(mark)
-            if not is_stored and not isinstance(owner, type | FunctionType | ModuleType):
+            # The walk also looks at their classes and files, which it names otherwise.
+            if not is_stored and name.partition(".")[0] in self._trained:
                 yield name, mark
 
     def _marks_in(self, value: Any, name: str, decides: bool) -> Iterator[tuple[str, Mark]]:

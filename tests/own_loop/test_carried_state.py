@@ -829,6 +829,23 @@ def timed(parts: Parts) -> None:
             bar.close()
 
 
+class Plain(nn.Linear):
+    """A model whose file has optimizers, as scripts do."""
+
+
+optimizer_of_the_file: Any = None
+
+
+def prepared_in_the_file(parts: Parts) -> None:
+    global optimizer_of_the_file
+    parts.model = Plain(3, 4)
+    optimizer = torch.optim.SGD(parts.model.parameters(), lr=0.1, momentum=0.9)
+    optimizer_of_the_file = parts.optimizer = parts.accelerator.prepare(optimizer)
+    with parts.run() as run:
+        for inputs in run.steps(8):
+            parts.step(parts.model(inputs[0]).square().mean())
+
+
 def rates_of_numpy(parts: Parts) -> None:
     rates = np.linspace(0.1, 0.01, 9)
     with parts.run(save_every=2) as run:
@@ -859,6 +876,7 @@ HONEST = [
     evaluated,
     timed,
     rates_of_numpy,
+    prepared_in_the_file,
     ignored,
 ]
 
