@@ -363,7 +363,7 @@ def test_the_batches_of_an_epoch_are_read_once(where: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "value", [None, "good", [1, 2], {"a": 1}, torch.zeros(3), np.zeros(2), object()], ids=repr
+    "value", [None, "good", [1, 2], {"a": 1}, torch.zeros(3), np.zeros(2), {1}], ids=repr
 )
 def test_what_is_not_one_number_is_refused_by_its_name(value: Any, tmp_path: Path) -> None:
     numbers = (1, True, np.float32(1), np.array(1), torch.ones(()), torch.ones(1))
