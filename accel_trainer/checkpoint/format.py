@@ -280,7 +280,7 @@ def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
     for piece in dict.fromkeys(map(piece_of, manifest["files"])):
         try:
             pieces[piece], found = decode_piece(piece, files, folder)
-        except (AttributeError, ValueError, LookupError, TypeError) as error:
+        except (ArithmeticError, AttributeError, ValueError, LookupError, TypeError) as error:
             raise damaged(Path(checkpoint, piece), str(error)) from None
         slices += found
     own = unpack_tensors(files["model.safetensors"]) if "model.safetensors" in files else {}

@@ -44,6 +44,8 @@ Tensors = Mapping[str, Tensor]
 Entry = Mapping[str, Any]
 """What a manifest says of a file: its size and its SHA-256."""
 
+# A name in a file is looked up here: numpy knows types of any size.
+_NUMPY = {np.dtype(each).name: each for each in (np.bool_, np.int64, np.float32, np.float64)}
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_SIZE = struct.Struct("<Q")
 
@@ -218,8 +220,8 @@ def _check_tensor(tensor: Tensor, path: str) -> None:
 
 
 def is_numpy_number(value: object) -> bool:
-    """Return whether a value is a number of numpy that Python's hold exactly."""
-    return isinstance(value, np.bool_ | np.integer | np.floating) and value.itemsize <= 8
+    """Return whether a value is a number of numpy that can be stored."""
+    return type(value) in _NUMPY.values()
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -270,8 +272,8 @@ def _decode(value: dict[str, Any], tensors: Mapping[str, Any]) -> Any:
             return tuple(items)
         case {"$float": text}:
             return float(text)
-        case {"$numpy": [name, item]}:
-            return np.dtype(name).type(item)
+        case {"$numpy": [name, int() | float() as number]}:
+            return _NUMPY[name](number)
         case {"$dict": pairs}:
             return dict(pairs)
         case {"$counter": counts}:

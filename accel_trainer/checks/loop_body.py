@@ -83,7 +83,7 @@ class CarriedState:
         stored = {id(each) for each in self._known}
         if new := {name for name in names if id(values.get(name, name)) not in stored}:
             logger.warning(
-                "[LOOP_STATE] %s starts anew after a resume: write enumerate(run.batches(), "
+                "[LOOP_STATE] %s starts over after a resume: write enumerate(run.batches(), "
                 "run.batch_in_epoch) or enumerate(run.epochs(n), run.epoch), take means by "
                 "run.log, and give the dataset what zip adds",
                 listed(new),
@@ -178,7 +178,7 @@ def _values_of(value: Any) -> dict[str, Any]:
 
 
 def _is_plain(mark: Mark | None) -> bool:
-    """Whether a mark is that of a number or text, or of a container of those."""
+    """Return whether a mark shows a number, a text, or a container of these."""
     kind, content = mark or (None, None)
     if isinstance(content, list):
         return all(map(_is_plain, content))

@@ -82,7 +82,7 @@ def loop_around(frame: FrameType) -> Loop | None:
 
 
 def begun_anew(frame: FrameType, loop: Loop, method: str) -> Iterator[str]:
-    """Yield what starts anew when `frame` goes on with `run.METHOD()` in the middle of an epoch.
+    """Yield what starts over if a run is resumed while `frame` iterates `run.METHOD()`.
 
     That is what enumerate and zip put beside the items, and what is set before the loop, changed
     in it, and used or recorded after it.
@@ -240,7 +240,7 @@ def _receivers_of(statement: ast.stmt) -> set[str]:
 
 
 def _changed_by(stores: set[str]) -> set[str]:
-    """Return the names that are set, and those of the objects whose attributes are."""
+    """Return the names that are set, and the objects whose attributes are set."""
     return stores | {name.partition(".")[0] for name in stores} - {"self"}
 
 
@@ -262,7 +262,7 @@ def _names_of(statement: ast.stmt) -> tuple[set[str], set[str]]:
     for part in ast.iter_child_nodes(statement):
         for node in () if isinstance(part, ast.stmt) else ast.walk(part):
             if name := _dotted(node):
-                (reads if isinstance(node.ctx, ast.Load) else stores).add(name)  # type: ignore[attr-defined]
+                (reads if isinstance(node.ctx, ast.Load) else stores).add(name)  # type: ignore[attr-defined]  # a name has it
     if isinstance(statement, ast.AugAssign):
         reads |= stores
     return reads, stores

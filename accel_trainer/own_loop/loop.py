@@ -104,9 +104,6 @@ class ExactRun(Stateful):
         Raises ConfigError if the loop leaves an epoch before its end, or if what an earlier start
         did before it was done again, and Preempted after a signal.
         """
-        return self._by_epoch(num_epochs)
-
-    def _by_epoch(self, num_epochs: int) -> Iterator[int]:
         carried = self.carried_by(sys._getframe(1), "epochs")
         for epoch in self._epochs(lambda: (self.epoch, self.batch_in_epoch), (num_epochs, 0)):
             carried.mark()
@@ -221,7 +218,7 @@ class ExactRun(Stateful):
             self._history.kept_bytes = state["history_bytes"]
 
     def begin_loaded(self) -> None:
-        """Take the state as that of a checkpoint. **Collective. Host sync.**
+        """Remember the state that was just loaded. **Collective. Host sync.**
 
         Up to the place of the checkpoint, the code of this start has run in an earlier one.
         """
@@ -321,7 +318,7 @@ class ExactRun(Stateful):
         stop = self._stop_flag.agreed
         if is_end or is_due or stop or self._stop_flag.is_save_agreed:
             self._save()
-        elif self._is_unchecked:  # what no save could store is refused before work is lost
+        elif self._is_unchecked:  # refused now, and not at a save an epoch later
             self.check_same(self.states.state_dict())
         self._is_unchecked = False
         if stop:

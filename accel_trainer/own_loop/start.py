@@ -225,7 +225,7 @@ def _check_equal_rounds(num_batches: int, accelerator: Accelerator) -> None:
 
 
 def _check_orders(orders: Sequence[int], resume: Resume | None, loader: Any) -> None:
-    """Raise ConfigError if all processes have one order, or not that of the epoch in progress."""
+    """Raise ConfigError if all processes read the same batches, or others than before."""
     if len(orders) > len({*orders}) == 1 and not isinstance(loader, DataLoaderAdapter):
         raise ConfigError(
             "LOOP_LOADER",

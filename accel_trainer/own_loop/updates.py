@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from accelerate.optimizer import AcceleratedOptimizer
@@ -30,8 +31,7 @@ class Updates:
         self.stepped: set[int] = set()
         """Those that have stepped since the last call of `settle`."""
         self._num_open = 0
-        trained = [each for parameters in self._parameters.values() for each in parameters]
-        self._read_ahead = ReadAhead(trained, resources)
+        self._read_ahead = ReadAhead(chain.from_iterable(self._parameters.values()), resources)
         for optimizer in optimizers:
             inner = plain(optimizer)
             hook = inner.register_step_post_hook(lambda each, *_: self.stepped.add(id(each)))
